@@ -47,6 +47,16 @@ struct AttentionKernelArgs : AttentionArgs {
     float cap, minus_2_cap, cap_scale;
     Divider per_block;  // by block_size
     AttentionWorkArgs work;
+    static constexpr float kLog2E = 1.44269504088896340736f;
+    AttentionKernelArgs(const AttentionArgs& a, const AttentionWorkArgs& work)
+        : AttentionArgs(a),
+          group(a.num_heads / a.num_kv_heads),
+          scale(a.softmax_scale * kLog2E),
+          cap(a.score_cap / a.softmax_scale),
+          minus_2_cap(-2 * cap),
+          cap_scale(2 * kLog2E / cap),
+          per_block(a.block_size),
+          work(work) {}
 };
 
 // attention_decode.cu, attention_prefill.cu
@@ -350,7 +360,7 @@ struct Factors {
     }
     // Of sums and outputs alike.
     __device__ __forceinline__ float merge(float x, float chunk_x) const {
-        return __fmaf_rn(x, before, __fmul_rn(chunk_x, chunk));
+        return __fmaf_rn(chunk_x, chunk, __fmul_rn(x, before));
     }
 };
 // 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores

@@ -318,7 +318,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     };
     locate(0);
     locate(1);
-    grid_dependency_wait();
+    grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
     load_keys(0);
     __syncthreads();  // the rows of all keys have come
     if (!Shape::kShared) load_values(0);
@@ -350,6 +350,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
             chunk.store_partial(tile.partial<D>(p, first + i), tile.num_rows);
     }
     cp_async_wait<0>();
+    grid_launch_dependents();
     if (tile.is_whole()) return sums.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile);
     __syncthreads();  // the block has written its partial results
     if (threadIdx.x == 0) {
@@ -369,7 +370,6 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
 template <class T, int D>
 __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
     attention_decode_kernel(const AttentionKernelArgs p) {
-    grid_launch_dependents();  // and waits for the kernel in front once it knows its keys, which the host has listed
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
     const int4 list = p.work.array[p.work.list];  // AttentionListHead

@@ -13,7 +13,7 @@ namespace infinilm::cuda {
 constexpr int kWarps = 4, kMaxColumns = 256 / 32;  // columns of a lane
 
 __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const AttentionArgs p) {
-    begin_kernel();
+    grid_dependency_wait();
     INFINILM_SHARED(float, weights, [kWarps][32]);
     const int seq = blockIdx.z, head = blockIdx.y, token = blockIdx.x * kWarps + warp_id(), lane = lane_id();
     const int first_token = p.cu_seqlens_q[seq], query_len = p.cu_seqlens_q[seq + 1] - first_token;

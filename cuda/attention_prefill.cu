@@ -143,7 +143,7 @@ __device__ __forceinline__ void store_rows(const float (&total)[kTiles][D / 8][4
 
 template <class T, int D>
 __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(const AttentionKernelArgs p) {
-    begin_kernel();
+    grid_dependency_wait();
     using Shape = PrefillShape<D>;
     constexpr int kUnits = Shape::kUnits, kLeft = Shape::kLeftUnits, kTiles = Shape::kTiles;
     constexpr int kAtOnce = Shape::kAtOnce, kPairs = kTiles == 1 ? 2 : 1;

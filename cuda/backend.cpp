@@ -405,7 +405,7 @@ void CudaBackend::run_linear(const LinearArgs& args) {
         if (type_ == Type::f32) return linear_f32(args, stream_);
         if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
 #if INFINILM_SM90
-        if (is_hopper_ && !options_.batch_invariant) return linear_sm90(args, stream_);
+        if (is_hopper_) return linear_sm90(args, stream_);
 #endif
         return linear_prefill(args, stream_);
     };
@@ -511,6 +511,9 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                                  .prefill_begin = count(p.known.prefill_begin),
                                  .num_prefill = count(p.known.num_prefill),
                                  .workspace = p.workspace.data()};
+#if INFINILM_SM90
+    if (is_hopper_) return run(attention_sm90(args, work, stream_), "paged_attention", p.q.shape());
+#endif
     run(attention(args, work, stream_), "paged_attention", p.q.shape());
 }
 

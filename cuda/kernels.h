@@ -408,8 +408,9 @@ struct AttentionWorkArgs {
     int prefill_begin, num_prefill;
     void* workspace;  // aligned to 256; zero before the first use
 };
-cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // bf16, f16
-cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                        // Type::f32
+cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
+cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Type::f32
 
 // ---- sampling ----------------------------------------------------------------------------------------------------
 

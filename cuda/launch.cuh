@@ -4,8 +4,8 @@
 // is launched anywhere is in its list.
 //
 // On sm_90 and later a kernel is started before the one in front has ended, so that a step of many small kernels does
-// not wait for each start: every kernel begins with begin_kernel() (ptx.cuh), or does what needs no earlier output
-// before it calls grid_dependency_wait().
+// not wait for each start: every kernel begins with begin_kernel() (ptx.cuh) or grid_dependency_wait(), before which it
+// may do what needs no earlier output.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,6 +25,7 @@ struct LaunchConfig {
     // Starts when all before it has ended, so that kernels behind it find what was written before it even before they
     // wait: block tables and lengths, which the first kernels of a step bring up to date.
     bool in_order = false;
+    unsigned cluster = 1;  // blocks of a cluster (sm_90), neighbours in x; divides the grid
 };
 
 template <auto kernel>
@@ -45,15 +46,23 @@ inline cudaError_t has_dependent_launch(bool& has) {
 template <class... P, class... A>
 cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
     bool dependent = false;
     if (cudaError_t error = has_dependent_launch(dependent)) return error;
-    dependent = dependent && !config.in_order;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    if (dependent && !config.in_order) {
+        cudaLaunchAttribute& attribute = attributes[count++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (config.cluster > 1) {
+        cudaLaunchAttribute& attribute = attributes[count++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim.x = config.cluster;
+        attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
     // gridDim, blockDim, ..: not by name, as blockDim is a macro in the emulator.
-    const cudaLaunchConfig_t c{config.grid,   config.block, config.smem_bytes,
-                               config.stream, &attribute,   dependent ? 1u : 0u};
+    const cudaLaunchConfig_t c{config.grid, config.block, config.smem_bytes, config.stream, attributes, count};
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(std::forward<A>(args))...);
 }
 

@@ -1,5 +1,6 @@
 // The one symbol of the CUDA library, and why a machine cannot use it.
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include "backend.h"
 #include "host.h"
@@ -10,9 +11,25 @@ namespace {
 
 std::string version(int number) { return concat(number / 1000, ".", number % 1000 / 10); }
 
+// CUDA is of no use in a process that was forked from one that had used it. There the runtime still counts devices, as
+// its memory was copied (seen with driver 580), and only what comes next fails: so it is told by the process itself.
+void check_process() {
+    static const pid_t first = getpid();
+    if (getpid() == first) return;
+    throw DeviceError(
+        "CUDA cannot be used in this process, which was forked from one that had used it already; start processes by "
+        "multiprocessing's 'spawn', or look at devices in the new process only");
+}
+
+std::unique_ptr<Backend> make_backend_here(const CudaOptions& options) {
+    check_process();
+    return make_backend(options);
+}
+
 }  // namespace
 
 std::vector<CudaDevice> devices() {
+    check_process();
     int count = 0, driver = 0, runtime = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     cudaDriverGetVersion(&driver);  // 0: no driver
@@ -22,10 +39,6 @@ std::vector<CudaDevice> devices() {
     if (error == cudaErrorInsufficientDriver)
         throw DeviceError(concat("the NVIDIA driver is too old: it supports CUDA ", version(driver),
                                  ", this build needs ", version(runtime), "; update the driver or use device='cpu'"));
-    if (error == cudaErrorInitializationError)
-        throw DeviceError(
-            "CUDA cannot be used in this process, which was forked from one that had used it already; start processes "
-            "by multiprocessing's 'spawn', or look at devices in the new process only");
     if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
         throw DeviceError("the NVIDIA driver finds no device (is CUDA_VISIBLE_DEVICES set?); use device='cpu'");
     if (error != cudaSuccess)
@@ -58,6 +71,6 @@ extern "C" __attribute__((visibility("default"))) const infinilm::CudaLibrary* i
     static const infinilm::CudaLibrary table{.abi = infinilm::cuda_library_abi,
                                              .devices = infinilm::cuda::devices,
                                              .free_bytes = infinilm::cuda::free_bytes,
-                                             .make_backend = infinilm::cuda::make_backend};
+                                             .make_backend = infinilm::cuda::make_backend_here};
     return &table;
 }

@@ -7,6 +7,8 @@
 // zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row (int8, fp8).
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "weight_formats.cuh"
 
@@ -28,21 +30,49 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
+// activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first.
 // silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
-__device__ __forceinline__ float activate(Activation activation, float x) {
+__device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
+    if (activation == Activation::clamped_swiglu) {
+        gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
+        up = __fadd_rn(up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up, 1.0f);
+        return 1.0f + expf(__fmul_rn(gate, -1.702f));
+    }
     const float u = activation == Activation::silu
-                        ? x
-                        : __fmul_rn(1.5957691f, __fmul_rn(x, __fmaf_rn(__fmul_rn(x, x), 0.044715f, 1.0f)));
-    return x / (1.0f + expf(-u));
+                        ? gate
+                        : __fmul_rn(1.5957691f, __fmul_rn(gate, __fmaf_rn(__fmul_rn(gate, gate), 0.044715f, 1.0f)));
+    return 1.0f + expf(-u);
 }
-// activation(gate) * up as act_mul has it of stored values.
 template <class T>
 __device__ __forceinline__ float act_mul(Activation activation, float gate, float up) {
     gate = rounded<T>(gate), up = rounded<T>(up);
-    if (activation != Activation::clamped_swiglu) return __fmul_rn(activate(activation, gate), up);
-    gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one
-    up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-    return __fmul_rn(gate / (1.0f + expf(__fmul_rn(gate, -1.702f))), __fadd_rn(up, 1.0f));
+    const float divisor = activation_divisor(activation, gate, up);
+    return __fmul_rn(gate / divisor, up);
+}
+// The same of four stored values, without branches between them where sizes are usual.
+__device__ __forceinline__ void act_mul4(Activation activation, float (&gate)[4], float (&up)[4]) {
+    float divisor[4];
+    auto find_divisors = [&](auto which) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) divisor[i] = activation_divisor(which.value, gate[i], up[i]);
+    };
+    switch (activation) {
+        case Activation::silu: find_divisors(std::integral_constant<Activation, Activation::silu>{}); break;
+        case Activation::gelu_tanh: find_divisors(std::integral_constant<Activation, Activation::gelu_tanh>{}); break;
+        default: find_divisors(std::integral_constant<Activation, Activation::clamped_swiglu>{});
+    }
+    bool usual = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) usual &= fabsf(gate[i]) > 0x1p-60f && fabsf(gate[i]) < 0x1p60f && divisor[i] < 0x1p60f;
+    if (usual) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gate[i] = divide_usual(gate[i], divisor[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gate[i] = gate[i] / divisor[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gate[i] = __fmul_rn(gate[i], up[i]);
 }
 // The scales of packed rows, where the format has them: [num_tiles * 16].
 __device__ __forceinline__ const float* row_scales(const PackedWeight& w) {

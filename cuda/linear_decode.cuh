@@ -392,6 +392,7 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
     if constexpr (kNorm) find_inverses<T, NT>(work.args, inverses);
     for (int turn = 0; index < work.count; index += static_cast<int>(gridDim.x)) {
         work.enter(index);
+        if (!is_more()) grid_launch_dependents();  // the last of the weights are on their way
         float sums[R][NT][4] = {};
         for (int position = 0; position < slice.length; position += Shared::kUnits) {
             const uint8_t* stage = ring.next(load);
@@ -495,7 +496,6 @@ __device__ __forceinline__ void sum_groups(Work& work, uint8_t* smem, int stages
 template <class T, class F, int NT, int R, bool kNorm>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_decode_kernel(LinearArgs args, int stages) {
-    grid_launch_dependents();  // and waits for the kernel in front behind the first of its weights
     INFINILM_DYNAMIC_SHARED(smem);
     AllGroups work{args, ceil_div(num_tiles(args.weight), R)};
     sum_groups<T, F, NT, R, kNorm>(work, smem, stages);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void compute(const LinearArgs& args, const GroupWeigh
 
 template <bool kGateUp>
 __global__ void __launch_bounds__(32 * kLinearWarps) linear_f32_kernel(LinearArgs args) {
-    begin_kernel();
+    grid_dependency_wait();
     const int width = kGateUp ? args.weight.n / 2 : args.weight.n;  // of out
     const int feature = static_cast<int>(blockIdx.x * kLinearWarps + warp_id());
     if (feature >= width) return;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(32 * kLinearWarps) linear_f32_kernel(LinearArg
 template <bool kGateUp>
 __global__ void __launch_bounds__(32 * kLinearWarps)
     linear_grouped_f32_kernel(const __grid_constant__ GroupedLinearArgs args) {
-    begin_kernel();
+    grid_dependency_wait();
     const int width = kGateUp ? args.linear.weight.n / 2 : args.linear.weight.n;
     const int feature = static_cast<int>(blockIdx.x * kLinearWarps + warp_id());
     if (feature >= width) return;

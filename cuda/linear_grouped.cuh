@@ -47,7 +47,7 @@ struct ItemGroups {
 template <class T, class F, int NT, int R>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_grouped_kernel(const __grid_constant__ GroupedLinearArgs args, int stages) {
-    begin_kernel();
+    grid_dependency_wait();
     INFINILM_DYNAMIC_SHARED(smem);
     const int groups = ceil_div(num_tiles(args.linear.weight), R);
     const int num_items = args.num_items ? *args.num_items : args.most_items;

@@ -125,7 +125,7 @@ struct TurnFragments {
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
     linear_prefill_kernel(const __grid_constant__ LinearArgs args, int token_blocks) {
-    begin_kernel();
+    grid_dependency_wait();
     using Shape = TileShape<F, kTokens>;
     constexpr int kTiles = Shape::kTiles, kColumns = Shape::kColumns;
     constexpr int kUnitTurns = F::kUnitSteps / F::kTurnSteps;

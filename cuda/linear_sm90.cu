@@ -9,16 +9,24 @@ INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
+    if (args.out_float32 && joins_gate_up(args)) return linear_prefill(args, stream);  // which nobody asks for
     if (args.weight.format != WeightFormat::as_type)
         return visit_quantised(args.weight.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, stream); });
     int num_sms = 0;
     if (cudaError_t error = num_sms_of_device(num_sms)) return error;
-    const bool small = choose_tile_tokens(args, num_sms) == 64;
-    if (args.weight.type == Type::bf16)
-        return small ? launch_sm90<bf16, AsType, 64>(args, num_sms, stream)
-                     : launch_sm90<bf16, AsType, 128>(args, num_sms, stream);
-    return small ? launch_sm90<f16, AsType, 64>(args, num_sms, stream)
-                 : launch_sm90<f16, AsType, 128>(args, num_sms, stream);
+    const int tokens = choose_hopper_tokens(args, num_sms);
+    auto launch_as = [&](auto type) {
+        using T = decltype(type);
+        return tokens == 64    ? launch_sm90<T, AsType, 64>(args, num_sms, stream)
+               : tokens == 128 ? launch_sm90<T, AsType, 128>(args, num_sms, stream)
+               : tokens == 176 ? launch_sm90<T, AsType, 176>(args, num_sms, stream)
+                               : launch_sm90<T, AsType, 192>(args, num_sms, stream);
+    };
+#ifdef ONLY_BF16
+    return launch_as(bf16{});
+#else
+    return args.weight.type == Type::bf16 ? launch_as(bf16{}) : launch_as(f16{});
+#endif
 }
 
 }  // namespace infinilm::cuda

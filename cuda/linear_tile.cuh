@@ -72,6 +72,31 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
     }
 }
 
+// What a lane's sums in rows r and r + 8 of a tile of 16 rows (half 0 and 1) are multiplied by and what is added.
+template <class F>
+struct RowEnd {
+    float bias[2] = {0.0f, 0.0f}, scale[2];
+
+    __device__ __forceinline__ RowEnd(const LinearArgs& args, int tile) {
+        const PackedWeight& w = args.weight;
+        const int row = static_cast<int>(lane_id()) / 4;
+        if constexpr (F::kRowScales) {
+            const float* scales = row_scales(w) + 16 * min(tile, num_tiles(w) - 1) + row;
+            scale[0] = scales[0], scale[1] = scales[8];
+        }
+        if (w.bias)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int feature = feature_of_row(w, 16 * tile + 8 * half + row);
+                if (feature < w.n) bias[half] = w.bias[feature];
+            }
+    }
+    __device__ __forceinline__ float operator()(float sum, int half) const {
+        if constexpr (F::kRowScales) sum = __fmul_rn(sum, scale[half]);
+        return sum + bias[half];
+    }
+};
+
 // The end of a block of sums: scales of rows, bias, activation(gate) * up, residual, out. A group of kWarps warps holds
 // 16 kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
 // buffer: shared, one float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the
@@ -85,21 +110,7 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
     const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-        float bias[2] = {0.0f, 0.0f}, scale[2];
-        if constexpr (F::kRowScales) {
-            const float* scales = row_scales(w) + 16 * min(tile + first + i, num_tiles(w) - 1) + group;
-            scale[0] = scales[0], scale[1] = scales[8];
-        }
-        auto end = [&](float sum, int half) {
-            if constexpr (F::kRowScales) sum = __fmul_rn(sum, scale[half]);
-            return sum + bias[half];
-        };
-        if (w.bias)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int feature = feature_of_row(w, 16 * (tile + first + i) + 8 * half + group);
-                if (feature < w.n) bias[half] = w.bias[feature];
-            }
+        const RowEnd<F> end(args, tile + first + i);
         auto stage = [&](auto finish) {  // finish(token, its sums in rows r and r + 8)
 #pragma unroll
             for (int j = 0; j < kColumns; ++j)

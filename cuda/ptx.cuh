@@ -156,6 +156,16 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
+// x / y, rounded as division is, of numbers whose sizes are between 2^-60 and 2^60: the instructions that the compiler
+// makes of a division, without the branch for other numbers. "Floating Point: rcp.approx.ftz".
+__device__ __forceinline__ float divide_usual(float x, float y) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+    r = __fmaf_rn(r, __fmaf_rn(-y, r, 1.0f), r);
+    const float q = __fmul_rn(x, r);
+    return __fmaf_rn(r, __fmaf_rn(-y, q, x), q);
+}
+
 // (x & mask) | bits and (x & mask) ^ bits in one instruction, which the compiler makes two of when mask and bits are
 // constants. "Logic and Shift: lop3"; the table is the function of 0xf0, 0xcc, 0xaa.
 __device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) {
@@ -231,8 +241,8 @@ __device__ __forceinline__ void grid_launch_dependents() {
 
 namespace infinilm::cuda {
 
-// The first thing that a kernel does (launch.cuh), unless something needs no earlier output and may come before the
-// wait.
+// The first thing that a short kernel does. One that keeps the device busy for longer waits alike, and says at its end,
+// or not at all, that the next may start: blocks that come early lie on some SMs in pairs while others are idle.
 __device__ __forceinline__ void begin_kernel() {
     grid_launch_dependents();
     grid_dependency_wait();

@@ -1,5 +1,5 @@
-// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, register shares. Include only from
-// files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
+// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, clusters, register shares. Include
+// only from files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
 // Sources: the PTX ISA manual, section named with each. In the emulator: emulator/ptx_sm90_emulated.h.
 #pragma once
 
@@ -23,12 +23,22 @@ namespace infinilm::cuda {
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_u32(barrier)), "r"(count) : "memory");
 }
-// After the inits, before the barrier everyone passes: makes them visible to bulk copies.
+// After the inits, before the barrier everyone passes: makes them visible to the cluster and to bulk copies.
 __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_u32(barrier)) : "memory");
+}
+// The barriers at the same place in the shared memory of block `rank` of the cluster, and an arrival on one of them.
+using ClusterBarriers = uint32_t;
+__device__ __forceinline__ ClusterBarriers cluster_barriers(uint64_t* barriers, uint32_t rank) {
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_u32(barriers)), "r"(rank));
+    return address;
+}
+__device__ __forceinline__ void mbarrier_arrive_cluster(ClusterBarriers barriers, int index) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barriers + 8 * index) : "memory");
 }
 // Announces bytes that bulk copies will bring, and arrives.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
@@ -76,8 +86,41 @@ __device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, 
         "l"(&map), "r"(column), "r"(row), "r"(shared_u32(barrier))
         : "memory");
 }
+// The same to every block of the cluster whose bit is in `ranks`: to the place of dst, counted on the place of barrier.
+__device__ __forceinline__ void tensor_load_2d_multicast(void* dst, const TensorMap& map, int column, int row,
+                                                         uint64_t* barrier, uint16_t ranks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_u32(dst)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_u32(barrier)), "h"(ranks)
+        : "memory");
+}
 __device__ __forceinline__ void tensor_prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
+}
+
+// ---- matrices ("Matrix: stmatrix") -------------------------------------------------------------------------------
+
+// Four 8x8 matrices of 16-bit elements to shared memory, transposed: lane t holds in r[j] the elements (t / 4, 2 (t %
+// 4)) and the next of its row, as mma leaves them; lane 8 j + i gives the address (16-byte aligned) of column i of
+// matrix j.
+__device__ __forceinline__ void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_u32(column)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// ---- clusters ("Parallel Synchronization: barrier.cluster") ------------------------------------------------------
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
+// kernel and the last.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- registers per thread of a warpgroup ("Miscellaneous: setmaxnreg"): kCount a multiple of 8, 24..256 ----------

@@ -53,6 +53,14 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Registers that a wgmma reads or writes: the compiler moves no other access to them past this. Before wgmma_fence()
+// for what was written before, after wgmma_wait() for what is read then.
+template <int kCount>
+__device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 // multiply(d, descriptor or fragment of A, descriptor of B, accumulate): with accumulate 0, d need not be set before.
 // kMnMajorB: B lies MN-major (V of attention); for descriptors of A, kMnMajorA likewise.
 template <int N, class T>
@@ -66,11 +74,13 @@ struct Wgmma;
 #define INFINILM_R16 INFINILM_R12 ", %12, %13, %14, %15"
 #define INFINILM_R24 INFINILM_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define INFINILM_R32 INFINILM_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define INFINILM_R36 INFINILM_R32 ", %32, %33, %34, %35"
 #define INFINILM_R40 INFINILM_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define INFINILM_R48 INFINILM_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define INFINILM_R64 INFINILM_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define INFINILM_R80 INFINILM_R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define INFINILM_R96 INFINILM_R80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define INFINILM_R88 INFINILM_R80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define INFINILM_R96 INFINILM_R88 ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define INFINILM_R104 INFINILM_R96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #define INFINILM_R112 INFINILM_R104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define INFINILM_R120 INFINILM_R112 ", %112, %113, %114, %115, %116, %117, %118, %119"
@@ -85,8 +95,10 @@ struct Wgmma;
 #define INFINILM_O16 INFINILM_D16(0)
 #define INFINILM_O24 INFINILM_D16(0), INFINILM_D8(16)
 #define INFINILM_O32 INFINILM_D32(0)
+#define INFINILM_O36 INFINILM_D32(0), INFINILM_D4(32)
 #define INFINILM_O48 INFINILM_D32(0), INFINILM_D16(32)
 #define INFINILM_O64 INFINILM_D32(0), INFINILM_D32(32)
+#define INFINILM_O88 INFINILM_O64, INFINILM_D16(64), INFINILM_D8(80)
 #define INFINILM_O96 INFINILM_O64, INFINILM_D32(64)
 #define INFINILM_O128 INFINILM_O96, INFINILM_D32(96)
 
@@ -121,8 +133,10 @@ INFINILM_WGMMA_BOTH(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18", "%1
 INFINILM_WGMMA_BOTH(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
 INFINILM_WGMMA_BOTH(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
 INFINILM_WGMMA_BOTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+INFINILM_WGMMA_BOTH(72, 36, "%36", "%37", "%38", "%39", "%40", "%41", "%42", "%43")
 INFINILM_WGMMA_BOTH(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
 INFINILM_WGMMA_BOTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+INFINILM_WGMMA_BOTH(176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
 INFINILM_WGMMA_BOTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
 INFINILM_WGMMA_BOTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
 // clang-format on

@@ -128,25 +128,25 @@ class Backend:
 
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0) -> None: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0, scale: float = 1.0) -> None: ...
 
     def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
     def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
 
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None) -> None: ...
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None) -> None: ...
 
     def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
 
-    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu') -> None: ...
+    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
 
     def soft_cap(self, x: Tensor, cap: float) -> None:
         """x = cap * tanh(x / cap), in place."""
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
-    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1) -> None: ...
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
@@ -218,6 +218,13 @@ class AttentionSpec:
 
     @output_gate.setter
     def output_gate(self, arg: bool, /) -> None: ...
+
+    @property
+    def v_norm(self) -> bool:
+        """RMSNorm of each head of v, without weight."""
+
+    @v_norm.setter
+    def v_norm(self, arg: bool, /) -> None: ...
 
     @property
     def qk_norm(self) -> str: ...
@@ -333,6 +340,13 @@ class ExpertsSpec:
     @top_groups.setter
     def top_groups(self, arg: int, /) -> None: ...
 
+    @property
+    def beside_mlp(self) -> bool:
+        """The layer has its MLP, too; each of the two has its norms."""
+
+    @beside_mlp.setter
+    def beside_mlp(self, arg: bool, /) -> None: ...
+
 class DeltaSpec:
     """What layers with a state have in place of attention."""
 
@@ -398,7 +412,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before."""
 
-    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0) -> None: ...
+    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0, owner: int = -1) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -411,16 +425,27 @@ class CacheSpec:
     def head_dim(self) -> int:
         """0: as the model has it."""
 
+    @property
+    def owner(self) -> int:
+        """Of a shared one: the earlier layer whose keys and values these are."""
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ...) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
 
     @property
     def cache(self) -> CacheSpec: ...
 
     @cache.setter
     def cache(self, arg: CacheSpec, /) -> None: ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of the MLP; 0: as the model has it."""
+
+    @intermediate_size.setter
+    def intermediate_size(self, arg: int, /) -> None: ...
 
     @property
     def q_rope(self) -> int:
@@ -445,7 +470,7 @@ class LayerSpec:
 
     @property
     def experts(self) -> bool:
-        """It has experts in place of the MLP."""
+        """It has experts in place of the MLP, or beside it."""
 
     @experts.setter
     def experts(self, arg: bool, /) -> None: ...
@@ -556,6 +581,26 @@ class ModelSpec:
 
     @tie_word_embeddings.setter
     def tie_word_embeddings(self, arg: bool, /) -> None: ...
+
+    @property
+    def layer_scalars(self) -> bool:
+        """Each layer multiplies the residual stream it leaves."""
+
+    @layer_scalars.setter
+    def layer_scalars(self, arg: bool, /) -> None: ...
+
+    @property
+    def per_layer_size(self) -> int:
+        """Of a token's vector for each layer; 0: it has none."""
+
+    @per_layer_size.setter
+    def per_layer_size(self, arg: int, /) -> None: ...
+
+    @property
+    def per_layer_vocab_size(self) -> int: ...
+
+    @per_layer_vocab_size.setter
+    def per_layer_vocab_size(self, arg: int, /) -> None: ...
 
     @property
     def attention(self) -> AttentionSpec: ...
@@ -725,7 +770,7 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', batch_invariant: bool = True, nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
         """
         devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made; None: all are.
         """

@@ -103,9 +103,6 @@ class LLM(ChatMethods, OfThisProcess):
         long contexts, int8 half of that memory. On a GPU it is always the dtype of the computation.
     enable_prefix_caching
         Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
-    batch_invariant
-        On a GPU: the answer to a request never depends, bit for bit, on what runs beside it, prefill included. False
-        lets prefill use faster kernels where the GPU has them. On a CPU it always holds.
     num_threads
         CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
@@ -157,7 +154,6 @@ class LLM(ChatMethods, OfThisProcess):
         kv_cache: int | str | CacheConfig | None = None,
         kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
-        batch_invariant: bool = True,
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
@@ -178,7 +174,6 @@ class LLM(ChatMethods, OfThisProcess):
                 raise TypeError(f"LLM has no parameter {name!r}: pass it to generate(), chat() or stream()")
             raise unknown_parameter("LLM", name, [*(LLM.__init__.__kwdefaults__ or ()), *sampling])
         as_boolean("enable_prefix_caching", enable_prefix_caching)
-        as_boolean("batch_invariant", batch_invariant)
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
@@ -227,7 +222,6 @@ class LLM(ChatMethods, OfThisProcess):
             spec,
             plan.devices,
             num_threads or 0,
-            batch_invariant=batch_invariant,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
             num_stages=self.num_stages,
             stage=others.stage if others else None,

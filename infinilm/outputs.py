@@ -7,9 +7,9 @@ measured is None.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import pairwise
 from typing import Any
 
 __all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
@@ -99,7 +99,7 @@ class RequestMetrics:
         cached_tokens : int
         """
         first = token_times[0] if len(token_times) else None
-        gaps = sorted(b - a for a, b in pairwise(token_times))
+        gaps = sorted(map(operator.sub, token_times[1:], token_times))
         elapsed = token_times[-1] - token_times[0] if gaps else 0.0
         started = arrival if first_scheduled is None else first_scheduled
         return cls(
@@ -111,7 +111,7 @@ class RequestMetrics:
             prefill_tps=None if first is None else _rate(num_prompt_tokens - cached_tokens, first - started),
             decode_tps=_rate(len(gaps), elapsed),
             cached_tokens=cached_tokens,
-            token_times=tuple(float(t) - arrival for t in token_times),
+            token_times=tuple([t - arrival for t in token_times]),
         )
 
 

@@ -26,9 +26,9 @@ __all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
 
 
 def _check_keywords(names: Iterable[str]) -> None:
-    known = [f.name for f in fields(SamplingParams)]
     for name in names:
-        if name not in known:
+        if name not in _CHECKS:
+            known = list(_CHECKS)
             raise unknown_parameter("SamplingParams", name, known, f"; it has {', '.join(known)}")
 
 
@@ -121,7 +121,7 @@ def _adapter_name(value: object) -> str:
 
 
 _MAX_INT = 2**31 - 1
-# Field -> function that checks a value and returns it normalised. A default of None is always accepted.
+# Field -> function that checks a value and returns it normalised, in the order of the fields. Defaults are not checked.
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "n": lambda v: _integer("n", v, lambda x: x >= 1, ">= 1"),
     "temperature": lambda v: _number("temperature", v, lambda x: x >= 0, "finite and >= 0 (0 is greedy)"),
@@ -277,16 +277,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check and normalise every field."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is not None or item.default is not None:
-                object.__setattr__(self, item.name, _CHECKS[item.name](value))
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value is not default:  # which is valid, and most fields have
+                object.__setattr__(self, name, _CHECKS[name](value))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
         if self.constraint is not None and self.ignore_eos:
             raise RequestError("ignore_eos cannot be combined with constraint, which says where the text ends")
+
+
+_DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(SamplingParams)}
 
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

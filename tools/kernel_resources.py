@@ -97,7 +97,7 @@ def check_code(tool: str, library: Path) -> list[str]:
             re.match(r"LDG\..*\b128\.CONSTANT", i) for i in found
         ):
             faults.append(f"{name} has no 16-byte loads of weights")
-        if names[kernel].startswith("linear_sm90<") and not any(i.startswith("HGMMA") for i in found):
+        if "_sm90<" in names[kernel] and not any(i.startswith("HGMMA") for i in found):
             faults.append(f"{name} has no wgmma (HGMMA)")
     print(f"{len(instructions)} kernels of {len({a for _, a in instructions})} architectures checked")
     return faults

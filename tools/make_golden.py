@@ -161,6 +161,32 @@ STORED_NAMES: dict[str, dict[str, str]] = {
 }
 
 # name -> (config.json, stored dtype, prompt tokens, max_model_len, files)
+SLIDING, FULL = "sliding_attention", "full_attention"
+SMALL_GEMMA4 = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "sliding_window": 9,
+    "max_position_embeddings": 256,
+    "rope_parameters": {
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "tie_word_embeddings": True,
+}
+TINY_GEMMA4_VISION = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "patch_size": 2,
+    "position_embedding_size": 4,
+}
+
 CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
     "llama-mha": (
         {
@@ -1490,6 +1516,71 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "gemma4-text": (  # as E2B: its last layers read the keys and values of others, and have MLPs twice as wide
+        {
+            "model_type": "gemma4_text",
+            "architectures": ["Gemma4ForCausalLM"],
+            **sizes(128, 40, 44, 5, 4, 2),
+            **SMALL_GEMMA4,
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 136,
+            "final_logit_softcapping": 30.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        39,
+        256,
+        1,
+    ),
+    "gemma4": (  # as 31B
+        {
+            "model_type": "gemma4",
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "text_config": {
+                "model_type": "gemma4_text",
+                **sizes(128, 40, 44, 4, 4, 2),
+                **SMALL_GEMMA4,
+                "layer_types": [SLIDING, FULL, SLIDING, FULL],
+                "num_global_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "hidden_size_per_layer_input": 0,
+                "use_bidirectional_attention": "vision",
+                "final_logit_softcapping": 30.0,
+                "dtype": "bfloat16",
+            },
+            "vision_config": TINY_GEMMA4_VISION,
+            "audio_config": None,
+            "tie_word_embeddings": True,
+        },
+        torch.bfloat16,
+        33,
+        256,
+        1,
+    ),
+    "gemma4-moe": (  # as 26B-A4B; what differs from layer to layer as transformers 5.23 writes it
+        {
+            "model_type": "gemma4_text",
+            "architectures": ["Gemma4ForCausalLM"],
+            **sizes(96, 40, 28, 3, 4, 2),
+            **{key: value for key, value in SMALL_GEMMA4.items() if key != "global_head_dim"},
+            "layer_types": [SLIDING, FULL, FULL],
+            "per_layer_config": {layer: {"head_dim": 24, "num_key_value_heads": 1} for layer in ("1", "2")},
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        41,
+        256,
+        1,
+    ),
 }
 
 
@@ -1514,9 +1605,14 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             continue
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("q_norm.weight", "k_norm.weight")):
-            value = 1.5 + 0.3 * noise  # scores of unit variance would be too flat
-        elif name.endswith("norm.weight"):
+            # Scores of unit variance would be too flat; in Gemma 4 they are not divided by the root of head_dim.
+            value = 0.7 + 0.15 * noise if "gemma4" in config.model_type else 1.5 + 0.3 * noise
+        elif name.endswith(("norm.weight", "router.scale", "expert_scale")) or "layernorm_" in name:
             value = 1.0 + 0.2 * noise
+        elif name.endswith("layer_scalar"):
+            value = 0.8 + 0.1 * noise
+        elif name.endswith("embed_tokens_per_layer.weight"):
+            value = noise
         elif name.endswith("A_log"):
             value = 0.7 * noise - 1.0  # states that remember some tokens
         elif name.endswith("bias"):
@@ -1676,6 +1772,8 @@ ROPES: list[tuple[int, float, dict[str, Any], int, int]] = [
     (96, 10000.0, _PHI, 131072, 131072),
     (96, 10000.0, {**_PHI, "factor": 8.0}, 4096, 5000),
     (96, 10000.0, {**_PHI, "attention_factor": 1.5}, 131072, 4097),
+    (512, 1000000.0, {"rope_type": "proportional", "partial_rotary_factor": 0.25}, 131072, 131072),
+    (28, 10000.0, {"rope_type": "proportional", "partial_rotary_factor": 0.4, "factor": 3.0}, 4096, 4096),
 ]
 
 
@@ -1735,6 +1833,7 @@ def defaults_golden() -> dict[str, dict[str, Any]]:
         "cohere": transformers.CohereConfig(),
         "cohere2": transformers.Cohere2Config(),
         "gemma3": transformers.Gemma3Config().text_config,
+        "gemma4_text": transformers.Gemma4TextConfig(per_layer_config={}),  # of layers with a window
         "glm4_moe": transformers.Glm4MoeConfig(),
         "dots1": transformers.Dots1Config(),
         "minimax_m2": transformers.MiniMaxM2Config(),

@@ -91,6 +91,9 @@ typedef struct CUgraphExec_st* cudaGraphExec_t;
 typedef void (*cudaHostFn_t)(void*);
 
 union cudaLaunchAttributeValue {
+    struct {
+        unsigned x, y, z;
+    } clusterDim;
     int cooperative;
     int programmaticStreamSerializationAllowed;
 };

@@ -66,7 +66,10 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
     auto limit = dynamic_shared_limits().find(kernel);
     if (g.smem_bytes > static_cast<size_t>(limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second))
         return cudaErrorInvalidValue;
-    if (g.dependent && compute_capability() < 90) return cudaErrorNotSupported;
+    const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
+    if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (cluster == 0 || cluster > 8 || g.grid.x % g.cluster.x || g.grid.y % g.cluster.y || g.grid.z % g.cluster.z)
+        return cudaErrorInvalidConfiguration;
     return cudaSuccess;
 }
 
@@ -145,12 +148,18 @@ cudaError_t report(cudaError_t error) {
     return error;
 }
 
-cudaError_t sticky_error() {
+// Whether there is a device: what the runtime knows once it has looked, in a forked process as well.
+cudaError_t no_device_error() {
     if (sticky != cudaSuccess) return sticky;
     if (first_process == 0) first_process = getpid();
-    if (first_process != getpid()) return report(cudaErrorInitializationError);  // forked after the first use
     if (device_count() < 0 || driver_version() < CUDART_VERSION) return report(cudaErrorInsufficientDriver);
     return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
+}
+
+cudaError_t sticky_error() {
+    if (cudaError_t error = no_device_error()) return error;
+    return first_process == getpid() ? cudaSuccess
+                                     : report(cudaErrorInitializationError);  // forked after the first use
 }
 
 cudaError_t enter_context() {
@@ -181,6 +190,8 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     g.smem_bytes = config.dynamicSmemBytes;
     for (unsigned i = 0; i < config.numAttrs; ++i) {
         const cudaLaunchAttribute& a = config.attrs[i];
+        if (a.id == cudaLaunchAttributeClusterDimension)
+            g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
         if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization)
             g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
         if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
@@ -189,11 +200,11 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     if (!capturing(config.stream)) load_kernel(kernel, current_device());
     if (is_named_by("INFINILM_EMULATOR_UNCAPTURABLE_KERNEL", kernel))
         if (cudaError_t error = forbid_in_capture(config.stream)) return report(error);
-    auto work = [grid = g.grid, block = g.block, smem = g.smem_bytes, dependent = g.dependent, kernel,
-                 body = std::move(body)] {
+    auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
+                 kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
-        run.grid = grid, run.block = block, run.smem_bytes = smem, run.dependent = dependent;
+        run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
         run.body = &body;
         DeviceAccess access;
         run_grid(run);
@@ -237,7 +248,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = 0;
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = no_device_error()) return error;
     *count = device_count();
     return cudaSuccess;
 }

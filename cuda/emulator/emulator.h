@@ -12,10 +12,11 @@ namespace infinilm::emulator {
 
 struct Where {
     uint3 thread, block;
-    dim3 block_dim, grid_dim;
-    unsigned linear;   // of the thread in its block
-    uint8_t* window;   // the block's shared memory; shared addresses are offsets from it
-    uint8_t* dynamic;  // dynamic shared memory, 1024-byte aligned, inside the window
+    dim3 block_dim, grid_dim, cluster_dim;
+    unsigned linear;        // of the thread in its block
+    unsigned cluster_rank;  // of the block in its cluster
+    uint8_t* window;        // the block's shared memory; shared addresses are offsets from it
+    uint8_t* dynamic;       // dynamic shared memory, 1024-byte aligned, inside the window
 };
 const Where& where() __attribute__((pure));
 inline unsigned lane() { return where().linear % 32; }
@@ -27,6 +28,7 @@ bool eager();  // INFINILM_EMULATOR_ASYNC=eager: asynchronous work happens when 
 
 // Shared memory. One address per block and declaration; it starts as all ones (NaN) in every block.
 void* static_shared(const void* key, size_t bytes, size_t alignment);
+uint8_t* shared_of_rank(const void* pointer, unsigned rank);  // the same offset in another block of the cluster
 uint32_t shared_address(const void* pointer, const char* instruction);  // fails when it is not shared memory
 uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instruction);
 
@@ -40,6 +42,7 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
 // bar.sync; count 0: every thread of the block. The warpgroup's is that of wgmma (4 warps).
 void barrier_sync(int id, unsigned count);
 void warpgroup_sync(const char* what);
+void cluster_sync();
 void spin_yield();  // lets other threads run inside a polling loop
 
 // This thread's asynchronous operations, completed in commit order.

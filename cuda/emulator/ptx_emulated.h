@@ -148,6 +148,7 @@ inline uint32_t e4m3_to_f16(uint32_t bytes) {
     return pack2<f16>(value(bytes & 0xff), value(bytes >> 16 & 0xff));
 }
 
+inline float divide_usual(float x, float y) { return x / y; }
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline int opaque(int x) { return x; }
 inline void grid_dependency_wait() { emulator::grid_dependency_wait(); }

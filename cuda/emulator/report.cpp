@@ -40,8 +40,8 @@ static std::string place() {
         snprintf(where, sizeof where, ", block (%u, %u, %u), thread (%u, %u, %u)", w.block.x, w.block.y, w.block.z,
                  w.thread.x, w.thread.y, w.thread.z);
         text += where;
-    } else if (running->running_block) {
-        const uint3 b = running->running_block->threads[0].where.block;
+    } else if (!running->blocks.empty()) {
+        const uint3 b = running->blocks[0]->threads[0].where.block;
         text += ", block (" + std::to_string(b.x) + ", " + std::to_string(b.y) + ", " + std::to_string(b.z) + ")";
     }
     return text;

@@ -71,7 +71,7 @@ void thread_main() {
     abort();
 }
 
-std::unique_ptr<Block> make_block(const Grid& grid, uint3 index) {
+std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) {
     auto block = std::make_unique<Block>();
     const unsigned count = grid.block.x * grid.block.y * grid.block.z;
     block->threads = std::vector<Thread>(count);
@@ -88,16 +88,25 @@ std::unique_ptr<Block> make_block(const Grid& grid, uint3 index) {
         w.block = index;
         w.block_dim = grid.block;
         w.grid_dim = grid.grid;
+        w.cluster_dim = grid.cluster;
         w.linear = i;
+        w.cluster_rank = rank;
     }
     return block;
 }
 
-void begin_block(Grid& grid, unsigned index) {
-    const dim3 g = grid.grid;
-    grid.running_block = make_block(grid, {index % g.x, index / g.x % g.y, index / (g.x * g.y)});
-    grid.alive = grid.running_block->alive;
-    create_window(grid.slot, *grid.running_block);
+void make_cluster(Grid& grid, unsigned index) {
+    const dim3 c = grid.cluster;
+    const unsigned clusters_x = grid.grid.x / c.x, clusters_y = grid.grid.y / c.y;
+    const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y,
+                         index / (clusters_x * clusters_y) * c.z};
+    grid.blocks.clear();
+    for (unsigned rank = 0; rank < c.x * c.y * c.z; ++rank)
+        grid.blocks.push_back(
+            make_block(grid, {first.x + rank % c.x, first.y + rank / c.x % c.y, first.z + rank / (c.x * c.y)}, rank));
+    grid.cluster_barrier = {};
+    grid.alive = static_cast<unsigned>(grid.blocks.size() * grid.blocks[0]->threads.size());
+    create_windows(grid);
 }
 
 void make_fibers(Grid& grid) {
@@ -105,12 +114,13 @@ void make_fibers(Grid& grid) {
     char* stack = stacks(grid.slot, grid.alive, bytes);
     const size_t stride = bytes + 4096;
     std::vector<std::vector<Thread*>> warps;
-    for (Thread& thread : grid.running_block->threads) {
-        prepare(thread.fiber, stack, bytes, thread_main);
-        stack += stride;
-        if (thread.where.linear % 32 == 0) warps.emplace_back();
-        warps.back().push_back(&thread);
-    }
+    for (auto& block : grid.blocks)
+        for (Thread& thread : block->threads) {
+            prepare(thread.fiber, stack, bytes, thread_main);
+            stack += stride;
+            if (thread.where.linear % 32 == 0) warps.emplace_back();
+            warps.back().push_back(&thread);
+        }
     if (grid.order == Order::random) std::shuffle(warps.begin(), warps.end(), grid.random);
     grid.ready.clear();
     for (auto& warp : warps) grid.ready.insert(grid.ready.end(), warp.begin(), warp.end());
@@ -136,15 +146,15 @@ void give_way(Grid& grid) {
     if (runtime_lock().contended() && (idle || grid.random() % 64 == 0)) runtime_lock().give_way();
 }
 
-void run_block(Grid& grid) {
-    Block& block = *grid.running_block;
+void run_cluster(Grid& grid) {
     make_fibers(grid);
     enter_scheduler();
     std::vector<Thread*> next;
     while (grid.alive > 0) {
         if (grid.ready.empty()) {
             grid.current = nullptr;
-            fail("deadlock", "%u threads of the block wait and none can run:%s", grid.alive, waiting_threads().c_str());
+            fail("deadlock", "%u threads of the block or cluster wait and none can run:%s", grid.alive,
+                 waiting_threads().c_str());
         }
         choose(grid, next);
         for (Thread* thread : next) {
@@ -154,16 +164,19 @@ void run_block(Grid& grid) {
             if (!thread->done) continue;
             grid.idle_yields = 0;
             --grid.alive;
-            --block.alive;
-            release_barriers(block);
+            --thread->block->alive;
+            release_barriers(*thread->block);
         }
     }
-    grid.current = &block.threads[0];
-    block_exits(block);
-    if (grid.dependent && !block.waited_for_dependency)
-        fail("grid-dependency", "launched as dependent, and no thread of this block called grid_dependency_wait()");
-    check_window(block);
-    for (Thread& thread : block.threads) destroy(thread.fiber);
+    for (auto& block : grid.blocks) {
+        grid.current = &block->threads[0];
+        block_exits(*block);
+        if (grid.dependent && !block->waited_for_dependency)
+            fail("grid-dependency", "launched as dependent, and no thread of this block called grid_dependency_wait()");
+    }
+    check_windows(grid);
+    for (auto& block : grid.blocks)
+        for (Thread& thread : block->threads) destroy(thread.fiber);
     grid.current = nullptr;
 }
 
@@ -177,15 +190,16 @@ void run_grid(Grid& grid) {
     read_settings(grid);
     if (!grid.dependent) acquire(&grids_done), release(&grids_before);
     acquire(&grids_before);
-    std::vector<unsigned> blocks(grid.grid.x * grid.grid.y * grid.grid.z);
-    std::iota(blocks.begin(), blocks.end(), 0u);
-    if (grid.order == Order::lifo) std::reverse(blocks.begin(), blocks.end());
-    if (grid.order == Order::random) std::shuffle(blocks.begin(), blocks.end(), grid.random);
-    for (unsigned index : blocks) {
-        begin_block(grid, index);
-        run_block(grid);
+    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z /
+                                   (grid.cluster.x * grid.cluster.y * grid.cluster.z));
+    std::iota(clusters.begin(), clusters.end(), 0u);
+    if (grid.order == Order::lifo) std::reverse(clusters.begin(), clusters.end());
+    if (grid.order == Order::random) std::shuffle(clusters.begin(), clusters.end(), grid.random);
+    for (unsigned index : clusters) {
+        make_cluster(grid, index);
+        run_cluster(grid);
     }
-    grid.running_block.reset();  // here, while ThreadSanitizer is told to look away: kernels have read it
+    grid.blocks.clear();  // here, while ThreadSanitizer is told to look away: kernels have read it
     slots[grid.slot] = false;
     running = nullptr;
 }
@@ -228,15 +242,19 @@ std::string waiting_threads() {
         if (last.empty() || text.size() > 4000) return;
         text += "\n  threads " + std::to_string(from) + (to > from ? "-" + std::to_string(to) : "") + ": " + last;
     };
-    for (Thread& thread : running->running_block->threads) {
-        const std::string now = thread.done ? "exited" : thread.describe ? thread.describe(thread) : "can run";
-        if (now == last && thread.where.linear == to + 1) {
-            to = thread.where.linear;
-            continue;
+    for (auto& block : running->blocks) {
+        for (Thread& thread : block->threads) {
+            std::string now = thread.done ? "exited" : thread.describe ? thread.describe(thread) : "can run";
+            if (running->blocks.size() > 1)
+                now = "block of rank " + std::to_string(thread.where.cluster_rank) + " " + now;
+            if (now == last && thread.where.linear == to + 1) {
+                to = thread.where.linear;
+                continue;
+            }
+            flush();
+            last = now;
+            from = to = thread.where.linear;
         }
-        flush();
-        last = now;
-        from = to = thread.where.linear;
     }
     flush();
     return text;

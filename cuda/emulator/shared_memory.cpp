@@ -1,4 +1,4 @@
-// Shared memory of the block that runs: a window of 256 KiB, whose offsets are shared addresses. Dynamic shared
+// Shared memory of the blocks that run: a window of 256 KiB each, whose offsets are shared addresses. Dynamic shared
 // memory starts at 1024, declared variables follow, each with a gap behind it. All of it starts as ones (NaN), gaps as
 // a canary that is checked when the block ends and that AddressSanitizer guards.
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 namespace infinilm::emulator {
 namespace {
 
-constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64;
+constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 16;
 constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
 uint8_t* windows_of[kMaxGrids];
 
@@ -27,25 +27,29 @@ void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t e
 
 }  // namespace
 
-void create_window(unsigned slot, Block& block) {
-    uint8_t*& window = windows_of[slot];
-    if (!window) {
-        void* memory = mmap(nullptr, kStride + kWindow, PROT_READ | PROT_WRITE,
+void create_windows(Grid& grid) {
+    uint8_t*& windows = windows_of[grid.slot];
+    if (!windows) {
+        void* memory = mmap(nullptr, kStride * kMaxBlocks, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) fail("memory", "no memory for shared memory windows");
-        window = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(memory), kWindow));
+        windows = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(memory), kWindow));
     } else {
-        remap_for_tsan(window, kStride);
+        remap_for_tsan(windows, kStride * grid.blocks.size());
     }
-    unpoison(window, kStride);
-    block.window_end = kFirst + block.dynamic_bytes;
-    memset(window, kCanary, std::min(block.window_end + kFilled, kStride));
-    memset(window + kFirst, 0xff, block.dynamic_bytes);
-    poison(window, kStride);
-    unpoison(window + kFirst, block.dynamic_bytes);
-    for (Thread& thread : block.threads) {
-        thread.where.window = window;
-        thread.where.dynamic = window + kFirst;
+    for (size_t i = 0; i < grid.blocks.size(); ++i) {
+        Block& block = *grid.blocks[i];
+        uint8_t* window = windows + i * kStride;
+        unpoison(window, kStride);
+        block.window_end = kFirst + block.dynamic_bytes;
+        memset(window, kCanary, std::min(block.window_end + kFilled, kStride));
+        memset(window + kFirst, 0xff, block.dynamic_bytes);
+        poison(window, kStride);
+        unpoison(window + kFirst, block.dynamic_bytes);
+        for (Thread& thread : block.threads) {
+            thread.where.window = window;
+            thread.where.dynamic = window + kFirst;
+        }
     }
 }
 
@@ -68,19 +72,21 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     return window + start;
 }
 
-void check_window(Block& block) {
-    uint8_t* window = block.threads[0].where.window;
-    unpoison(window, kStride);
-    size_t end = kFirst + block.dynamic_bytes;
-    check_gap(block, window, 0, kFirst, "nothing (before dynamic shared memory)");
-    std::string last = "dynamic shared memory";
-    for (const SharedVariable& v : block.shared) {
-        const size_t start = static_cast<size_t>(v.place - window);
-        check_gap(block, window, end, start, last.c_str());
-        end = start + v.bytes;
-        last = "a shared variable of " + std::to_string(v.bytes) + " bytes";
+void check_windows(Grid& grid) {
+    for (auto& block : grid.blocks) {
+        uint8_t* window = block->threads[0].where.window;
+        unpoison(window, kStride);
+        size_t end = kFirst + block->dynamic_bytes;
+        check_gap(*block, window, 0, kFirst, "nothing (before dynamic shared memory)");
+        std::string last = "dynamic shared memory";
+        for (const SharedVariable& v : block->shared) {
+            const size_t start = static_cast<size_t>(v.place - window);
+            check_gap(*block, window, end, start, last.c_str());
+            end = start + v.bytes;
+            last = "a shared variable of " + std::to_string(v.bytes) + " bytes";
+        }
+        check_gap(*block, window, end, std::min(end + 2048, kStride), last.c_str());
     }
-    check_gap(block, window, end, std::min(end + 2048, kStride), last.c_str());
 }
 
 uint32_t shared_address(const void* pointer, const char* instruction) {
@@ -95,6 +101,12 @@ uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instructio
         fail("shared-out-of-bounds", "%s: shared addresses %u to %u, the block has %zu to %zu", instruction, address,
              address + bytes - 1, kFirst, current_block().window_end - 1);
     return current().where.window + address;
+}
+
+uint8_t* shared_of_rank(const void* pointer, unsigned rank) {
+    if (rank >= running->blocks.size())
+        fail("cluster", "rank %u of a cluster of %zu blocks", rank, running->blocks.size());
+    return running->blocks[rank]->threads[0].where.window + shared_address(pointer, "mapa");
 }
 
 }  // namespace infinilm::emulator

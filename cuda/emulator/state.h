@@ -1,6 +1,6 @@
 // The state of a running grid, shared by scheduler.cpp, sync.cpp, shared_memory.cpp and report.cpp. Blocks run one
-// after the other. Each host thread has one grid at most, and of these only one runs at a time (a lock of the runtime
-// sees to it).
+// after the other, the blocks of a cluster together. Each host thread has one grid at most, and of these only one runs
+// at a time (a lock of the runtime sees to it).
 #pragma once
 
 #include <array>
@@ -94,12 +94,17 @@ struct Block {
     bool waited_for_dependency = false;
 };
 
+struct ClusterBarrier {
+    unsigned arrived = 0;
+    Waiters waiters;
+};
+
 enum class Order { fifo, lifo, random };
 
 struct Grid {
     unsigned slot = 0;  // which stacks and windows it uses: no other grid that has begun has the same
     const void* kernel = nullptr;
-    dim3 grid, block;
+    dim3 grid, block, cluster;
     size_t smem_bytes = 0;
     bool dependent = false;
     const std::function<void()>* body = nullptr;
@@ -107,7 +112,8 @@ struct Grid {
     Order order = Order::fifo;
     bool eager = false;
     std::mt19937 random;
-    std::unique_ptr<Block> running_block;
+    std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+    ClusterBarrier cluster_barrier;
     std::vector<Thread*> ready;
     Thread* current = nullptr;
     unsigned alive = 0;
@@ -146,8 +152,8 @@ void block_exits(Block& block);     // reports what it left in flight
 void release_barriers(Block& block);
 
 // shared_memory.cpp
-void create_window(unsigned slot, Block& block);
-void check_window(Block& block);
+void create_windows(Grid& grid);
+void check_windows(Grid& grid);
 
 // report.cpp
 std::string kernel_name(const void* kernel);

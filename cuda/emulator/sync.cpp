@@ -31,12 +31,15 @@ std::string describe_warpgroup(const Thread& thread) {
     return "wgmma.wait_group, " + std::to_string(static_cast<const Barrier*>(thread.waits_for)->arrived) +
            " of the warpgroup arrived";
 }
+std::string describe_cluster(const Thread&) { return "barrier.cluster"; }
 std::string describe_mbarrier(const Thread& thread) {
-    for (const auto& [key, m] : thread.block->mbarriers)
-        if (&m == thread.waits_for)
-            return "mbarrier at shared " + std::to_string(static_cast<const uint8_t*>(key) - thread.where.window) +
-                   ", phase " + std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " +
-                   std::to_string(m.expected) + " arrivals and " + std::to_string(m.bytes) + " bytes missing";
+    for (const auto& block : running->blocks)
+        for (const auto& [key, m] : block->mbarriers)
+            if (&m == thread.waits_for)
+                return "mbarrier at shared " +
+                       std::to_string(static_cast<const uint8_t*>(key) - block->threads[0].where.window) + ", phase " +
+                       std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " +
+                       std::to_string(m.expected) + " arrivals and " + std::to_string(m.bytes) + " bytes missing";
     return "mbarrier";
 }
 
@@ -145,6 +148,20 @@ void warpgroup_sync(const char*) {
     acquire(&b);
 }
 
+void cluster_sync() {
+    Quiet quiet;
+    require_compute_capability(90, "barrier.cluster");
+    ClusterBarrier& b = running->cluster_barrier;
+    release(&b);
+    if (++b.arrived < running->blocks.size() * running->blocks[0]->threads.size()) {
+        block_on(b.waiters, nullptr, describe_cluster);
+    } else {
+        b.arrived = 0;
+        wake(b.waiters);
+    }
+    acquire(&b);
+}
+
 // ---- asynchronous work of a thread ----------------------------------------------------------------------------------
 
 void async_push(Queue queue, Action action) {
@@ -216,8 +233,8 @@ void wgmma_finished(float* sums) {
 // ---- mbarriers ------------------------------------------------------------------------------------------------------
 
 static MBarrier& find_mbarrier(const void* key) {
-    auto& mbarriers = current_block().mbarriers;
-    if (auto found = mbarriers.find(key); found != mbarriers.end()) return found->second;
+    for (auto& block : running->blocks)
+        if (auto found = block->mbarriers.find(key); found != block->mbarriers.end()) return found->second;
     fail("mbarrier", "the mbarrier at %p is used before mbarrier_init", key);
 }
 

@@ -8,6 +8,8 @@
 namespace infinilm::cuda {
 
 inline void wgmma_fence() { emulator::wgmma_fence(); }
+template <int kCount>
+void wgmma_hold(float (&)[kCount]) {}
 inline void wgmma_commit() { emulator::async_commit(emulator::Queue::wgmma); }
 
 // A wgmma completes as a whole: all four warps have issued it, and all have read before any of them goes on.

@@ -26,6 +26,7 @@ _ORDER = (
     "down_proj",
     "router",
     "experts",
+    "per_layer",
     "lora",
     "lm_head",
     "sampling",

@@ -39,6 +39,13 @@ _OPS = {
     "post_attention_layernorm": "gate_up_proj",
     "pre_feedforward_layernorm": "gate_up_proj",
     "post_feedforward_layernorm": "down_proj",
+    "post_feedforward_layernorm_1": "down_proj",
+    "pre_feedforward_layernorm_2": "router",
+    "post_feedforward_layernorm_2": "router",
+    "layer_scalar": "down_proj",
+    "embed_tokens_per_layer": "embedding",
+    **{name: "per_layer" for name in ("per_layer_model_projection", "per_layer_projection_norm")},
+    **{name: "per_layer" for name in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")},
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
@@ -70,13 +77,15 @@ class Work:
     embedding_bytes_per_token : float
         A row of that table.
     kv_bytes_per_token_layer : int
-        Keys and values of one token in one layer.
+        Keys and values of one token in one layer; on average, where layers differ.
     q_dim, vocab_size : int
-        num_heads * head_dim; logits of a row.
+        num_heads * head_dim, on average; logits of a row.
     sliding_window : tuple of int
-        Per layer with keys and values; 0 is none.
+        Per layer that reads keys and values, its own or those of another; 0 is none.
     num_experts, top_k : int
         Experts of a layer, and of a token; "experts" in `elements` and `weight_bytes_by_op` are all of them.
+    num_kv_layers : int, optional
+        How many of these have keys and values of their own; None: all.
     """
 
     elements: Mapping[str, int]
@@ -88,6 +97,7 @@ class Work:
     sliding_window: tuple[int, ...]
     num_experts: int = 1
     top_k: int = 1
+    num_kv_layers: int | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -127,7 +137,8 @@ class Work:
         The last token of each sequence is sampled from. A decode step is ``num_new=1``.
         """
         tokens = batch_size * num_new
-        stored = {"qkv_proj": tokens * self.kv_bytes_per_token_layer * len(self.sliding_window)}
+        num_kv_layers = len(self.sliding_window) if self.num_kv_layers is None else self.num_kv_layers
+        stored = {"qkv_proj": tokens * self.kv_bytes_per_token_layer * num_kv_layers}
         work = {}
         for name in self.weight_bytes_by_op:
             rows, steps = (batch_size, 1) if name == "lm_head" else (tokens, num_steps)
@@ -161,25 +172,30 @@ def count_work(llm: LLM) -> Work:
     elements: dict[str, int] = {}
     num_bytes: dict[str, int] = {}
     for name, count in _core.param_bytes(spec, kept).items():
-        module = name.rpartition(".")[0]
-        ends = (module, ".".join(module.split(".")[-2:]), module.rpartition(".")[2])
+        module, _, own = name.rpartition(".")
+        ends = (module, ".".join(module.split(".")[-2:]), module.rpartition(".")[2], own)
         op = "experts" if ".experts." in module else next(_OPS[end] for end in ends if end in _OPS)
         num_bytes[op] = num_bytes.get(op, 0) + count
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
-    attention = [layer for layer in spec.layers if layer.cache.kind == "paged"]  # the others keep a state
-    table_bytes, table = num_bytes.pop("embedding"), elements.pop("embedding")
+    attention = [layer for layer in spec.layers if layer.cache.kind != "state"]
+    num_kv_layers = sum(layer.cache.kind == "paged" for layer in attention)
+    head_dims = [layer.cache.head_dim or spec.attention.head_dim for layer in attention]
+    table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer
+    elements.pop("embedding")
     if spec.tie_word_embeddings:
-        num_bytes["lm_head"] += table_bytes
-        elements["lm_head"] = table
+        head = "model.embed_tokens.weight"
+        num_bytes["lm_head"] += _core.param_bytes(spec, kept)[head]
+        elements["lm_head"] = math.prod(shapes[head])
     return Work(
         elements=elements,
         weight_bytes_by_op=num_bytes,
         embedding_bytes_per_token=table_bytes / spec.vocab_size,
-        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // max(1, len(attention)),
-        q_dim=spec.attention.num_heads * spec.attention.head_dim,
+        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // max(1, num_kv_layers),
+        q_dim=spec.attention.num_heads * sum(head_dims) // max(1, len(head_dims)),
         vocab_size=spec.vocab_size,
         sliding_window=tuple(layer.sliding_window for layer in attention),
         num_experts=max(1, spec.experts.count),
         top_k=max(1, spec.experts.top_k),
+        num_kv_layers=num_kv_layers,
     )

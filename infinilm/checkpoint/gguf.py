@@ -19,9 +19,11 @@ from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs
+from infinilm.config.families import model_facts
+from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, Architecture
+from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
 from infinilm.gguf.config import architecture_of, config_json, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf
 
@@ -30,6 +32,7 @@ __all__ = ["GgufCheckpoint"]
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
@@ -68,7 +71,7 @@ class GgufCheckpoint(MappedTensors):
         self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
         config = config_json(gguf)
         self._names, self._order = self._layout(config)
-        self._num_layers: int = config["num_hidden_layers"]
+        self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture) -> dict[str, TensorInfo]:
         found: dict[str, TensorInfo] = {}
@@ -107,7 +110,9 @@ class GgufCheckpoint(MappedTensors):
 
     def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
         """Find an engine's parameters, by their names and shapes."""
-        return find_by_names(self._names, self._order, self._num_layers, expected, self.tensors)
+        config = LlamaConfig.from_dict(self._config)
+        layers = model_facts(config, config.max_position_embeddings).shapes
+        return find_by_names(self._names, self._order, layers, expected, self.tensors)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
@@ -199,6 +204,8 @@ class GgufCheckpoint(MappedTensors):
 
 def _name(name: str, row: Architecture) -> str:
     """Name in a Hugging Face checkpoint; a tensor that nobody knows keeps its own."""
+    if (match := _OF_LAYER.fullmatch(name)) and match[2] in WHOLE_NAMES:
+        return f"model.layers.{int(match[1])}.{WHOLE_NAMES[match[2]]}"
     if match := _LAYER.fullmatch(name):
         layer, base, kind = match.groups()
         if module := row.layer_name(base):

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.delta import delta_facts
-from infinilm.config.families import family_of, rotary_dim
+from infinilm.config.families import family_of, model_facts, rotary_dim
+from infinilm.config.layer_shapes import LayerShape
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 
@@ -110,24 +111,26 @@ def find_tensors(
     family = family_of(config.architecture)
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
     by_head = _rows_by_head(config, family.names)
-    return find_by_names(family.names, order, config.num_hidden_layers, expected, stored, by_head)
+    layers = model_facts(config, config.max_position_embeddings).shapes
+    return find_by_names(family.names, order, layers, expected, stored, by_head)
 
 
 def find_by_names(
     names: TensorNames,
     order: npt.NDArray[np.int64] | None,
-    num_layers: int,
+    layers: Sequence[LayerShape],
     expected: Mapping[str, Shape],
     stored: Collection[str] | Mapping[str, TensorInfo],
     by_head: Mapping[str, HeadRows] = MappingProxyType({}),
 ) -> FoundTensors:
-    """Find the parameters of a model of so many layers in files that call them so; others as in `find_tensors`.
+    """Find the parameters of a model of such layers in files that call them so; others as in `find_tensors`.
 
-    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them. `by_head`: modules
-    whose rows stand head by head in a tensor of several.
+    Where values are what k_proj gives, v_proj is the same tensor. `order`: of the elements of a head of q and k, as
+    `Source.order`; None: as the engine has them. `by_head`: modules whose rows stand head by head in a tensor of
+    several.
     """
     model, head = _prefix(names, stored)
-    not_read = tuple(name for name in stored if _is_not_read(name, names, model, num_layers))
+    not_read = tuple(name for name in stored if _is_not_read(name, names, model, layers))
     joined, stacked = (
         {part: (whole, parts) for whole, parts in table.items() for part in parts}
         for table in (names.joined, names.stacked)
@@ -143,6 +146,8 @@ def find_by_names(
             sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
             continue
         layer, module, kind = match.groups()
+        if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
+            module = "self_attn.k_proj"
         if module in by_head:
             whole, own_rows, num_rows = by_head[module]
             tensor = f"{model}{layer}{whole}{kind}"
@@ -180,11 +185,19 @@ def find_by_names(
     return FoundTensors(sources, shapes, not_read)
 
 
-def _is_not_read(tensor: str, names: TensorNames, model: str, num_layers: int) -> bool:
+# What transformers writes of layers that read the keys and values of others, and does not read.
+_OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
+
+
+def _is_not_read(tensor: str, names: TensorNames, model: str, layers: Sequence[LayerShape]) -> bool:
     if names.not_read and tensor.startswith(names.not_read):
         return True
-    layer = tensor.removeprefix(f"{model}layers.").partition(".")[0] if names.later_layers else ""
-    return layer.isdecimal() and int(layer) >= num_layers
+    number, _, rest = tensor.removeprefix(f"{model}layers.").partition(".")
+    if not number.isdecimal():
+        return False
+    if int(number) >= len(layers):
+        return names.later_layers
+    return layers[int(number)].kv_owner is not None and rest.startswith(_OF_OWN_KV)
 
 
 def _is_plain(stored: Collection[str] | Mapping[str, TensorInfo], tensor: str) -> bool:

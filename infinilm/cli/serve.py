@@ -52,12 +52,6 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="keep what was computed for prompts that begin alike; default",
     )
-    loads.add_argument(
-        "--batch-invariant",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="on a GPU: answers never depend on what runs beside them; default",
-    )
     loads.add_argument("--seed", type=non_negative, metavar="N", help="makes requests without a seed repeatable")
     group = add_front(parser)
     group.add_argument(
@@ -170,7 +164,6 @@ def _serve(args: argparse.Namespace) -> int:
             generation_config=args.generation_config,
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
-            batch_invariant=args.batch_invariant,
             stages=args.stages,
             **model,
         )

@@ -27,12 +27,13 @@ EXPERT_DEFAULTS = {
     "n_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 1.0,
+    "enable_moe_block": False,
 }
 """Of families without experts."""
 
 _DEEPSEEK = {"n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor"}
 
-EXPERT_KEYS = frozenset(EXPERT_DEFAULTS.keys() - _DEEPSEEK)
+EXPERT_KEYS = frozenset(EXPERT_DEFAULTS.keys() - _DEEPSEEK - {"enable_moe_block"})
 """Of families that are like Qwen's."""
 
 DEEPSEEK_KEYS = frozenset(_DEEPSEEK | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"})
@@ -58,6 +59,7 @@ class ExpertConfig(Protocol):
     n_group: int
     topk_group: int
     routed_scaling_factor: float
+    enable_moe_block: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Routing:
     bias: bool = False  # of the router and of each expert
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # over all experts of a layer; of each
     correction_bias: bool = False  # each expert has a number that is added to its score for the choice alone
+    # The layers have their MLP, too, and `enable_moe_block` tells whether they have experts. See `ExpertFacts`.
+    beside_mlp: bool = False
     shared_gate: bool = True  # what the expert of all tokens gives is multiplied by the sigmoid of a logit
 
 
@@ -91,18 +95,26 @@ class ExpertFacts:
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
+    # The layer has its MLP, too. MLP, router and experts read the residual stream through norms of their own, that of
+    # the router times hidden_size**-0.5; what MLP and experts give is normed before it is added up. Each expert has a
+    # number that multiplies its weights.
+    beside_mlp: bool = False
 
 
 def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
     """Derive the facts of a configuration and its family; ConfigError for a field that is wrong."""
     as_integer("num_experts", config.num_experts, least=0, below=_MAX_EXPERTS)
+    as_boolean("enable_moe_block", config.enable_moe_block, error=ConfigError)
+    if routing.beside_mlp and config.enable_moe_block and config.num_experts == 0:
+        raise ConfigError("enable_moe_block is true, but num_experts is 0; it must be the number of experts")
+    enabled = config.num_experts > 0 and (config.enable_moe_block or not routing.beside_mlp)
     step = as_integer("decoder_sparse_step", config.decoder_sparse_step)
     dense = config.mlp_only_layers
     if not isinstance(dense, (list, tuple)) or any(type(layer) is not int for layer in dense):
         raise ConfigError(f"mlp_only_layers must be a list of numbers of layers; got {short_repr(dense)}")
     first = as_integer("first_k_dense_replace", config.first_k_dense_replace, least=0)
     layers = tuple(
-        config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 and layer >= first
+        enabled and layer not in dense and (layer + 1) % step == 0 and layer >= first
         for layer in range(config.num_hidden_layers)
     )
     if not any(layers):
@@ -138,6 +150,7 @@ def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
         scale=float(scale),
         num_groups=num_groups,
         top_groups=top_groups,
+        beside_mlp=routing.beside_mlp,
     )
 
 

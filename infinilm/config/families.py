@@ -17,11 +17,12 @@ from infinilm.config.delta import DeltaConfig, DeltaFacts, delta_facts
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
 from infinilm.config.family_defaults import COMMON_DEFAULTS
 from infinilm.config.family_table import FAMILIES, Family, family_of, family_of_model_type
+from infinilm.config.layer_shapes import LayerShape, LayerShapeConfig, layer_shapes, own_vectors
 from infinilm.config.rope import Frequencies, inverse_frequencies
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infinilm._core import ModelSpec
+    from infinilm._core import CacheSpec, ModelSpec
 
 __all__ = [
     "ACTIVATIONS",
@@ -49,7 +50,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-class ModelConfig(ExpertConfig, DeltaConfig, Protocol):
+class ModelConfig(ExpertConfig, DeltaConfig, LayerShapeConfig, Protocol):
     """What this module reads of a configuration; `LlamaConfig` is one, and documents the fields."""
 
     vocab_size: int
@@ -141,6 +142,11 @@ class ModelFacts:
     experts: ExpertFacts
     delta: DeltaFacts
     logit_cap: float  # cap * tanh(logit / cap); 0: none
+    v_norm: bool  # RMSNorm of each head of v, without weight
+    shapes: tuple[LayerShape, ...]  # [num_layers]
+    layer_scalars: bool  # each layer has a number that multiplies the residual stream it leaves
+    per_layer_size: int  # of the vector that a token has for each layer; 0: there are none
+    per_layer_vocab_size: int  # rows of the table of these
 
 
 def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
@@ -157,13 +163,18 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
     if config.hidden_act not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     windows = _sliding_windows(family, config)
+    shapes = layer_shapes(config, windows)
+    per_layer_size, per_layer_vocab_size = own_vectors(config)
     lengths = config.max_position_embeddings, max_model_len
     parameters = dict(config.rope_parameters)
     scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None
-    ropes = [Rope(*inverse_frequencies(rotary_dim(config), config.rope_theta, parameters, *lengths))]
-    if config.rope_local_base_freq is not None:
-        local = {"rope_type": "default", "rope_theta": config.rope_local_base_freq}
-        ropes.append(Rope(*inverse_frequencies(rotary_dim(config), config.rope_local_base_freq, local, *lengths)))
+    global_dim = config.head_dim if config.global_head_dim is None else config.global_head_dim
+    of_global = int(global_dim * config.partial_rotary_factor)
+    ropes = [Rope(*inverse_frequencies(of_global, config.rope_theta, parameters, *lengths))]
+    if config.rope_local_base_freq is not None or global_dim != config.head_dim:
+        theta = config.rope_theta if config.rope_local_base_freq is None else config.rope_local_base_freq
+        local = {"rope_type": "default", "rope_theta": theta}
+        ropes.append(Rope(*inverse_frequencies(rotary_dim(config), theta, local, *lengths)))
     of_windows, q_rope = len(ropes) - 1, -1
     if scale_beta:
         positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
@@ -184,7 +195,7 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         gated_mlp=family.gated_mlp,
         norm_offset=family.norm_offset,
         activation=family.activation or ACTIVATIONS[config.hidden_act],
-        softmax_scale=_softmax_scale(config),
+        softmax_scale=_softmax_scale(family, config),
         output_gate=family.output_gate,
         sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
@@ -201,6 +212,11 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         experts=expert_facts(config, family.routing),
         delta=delta_facts(config),
         logit_cap=float(config.final_logit_softcapping or 0),
+        v_norm=family.v_norm,
+        shapes=shapes,
+        layer_scalars=family.layer_scalars,
+        per_layer_size=per_layer_size,
+        per_layer_vocab_size=per_layer_vocab_size,
     )
 
 
@@ -212,7 +228,9 @@ def _qk_norm(family: Family, config: ModelConfig) -> str:
     return family.qk_norm if config.use_qk_norm else "none"
 
 
-def _softmax_scale(config: ModelConfig) -> float:
+def _softmax_scale(family: Family, config: ModelConfig) -> float:
+    if family.softmax_scale is not None:
+        return family.softmax_scale
     if config.attention_multiplier is not None:
         return float(config.attention_multiplier)
     scale: float = float(config.query_pre_attn_scalar or config.head_dim) ** -0.5
@@ -273,12 +291,13 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
             "layer_types": lambda layer: (layer + 1) % pattern != 0 if pattern else layer >= full_layers,
             "of_qwen2_moe": lambda layer: layer % 2 == 0 and layer < full_layers,
             "of_qwen3_moe": lambda _: True,
+            "last_full": lambda layer: (layer + 1) % (pattern or layers) != 0,
         }
         windowed = [window is not None and on[family.windows](layer) for layer in range(layers)]
 
     if config.layer_types is not None:
         asked = [layer_type == "sliding_attention" for layer_type in config.layer_types]
-        if family.windows not in ("layer_types", "of_qwen2_moe") and asked != windowed:
+        if family.windows not in ("layer_types", "of_qwen2_moe", "last_full") and asked != windowed:
             kind = "sliding_attention" if windowed[0] else "full_attention"
             raise ConfigError(
                 f"layer_types is {config.layer_types}, but with sliding_window {window} every layer of "
@@ -290,6 +309,8 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
                 f"and use_sliding_window is {use}; set both or make all layers 'full_attention'"
             )
         windowed = asked
+    if family.windows == "last_full":
+        windowed[-1] = False
     return tuple(window if on and window is not None else 0 for on in windowed)
 
 
@@ -357,6 +378,7 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.attention.out_bias = facts.out_bias
     spec.attention.output_gate = facts.output_gate
     spec.attention.sinks = facts.sinks
+    spec.attention.v_norm = facts.v_norm
     spec.attention.qk_norm = facts.qk_norm
     spec.mlp.intermediate_size = config.intermediate_size
     spec.mlp.bias = facts.mlp_bias
@@ -375,6 +397,9 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.residual_multiplier = facts.residual_multiplier
     spec.logit_multiplier = facts.logit_multiplier
     spec.logit_cap = facts.logit_cap
+    spec.layer_scalars = facts.layer_scalars
+    spec.per_layer_size = facts.per_layer_size
+    spec.per_layer_vocab_size = facts.per_layer_vocab_size
     spec.ropes = [RopeSpec(rope.inv_freq.tolist(), *rope[1:]) for rope in facts.ropes]
     spec.layers = [
         LayerSpec(
@@ -382,10 +407,27 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
             rope=rope,
             q_rope=facts.q_rope,
             experts=has_experts,
-            cache=CacheSpec("state" if has_state else "paged"),
+            cache=CacheSpec("state") if has_state else _cache_spec(config, shape),
+            intermediate_size=0 if shape.intermediate_size == config.intermediate_size else shape.intermediate_size,
         )
-        for window, rope, has_experts, has_state in zip(
-            facts.sliding_window, facts.rope_of_layer, facts.experts.layers, facts.delta.layers, strict=True
+        for window, rope, has_experts, has_state, shape in zip(
+            facts.sliding_window,
+            facts.rope_of_layer,
+            facts.experts.layers,
+            facts.delta.layers,
+            facts.shapes,
+            strict=True,
         )
     ]
     return spec
+
+
+def _cache_spec(config: ModelConfig, shape: LayerShape) -> CacheSpec:
+    """Write what differs from the model as a whole."""
+    from infinilm._core import CacheSpec
+
+    own = (
+        0 if shape.num_kv_heads == config.num_key_value_heads else shape.num_kv_heads,
+        0 if shape.head_dim == config.head_dim else shape.head_dim,
+    )
+    return CacheSpec("paged", *own) if shape.kv_owner is None else CacheSpec("shared", *own, shape.kv_owner)

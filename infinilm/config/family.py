@@ -28,8 +28,8 @@ class Family:
     qk_norm: Literal["none", "head", "all"] = "none"
     # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
     # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
-    # before that; or, "of_qwen3_moe", all.
-    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe"] = "none"
+    # before that; or, "of_qwen3_moe", all. "last_full": as "layer_types", but the last layer never has one.
+    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full"] = "none"
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False
@@ -37,6 +37,9 @@ class Family:
     parallel_blocks: bool = False  # attention and MLP read the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # whatever hidden_act says
+    softmax_scale: float | None = None  # of attention scores, whatever head_dim is
+    v_norm: bool = False  # RMSNorm of each head of v, without weight
+    layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
     output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear of its input
     sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
     routing: Routing = field(default_factory=Routing)  # of families with experts

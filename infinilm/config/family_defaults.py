@@ -11,6 +11,7 @@ from typing import Any
 
 from infinilm.config.delta import DELTA_DEFAULTS
 from infinilm.config.experts import EXPERT_DEFAULTS
+from infinilm.config.layer_shapes import LAYER_DEFAULTS
 
 __all__ = [
     "COHERE_DEFAULTS",
@@ -18,6 +19,7 @@ __all__ = [
     "ERNIE_DEFAULTS",
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
+    "GEMMA4_DEFAULTS",
     "GEMMA_DEFAULTS",
     "GLM_DEFAULTS",
     "GPT_OSS_DEFAULTS",
@@ -63,6 +65,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "logits_scaling": 1.0,
         **EXPERT_DEFAULTS,
         **DELTA_DEFAULTS,
+        **LAYER_DEFAULTS,
         "use_qk_norm": False,
         "query_pre_attn_scalar": None,  # None: head_dim; scores are divided by its root
         "attn_logit_softcapping": None,
@@ -180,6 +183,17 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
+}
+GEMMA4_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in GEMMA3_DEFAULTS.items() if key != "query_pre_attn_scalar"},
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "sliding_window": 512,
+    "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "norm_topk_prob": True,
 }
 
 COHERE_DEFAULTS: Mapping[str, Any] = {

@@ -26,6 +26,7 @@ from infinilm.config.family_defaults import (
     QWEN_DEFAULTS,
     TEXT_DEFAULTS,
 )
+from infinilm.config.shaped_families import SHAPED_FAMILIES
 from infinilm.config.sparse_families import SPARSE_FAMILIES
 from infinilm.config.state_families import STATE_FAMILIES
 from infinilm.config.tensor_names import (
@@ -443,6 +444,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             *SPARSE_FAMILIES,
             *STATE_FAMILIES,
+            *SHAPED_FAMILIES,
         )
     }
 )

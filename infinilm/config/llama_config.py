@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -22,7 +21,7 @@ import numpy as np
 
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr
 from infinilm.config import families
-from infinilm.config.delta import STATE_LAYER
+from infinilm.config.field_checks import check_family_keys, check_layer_types, check_positive
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
@@ -87,6 +86,16 @@ class LlamaConfig:
     n_group, topk_group, routed_scaling_factor
         1, 1, 1.0: experts are in so many groups, of which a token goes to the experts of the best topk_group; and what
         multiplies the weights of a token's experts.
+    enable_moe_block
+        False: whether layers have experts beside their MLPs, in families that can (Gemma 4).
+    global_head_dim, num_global_key_value_heads, attention_k_eq_v
+        None, None, False: head_dim of the layers without a window (None: as others), and with attention_k_eq_v, which
+        takes what k_proj gives as their values too, the heads of k and v.
+    num_kv_shared_layers, use_double_wide_mlp
+        0, False: so many layers at the end read the keys and values of the last layer before them that has a window as
+        they have, or has none; and whether their MLPs are twice as wide.
+    hidden_size_per_layer_input, vocab_size_per_layer_input
+        0, None: size of the vector that a token has for each layer, and rows of the table of these (None: vocab_size).
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
@@ -156,6 +165,14 @@ class LlamaConfig:
     n_group: int
     topk_group: int
     routed_scaling_factor: float
+    enable_moe_block: bool
+    global_head_dim: int | None
+    num_global_key_value_heads: int | None
+    attention_k_eq_v: bool
+    num_kv_shared_layers: int
+    use_double_wide_mlp: bool
+    hidden_size_per_layer_input: int
+    vocab_size_per_layer_input: int | None
     use_qk_norm: bool
     query_pre_attn_scalar: float | None
     attn_logit_softcapping: float | None
@@ -347,8 +364,8 @@ class LlamaConfig:
             as_boolean("use_sliding_window", self.use_sliding_window, error=ConfigError)
         if not isinstance(self.hidden_act, str):
             raise ConfigError(f"hidden_act must be a string; got {self.hidden_act!r}")
-        _check_positive("rms_norm_eps", self.rms_norm_eps)
-        _check_positive("rope_theta", self.rope_theta)
+        check_positive("rms_norm_eps", self.rms_norm_eps)
+        check_positive("rope_theta", self.rope_theta)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is not supported; supported: {', '.join(DTYPES)}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -366,67 +383,9 @@ class LlamaConfig:
         ):
             if size >= INT_LIMIT:
                 raise ConfigError(f"{product} must be < 2**31; got {size}")
-        self._check_layer_types(family)
-        self._check_family_keys(family)
+        check_layer_types(self, family)
+        check_family_keys(self, family)
         families.model_facts(self, self.max_position_embeddings)
-
-    def _check_layer_types(self, family: families.Family) -> None:
-        kinds = ("full_attention", "sliding_attention")
-        if "linear_num_key_heads" in family.keys:
-            kinds = ("full_attention", STATE_LAYER)
-        if self.layer_types is None:
-            return
-        if not isinstance(self.layer_types, (list, tuple)):
-            raise ConfigError(f"layer_types must be null or a list of {kinds}; got {self.layer_types!r}")
-        for layer, kind in enumerate(self.layer_types):
-            if kind not in kinds:
-                raise ConfigError(
-                    f"layer_types[{layer}] {kind!r} is not supported in {family.architecture}; "
-                    f"supported: {', '.join(kinds)}"
-                )
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ConfigError(
-                f"layer_types must have num_hidden_layers = {self.num_hidden_layers} entries; "
-                f"got {len(self.layer_types)}"
-            )
-
-    def _check_family_keys(self, family: families.Family) -> None:
-        for key, (neutral, reason) in UNSUPPORTED.items():
-            value = getattr(self, key, None)
-            if key not in family.keys and key not in family.defaults and value not in neutral:
-                raise ConfigError(f"{key} is {short_repr(value)} in {family.architecture}: {reason}")
-        for key in ("partial_rotary_factor", "embedding_multiplier", "residual_multiplier", "logits_scaling"):
-            _check_positive(key, getattr(self, key))
-        for key in (
-            "attention_multiplier",
-            "query_pre_attn_scalar",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "rope_local_base_freq",
-        ):
-            if getattr(self, key) is not None:
-                _check_positive(key, getattr(self, key))
-        if self.sliding_window_pattern is not None:
-            as_integer("sliding_window_pattern", self.sliding_window_pattern)
-        if self.partial_rotary_factor > 1:
-            raise ConfigError(f"partial_rotary_factor must be at most 1; got {self.partial_rotary_factor}")
-        if self.partial_rotary_factor < 1 and (families.rotary_dim(self) < 2 or families.rotary_dim(self) % 2):
-            raise ConfigError(
-                "head_dim * partial_rotary_factor must be even and >= 2, because RoPE rotates pairs; got "
-                f"{self.head_dim} * {self.partial_rotary_factor}"
-            )
-        if self.no_rope_layer_interval is not None:
-            as_integer("no_rope_layer_interval", self.no_rope_layer_interval, least=0)
-        layers = self.no_rope_layers
-        if layers is not None and (
-            not isinstance(layers, (list, tuple))
-            or len(layers) != self.num_hidden_layers
-            or any(value not in (0, 1) for value in layers)
-        ):
-            raise ConfigError(
-                f"no_rope_layers must be null or a list of num_hidden_layers = {self.num_hidden_layers} entries, 1 "
-                f"for a layer with RoPE and 0 for one without; got {short_repr(layers)}"
-            )
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, LlamaConfig) else NotImplemented
@@ -503,7 +462,10 @@ _NULLABLE = frozenset(
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "full_attention_interval",
+        "global_head_dim",
         "no_rope_layer_interval",
+        "num_global_key_value_heads",
+        "vocab_size_per_layer_input",
         "num_key_value_heads",
         "query_pre_attn_scalar",
         "rope_local_base_freq",
@@ -578,12 +540,6 @@ def _token_ids(key: str, value: Any) -> list[int]:
         if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
             raise TypeError(f"{key} must be an int or a list of ints ([] for none); got {value!r}")
     return [int(item) for item in items]
-
-
-def _check_positive(key: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value <= 3.4e38 or not math.isfinite(value):
-        raise ConfigError(f"{key} must be a finite number > 0; got {value!r}")
 
 
 def _copy(value: Any) -> Any:

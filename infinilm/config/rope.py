@@ -186,6 +186,15 @@ def _yarn(rope: _Rope) -> tuple[Frequencies, float]:
     return interpolated * (np.float32(1) - keep) + _reciprocal(periods) * keep, attention_factor
 
 
+def _proportional(rope: _Rope) -> tuple[Frequencies, float]:
+    """Keep the first frequencies of a whole head, a part of all; others are 0, and turn nothing."""
+    part = rope.number("partial_rotary_factor", "a number in (0, 1]", 1.0, above=0, at_most=1)
+    turned = int(part * rope.head_dim // 2)
+    frequencies = _reciprocal(_periods(rope.head_dim, rope.theta))
+    frequencies[turned:] = 0
+    return frequencies / np.float32(rope.factor(default=1.0)), 1.0
+
+
 def _longrope(rope: _Rope) -> tuple[Frequencies, float]:
     """Divide each frequency by a searched factor: one list up to the original length, another beyond it."""
     positions = rope.original_positions(default=rope.max_position_embeddings)
@@ -226,6 +235,7 @@ ROPE_TYPES: Mapping[str, _RopeType] = {
                 _POSITIONS,
             ),
         ),
+        ("proportional", _proportional, ("factor", "partial_rotary_factor")),
         ("longrope", _longrope, ("factor", "attention_factor", "short_factor", "long_factor", _POSITIONS)),
     )
 }
@@ -303,7 +313,8 @@ def inverse_frequencies(
         )
     given.pop("rope_type", None)
     given.pop("type", None)
-    if given.pop("partial_rotary_factor", 1.0) != 1.0:
+    takes_part = "partial_rotary_factor" in ROPE_TYPES[rope_type].keys
+    if not takes_part and given.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
             "partial_rotary_factor must be 1 (the whole head is rotated; partial rotation is not supported); "
             f"got {parameters['partial_rotary_factor'] if parameters else None!r}"

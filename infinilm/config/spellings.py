@@ -47,6 +47,8 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         _part_of_head(values, family)
     if "moe_layer_end_index" in family.keys:
         _dense_at_the_end(values, family)
+    if "global_head_dim" in family.keys:
+        _global_layers(values)
     scale = values.pop("logit_scale", None) if "logit_scale" in family.keys else None
     if scale is not None:  # multiplies what logits_scaling divides
         if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
@@ -77,6 +79,40 @@ def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
     rename(values, "moe_layer_end_index", "mlp_only_layers")
 
 
+def _global_layers(values: dict[str, Any]) -> None:
+    """Bring `per_layer_config`, what differs in layers by their numbers, to the keys of layers without a window."""
+    if "hidden_size_per_layer_input" in values and values["hidden_size_per_layer_input"] is None:
+        values["hidden_size_per_layer_input"] = 0  # in files null says that there are none
+    given = values.pop("per_layer_config", None)
+    if given is None:
+        return
+    kinds = values.get("layer_types")
+    own = list(given.values()) if isinstance(given, Mapping) else []
+    own = [part for part in own if isinstance(part, Mapping)]
+    if not isinstance(given, Mapping) or len(own) < len(given) or not isinstance(kinds, (list, tuple)):
+        raise ConfigError(
+            f"per_layer_config must be an object of objects by the number of a layer, beside layer_types; got "
+            f"{short_repr(given)}"
+        )
+    full = [str(layer) for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    keys = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    if own and (
+        sorted(map(str, given)) != sorted(full)
+        or any(part != own[0] for part in own)
+        or not own[0].keys() <= keys.keys()
+    ):
+        raise ConfigError(
+            "per_layer_config: only head_dim and num_key_value_heads can differ, and those of all 'full_attention' "
+            f"layers, {', '.join(full)}, must be the same; got {short_repr(given)}"
+        )
+    for old, new in keys.items():
+        values["per_layer_config"] = own[0].get(old) if own else None
+        rename(values, "per_layer_config", new)
+        values.setdefault(new, None)
+    if own and "num_key_value_heads" in own[0] and not values.get("attention_k_eq_v"):
+        raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
+
+
 def unify_rope(values: dict[str, Any], family: Family) -> None:
     """Bring both spellings to `rope_theta`, `partial_rotary_factor`, and `rope_scaling` without them, or None."""
     chosen: dict[str, Any] | None = None
@@ -96,7 +132,8 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
         rename(scaling, "type", "rope_type")
         for inert in family.rope_inert & scaling.keys():
             del scaling[inert]
-        for outer in ("rope_theta", "partial_rotary_factor"):
+        proportional = scaling.get("rope_type") == "proportional"  # the part is that type's own parameter
+        for outer in ("rope_theta",) if proportional else ("rope_theta", "partial_rotary_factor"):
             value = scaling.pop(outer, None)
             if value is not None:
                 if values.get(outer) is not None and values[outer] != value:

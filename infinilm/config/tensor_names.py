@@ -14,6 +14,7 @@ __all__ = [
     "DEEPSEEK_MOE",
     "ERNIE_MOE",
     "GEMMA3",
+    "GEMMA4",
     "GLM",
     "GLM4",
     "GLM4V",
@@ -176,6 +177,17 @@ _VISION_TOWER = (
 MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
 
 GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+GEMMA4 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed={
+        "mlp.gate": "router.proj",
+        "mlp.gate.scale": "router.scale",
+        "mlp.gate.per_expert_scale": "router.per_expert_scale",
+    },
+    stacked={name.removeprefix("mlp."): parts for name, parts in _STACKED.items()},
+    not_read=(*_VISION_TOWER, "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+)
 
 _PREDICTION = ("mtp.",)  # of several tokens at once, by layers of its own
 

@@ -104,13 +104,15 @@ class Calibration:
 
     def _collect(self, first: int) -> None:
         config, facts = self._llm.config, self._facts
-        mlp = 0 if facts.experts.layers[first] else config.intermediate_size
-        sizes = config.hidden_size, config.hidden_size, config.num_attention_heads * config.head_dim, mlp
+        has_mlp = [facts.experts.beside_mlp or not own for own in facts.experts.layers]
+        shape = facts.shapes[first]
+        mlp = shape.intermediate_size if has_mlp[first] else 0
+        sizes = config.hidden_size, config.hidden_size, config.num_attention_heads * shape.head_dim, mlp
         count = max(_MOST_BYTES // (4 * sum(size * size for size in sizes)), 1)
         sites: set[str] = set()
         for layer in range(first, min(first + count, config.num_hidden_layers)):
             modules = ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"]
-            modules += [] if facts.experts.layers[layer] else ["mlp.down_proj"]
+            modules += ["mlp.down_proj"] if has_mlp[layer] else []
             sites |= {site for module in modules if (site := self._site(layer, module))}
         self._grams = {}
 

@@ -37,7 +37,8 @@ class Site:
     shape: str
     in_layer: bool = True
     # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
-    # that have it: heads (of q, k and v), state, mlp, gate, experts.
+    # that have it: heads (of q), own_kv (heads of k and v), v_norm, state, mlp, gate, experts, both (of the last three,
+    # where a layer has an MLP and experts), own_vectors.
     needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
@@ -54,7 +55,8 @@ _HIDDEN, _Q, _KV = (
 )
 _INNER = "[num_tokens, intermediate_size]"
 _BOTH = frozenset({"pre_norms", "post_norms"})
-_HEADS, _QK_NORM = frozenset({"heads"}), frozenset({"heads", "qk_norm"})
+_HEADS, _QK_NORM, _OWN_KV = frozenset({"heads"}), frozenset({"heads", "qk_norm"}), frozenset({"own_kv"})
+_BESIDE, _OWN = frozenset({"both"}), frozenset({"own_vectors"})
 _MLP, _EXPERTS = frozenset({"mlp"}), frozenset({"experts"})
 
 SITES: tuple[Site, ...] = (
@@ -62,12 +64,13 @@ SITES: tuple[Site, ...] = (
     Site("input_layernorm", ("input_layernorm",), _HIDDEN, needs=frozenset({"pre_norms"})),
     # After the projection, with its bias.
     Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q, needs=_HEADS),
-    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_HEADS),
-    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_HEADS),
+    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_OWN_KV),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_OWN_KV),
     Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=_QK_NORM),
-    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_QK_NORM),
+    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_OWN_KV | {"qk_norm"}),
+    Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV, needs=_OWN_KV | {"v_norm"}),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q, needs=_HEADS),
-    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV, needs=_HEADS),
+    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV, needs=_OWN_KV),
     # q, k and v of a layer with a state, one behind the other.
     Site("conv", ("linear_attn.conv",), "[num_tokens, conv_dim]", needs=frozenset({"state"})),
     # What attention or the delta rule gives, gated where it has a gate, before o_proj.
@@ -82,10 +85,20 @@ SITES: tuple[Site, ...] = (
     # activation(gate) * up, or of up where there is no gate.
     Site("activation", ("mlp.activation",), _INNER, needs=_MLP),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN, needs=_MLP),
+    # Of layers with experts beside their MLP: norms of what the MLP gives, of what experts read, and of what they give.
+    Site("post_feedforward_layernorm_1", ("post_feedforward_layernorm_1",), _HIDDEN, needs=_BESIDE),
+    Site("pre_feedforward_layernorm_2", ("pre_feedforward_layernorm_2",), _HIDDEN, needs=_BESIDE),
+    Site("post_feedforward_layernorm_2", ("post_feedforward_layernorm_2",), _HIDDEN, needs=_BESIDE),
     Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]", needs=_EXPERTS),
     # The sum over a token's experts.
     Site("experts", ("mlp.experts",), _HIDDEN, needs=_EXPERTS),
     Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN, needs=frozenset({"post_norms"})),
+    # Of models with vectors of each layer: the residual stream before they join it; activation(gate) * the token's own;
+    # that in hidden_size; and normed.
+    Site("mlp_residual", ("mlp_residual",), _HIDDEN, needs=_OWN),
+    Site("per_layer_input", ("per_layer_input",), "[num_tokens, per_layer_size]", needs=_OWN),
+    Site("per_layer_projection", ("per_layer_projection",), _HIDDEN, needs=_OWN),
+    Site("post_per_layer_input_norm", ("post_per_layer_input_norm",), _HIDDEN, needs=_OWN),
     # The residual stream at the end of the layer.
     Site("residual", ("residual",), _HIDDEN),
     # One row per logits row.
@@ -222,21 +235,34 @@ class ModelSites:
         parallel_blocks: bool = False,
         gated_mlp: bool = True,
         states: Sequence[bool] | None = None,
+        own_kv: Sequence[bool] | None = None,
+        v_norm: bool = False,
+        beside_mlp: bool = False,
+        own_vectors: bool = False,
     ) -> None:
-        """experts, states: [num_layers], which layers have them in place of an MLP or of attention; None: no layer."""
+        """Fields as `ModelSpec` has them; what differs from layer to layer is [num_layers].
+
+        experts, states: which layers have them in place of an MLP or of attention, or with beside_mlp experts beside
+        it; None: no layer. own_kv: which have keys and values of their own; None: all.
+        """
         has = {
             "qk_norm": qk_norm != "none",
             "pre_norms": pre_norms,
             "post_norms": post_norms,
             "mlp_norm": not parallel_blocks,
+            "v_norm": v_norm,
+            "own_vectors": own_vectors,
         }
         features = {name for name, is_there in has.items() if is_there}
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
-        no_layer = [False] * num_layers
+        with_experts = {"experts", "both"} | mlp if beside_mlp else {"experts"}
+        no_layer, all_layers = [False] * num_layers, [True] * num_layers
         of_layers = [
-            features | ({"experts"} if own else mlp) | {"state" if state else "heads"}
-            for own, state in zip(experts or no_layer, states or no_layer, strict=True)
+            features
+            | (with_experts if own else mlp)
+            | ({"state"} if state else {"heads", "own_kv"} if kv else {"heads"})
+            for own, state, kv in zip(experts or no_layer, states or no_layer, own_kv or all_layers, strict=True)
         ]
         places = [
             (site, layer)
@@ -260,6 +286,10 @@ class ModelSites:
             spec.parallel_blocks,
             spec.mlp.gated,
             [layer.cache.kind == "state" for layer in spec.layers],
+            [layer.cache.kind == "paged" for layer in spec.layers],
+            spec.attention.v_norm,
+            spec.experts.beside_mlp,
+            spec.per_layer_size > 0,
         )
 
     def select(self, pattern: str) -> list[str]:

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["ARCHITECTURES", "INERT_KEYS", "JOINED", "KEYS", "MODEL_NAMES", "NEUTRAL_KEYS", "STACKED", "Architecture"]
+__all__ = [
+    "ARCHITECTURES",
+    "INERT_KEYS",
+    "JOINED",
+    "KEYS",
+    "MODEL_NAMES",
+    "NEUTRAL_KEYS",
+    "STACKED",
+    "WHOLE_NAMES",
+    "Architecture",
+]
 
 # Key of the metadata behind "<architecture>." -> key of config.json. Those that a family has not are refused there.
 KEYS: Mapping[str, str] = MappingProxyType(
@@ -78,7 +88,14 @@ INERT_KEYS = frozenset(
 
 # Names of tensors up to ".weight" and ".bias": of the model, and behind "blk.<i>." of a layer.
 MODEL_NAMES: Mapping[str, str] = MappingProxyType(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    }
 )
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -108,6 +125,15 @@ _LAYER_NAMES = {
 }
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
 _GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
+_GEMMA4 = {
+    **_NORM_BEFORE_MLP,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 
 # Which of these hold several of the engine's modules, row behind row, or a matrix for each expert: as `TensorNames` has
 # them.
@@ -123,6 +149,15 @@ STACKED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mlp.experts.up_proj": ("mlp.experts.{}.up_proj",),
         "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
         "mlp.experts.down_proj": ("mlp.experts.{}.down_proj",),
+    }
+)
+
+# Tensors of a layer whose names say more than the module, to those of the engine's parameters.
+WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "mlp.gate.scale",
+        "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
     }
 )
 
@@ -161,6 +196,8 @@ class Architecture:
         The configuration says what scores are divided by; the file does not.
     yarn : Mapping of str to object
         Keys of rope_scaling that no key of the metadata says, where its type is yarn.
+    shaped_layers : bool
+        Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     local_rope : bool
         Layers with a window have a `rope_theta` of their own: that of a key of the metadata, else of `defaults`, else
         that of all.
@@ -179,6 +216,7 @@ class Architecture:
     divides_by_head_dim: bool = False
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
+    shaped_layers: bool = False
 
     def layer_name(self, base: str) -> str | None:
         """Return the module of a layer's tensor; None: there is no such."""
@@ -228,6 +266,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             width_scaled_layers=62,
             defaults={"rope_local_base_freq": 10000.0},
             local_rope=True,
+        ),
+        "gemma4": Architecture(
+            "gemma4_text",
+            layer_names=_GEMMA4,
+            keys={
+                "attention.shared_kv_layers": "num_kv_shared_layers",
+                "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+                "expert_count": "num_experts",
+            },
+            defaults={"rope_local_base_freq": 10000.0},
+            local_rope=True,
+            shaped_layers=True,
         ),
         "glm4": Architecture(
             "glm4",

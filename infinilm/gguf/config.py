@@ -10,6 +10,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
+from infinilm.gguf.shaped_layers import alike_layers
 from infinilm.gguf.vocabulary import end_ids, special_id
 
 __all__ = ["architecture_of", "config_json", "generation_config_json", "stored_dtype"]
@@ -51,6 +52,9 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
     model_type = next((other for key, other in row.variants.items() if said.get(key)), row.model_type)
     values: dict[str, Any] = {"model_type": model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    if row.shaped_layers:
+        said, of_layers = alike_layers(gguf, prefix, said)
+        values |= of_layers
     keys = {**KEYS, **row.keys}
     for key, value in said.items():
         if key in keys:
@@ -118,7 +122,7 @@ def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values:
         )
     elif said.get("rope.freq_base_swa", values.get("rope_theta")) != values.get("rope_theta"):
         values["rope_local_base_freq"] = said["rope.freq_base_swa"]  # which most families refuse
-    if said.get("expert_count"):
+    if said.get("expert_count") and not row.shaped_layers:
         dense = sorted(int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name)))
         if dense:
             values["mlp_only_layers"] = dense

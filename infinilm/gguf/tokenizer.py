@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file as the content of a tokenizer.json, which the tokenizers library reads.
 
-Three kinds of `tokenizer.ggml.model` are read: "gpt2", byte-level BPE; "llama", SentencePiece's BPE by scores; and
-"t5", SentencePiece's unigrams.
+Four kinds of `tokenizer.ggml.model` are read: "gpt2", byte-level BPE; "llama", SentencePiece's BPE by scores; "gemma4",
+the same by a list of merges; and "t5", SentencePiece's unigrams.
 """
 
 from __future__ import annotations
@@ -176,28 +176,39 @@ def _scores(gguf: GgufFile, texts: list[str]) -> list[float]:
 
 
 def _sentencepiece(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[_Json, bool, bool]:
-    scores = _scores(gguf, texts)
-    unknown = special_id(gguf, "unk_token_id")
+    scores, vocab = _scores(gguf, texts), _vocab(texts, types)
     prefix = bool(gguf.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return _with_bytes(gguf, texts, vocab, _merges_by_score(vocab, scores, types), prefix=prefix), True, False
+
+
+def _gemma4(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[_Json, bool, bool]:
+    vocab = _vocab(texts, types)
+    prefix = bool(gguf.metadata.get("tokenizer.ggml.add_space_prefix", False))
+    return _with_bytes(gguf, texts, vocab, _merges(gguf, vocab), prefix=prefix), True, False
+
+
+def _with_bytes(
+    gguf: GgufFile, texts: list[str], vocab: dict[str, int], merges: list[tuple[str, str]], *, prefix: bool
+) -> _Json:
+    """BPE of whole texts in which blanks are `_META`, with tokens for single bytes."""
+    unknown = special_id(gguf, "unk_token_id")
     blank = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
     first = [{"type": "Prepend", "prepend": _META}] if prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": _META}, "content": " "}
-    vocab = _vocab(texts, types)
     model = _bpe(
         vocab,
-        _merges_by_score(vocab, scores, types),
+        merges,
         unk_token=texts[unknown] if unknown is not None and unknown < len(texts) else None,
         fuse_unk=True,
         byte_fallback=True,
     )
-    parts = {
+    return {
         "normalizer": {"type": "Sequence", "normalizers": [*first, blank]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": model,
     }
-    return parts, True, False
 
 
 def _merges_by_score(vocab: dict[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
@@ -243,5 +254,6 @@ def _unigram(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[_Json,
 _KINDS: dict[str, Callable[[GgufFile, list[str], list[int]], tuple[_Json, bool, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "gemma4": _gemma4,
     "t5": _unigram,
 }

@@ -23,7 +23,9 @@ class DynamicCache:
 
     Parameters
     ----------
-    num_layers, num_rows, num_kv_heads, head_dim : int
+    heads : sequence of (int, int)
+        num_kv_heads and head_dim of each layer.
+    num_rows : int
     dtype : str
         "float32" or "float64".
 
@@ -33,12 +35,10 @@ class DynamicCache:
         Tokens in the cache, the same in every layer. Read it; `advance` writes it.
     """
 
-    def __init__(
-        self, num_layers: int, num_rows: int, num_kv_heads: int, head_dim: int, dtype: str = "float32"
-    ) -> None:
+    def __init__(self, heads: Sequence[tuple[int, int]], num_rows: int, dtype: str = "float32") -> None:
         self.lengths: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._keys: list[Array] = [  # per layer [num_rows, capacity, num_kv_heads, head_dim]
-            np.zeros((num_rows, 0, num_kv_heads, head_dim), dtype) for _ in range(num_layers)
+            np.zeros((num_rows, 0, num_kv_heads, head_dim), dtype) for num_kv_heads, head_dim in heads
         ]
         self._values: list[Array] = [keys.copy() for keys in self._keys]
         self._states: dict[tuple[int, int], tuple[Array, ...]] = {}  # by layer and row
@@ -84,6 +84,11 @@ class DynamicCache:
         self._reserve(layer, end)
         self._keys[layer][row, begin:end] = keys
         self._values[layer][row, begin:end] = values
+        return self._keys[layer][row, :end], self._values[layer][row, :end]
+
+    def seen(self, layer: int, row: int, num_new: int) -> tuple[Array, Array]:
+        """Return what `append` returned of a row in a layer, where it wrote `num_new` tokens."""
+        end = int(self.lengths[row]) + num_new
         return self._keys[layer][row, :end], self._values[layer][row, :end]
 
     def state(self, layer: int, row: int) -> tuple[Array, ...] | None:

@@ -31,11 +31,10 @@ from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightErr
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
+from infinilm.models.reference_ops import JOINS, Array, rotate, route, sigmoid, silu, soft_cap
 from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["ReferenceModel", "Tap"]
-
-Array = npt.NDArray[Any]  # of the model's dtype
 
 Tap = Callable[[str, int, Array], Array | None]
 """Called with (name, layer, activation); what it returns, if anything, replaces the activation. Layer -1: outside."""
@@ -85,6 +84,10 @@ class ReferenceModel(GenerationMixin):
             self.facts.parallel_blocks,
             self.facts.gated_mlp,
             self.facts.delta.layers,
+            [shape.kv_owner is None for shape in self.facts.shapes],
+            self.facts.v_norm,
+            self.facts.experts.beside_mlp,
+            self.facts.per_layer_size > 0,
         )
         self._registry: HookRegistry | None = None
 
@@ -149,8 +152,7 @@ class ReferenceModel(GenerationMixin):
 
     def new_cache(self, num_rows: int = 1) -> DynamicCache:
         """Return an empty cache for `num_rows` sequences."""
-        config = self.config
-        return DynamicCache(config.num_hidden_layers, num_rows, config.num_key_value_heads, config.head_dim, self.dtype)
+        return DynamicCache([(own.num_kv_heads, own.head_dim) for own in self.facts.shapes], num_rows, self.dtype)
 
     def forward(
         self,
@@ -202,14 +204,20 @@ class ReferenceModel(GenerationMixin):
 
         embedded = self._weight("model.embed_tokens")[ids] * self._scalar(self.facts.embedding_multiplier)
         x = emit("embedding", -1, embedded)  # [num_tokens, hidden_size]
+        own = self._own_vectors(ids, x) if self.facts.per_layer_size else None
         for layer in range(self.config.num_hidden_layers):
             x = self._layer(layer, x, tables, starts, cache, emit)
+            if own is not None:
+                x = self._read_own(layer, x, own[:, layer], emit)
+            if self.facts.layer_scalars:
+                x = x * self.weights[f"model.layers.{layer}.layer_scalar"]
+            x = emit("residual", layer, x)
         if last_only:
             x = x[[end - 1 for end, n in zip(starts[1:], counts, strict=True) if n]]
         normed = self._norm(x, "model.norm") * self._scalar(self.facts.logit_multiplier)
         h = emit("final_norm", -1, normed)  # [num_logits, hidden_size]
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = _soft_cap(h @ self._weight(head).T, self.facts.logit_cap)  # [num_logits, vocab_size]
+        logits = soft_cap(h @ self._weight(head).T, self.facts.logit_cap)  # [num_logits, vocab_size]
         logits = emit("logits", -1, logits)
         cache.advance(counts)
         return logits
@@ -253,17 +261,49 @@ class ReferenceModel(GenerationMixin):
             h = read_by_both
         else:
             h = emit(norm, layer, self._norm(x, f"{at}.{norm}")) if facts.pre_norms else x
-        if facts.experts.layers[layer]:
+        if facts.experts.layers[layer] and not facts.experts.beside_mlp:
             logits = emit("router_logits", layer, linear("mlp.gate", h, facts.experts.bias))
-            out = self._experts(h, logits, f"{at}.mlp")
-            return emit("residual", layer, add("experts", out, "post_feedforward_layernorm"))
-        activation = _JOINS[facts.activation]
+            return add("experts", self._experts(h, logits, f"{at}.mlp"), "post_feedforward_layernorm")
+        activation = JOINS[facts.activation]
         gate = emit("gate_proj", layer, linear("mlp.gate_proj", h, facts.mlp_bias)) if facts.gated_mlp else None
         up = emit("up_proj", layer, linear("mlp.up_proj", h, facts.mlp_bias))
         gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
         inner = emit("activation", layer, activation(gate, up))  # [num_tokens, intermediate_size]
         out = linear("mlp.down_proj", inner, facts.mlp_bias)
-        return emit("residual", layer, add("down_proj", out, "post_feedforward_layernorm"))
+        if not facts.experts.layers[layer]:
+            return add("down_proj", out, "post_feedforward_layernorm")
+
+        def normed(name: str, values: Array) -> Array:
+            return emit(name, layer, self._norm(values, f"{at}.{name}"))
+
+        out = normed("post_feedforward_layernorm_1", emit("down_proj", layer, out))
+        read = self._rms(x) * self.weights[f"{at}.mlp.gate.scale"] * self._scalar(self.config.hidden_size**-0.5)
+        logits = emit("router_logits", layer, linear("mlp.gate", read, facts.experts.bias))
+        experts = self._experts(normed("pre_feedforward_layernorm_2", x), logits, f"{at}.mlp")
+        out = out + normed("post_feedforward_layernorm_2", emit("experts", layer, experts))
+        total: Array = x + normed("post_feedforward_layernorm", out)
+        return total
+
+    def _own_vectors(self, ids: Array, x: Array) -> Array:
+        """Compute the vector that each token has for each layer: [num_tokens, num_layers, per_layer_size]."""
+        shape = len(ids), self.config.num_hidden_layers, self.facts.per_layer_size
+        of_table = self._weight("model.embed_tokens_per_layer")[ids].reshape(shape) * self._scalar(shape[2] ** 0.5)
+        projected = self._linear(x, "model.per_layer_model_projection", False)
+        projected = projected.reshape(shape) * self._scalar(self.config.hidden_size**-0.5)
+        normed = self._norm(projected, "model.per_layer_projection_norm")
+        own: Array = (normed + of_table) * self._scalar(0.5**0.5)
+        return own
+
+    def _read_own(self, layer: int, x: Array, own: Array, emit: _Emitter) -> Array:
+        """Add what a layer makes of its vectors [num_tokens, per_layer_size] to x [num_tokens, hidden_size]."""
+        at = f"model.layers.{layer}"
+        x = emit("mlp_residual", layer, x)
+        gate = self._linear(x, f"{at}.per_layer_input_gate", False)
+        read = emit("per_layer_input", layer, JOINS[self.facts.activation](gate, own))
+        out = emit("per_layer_projection", layer, self._linear(read, f"{at}.per_layer_projection", False))
+        normed = emit("post_per_layer_input_norm", layer, self._norm(out, f"{at}.post_per_layer_input_norm"))
+        total: Array = x + normed
+        return total
 
     def _attention(
         self,
@@ -275,31 +315,36 @@ class ReferenceModel(GenerationMixin):
         emit: _Emitter,
     ) -> Array:
         """Attention of all rows before o_proj: h [num_tokens, hidden_size] -> [num_tokens, num_heads, head_dim]."""
-        facts, num_tokens, head_dim = self.facts, len(h), self.config.head_dim
+        facts, num_tokens, shape = self.facts, len(h), self.facts.shapes[layer]
+        head_dim, owner = shape.head_dim, shape.kv_owner
         at = f"model.layers.{layer}"
         heads: dict[str, Array] = {}
-        for name in ("q", "k", "v"):
+        for name in ("q", "k", "v") if owner is None else ("q",):
             projected = self._linear(h, f"{at}.self_attn.{name}_proj", facts.qkv_bias)
             heads[name] = emit(f"{name}_proj", layer, projected.reshape(num_tokens, -1, head_dim))
         if facts.qk_norm != "none":
-            for name in ("q", "k"):
-                shape = heads[name].shape
+            for name in ("q", "k")[: len(heads)]:
                 values = heads[name] if facts.qk_norm == "head" else heads[name].reshape(num_tokens, -1)
                 normed = self._norm(values, f"{at}.self_attn.{name}_norm")
-                heads[name] = emit(f"{name}_norm", layer, normed.reshape(shape))
+                heads[name] = emit(f"{name}_norm", layer, normed.reshape(heads[name].shape))
+        if facts.v_norm and owner is None:
+            heads["v"] = emit("v_norm", layer, self._rms(heads["v"]))
         rope = facts.rope_of_layer[layer]
-        for name, own_rope in (("q", facts.q_rope), ("k", -1)):
+        for name, own_rope in (("q", facts.q_rope), ("k", -1)) if owner is None else (("q", facts.q_rope),):
             table = rope if own_rope < 0 else own_rope
-            turned = heads[name] if rope < 0 else _rotate(heads[name], tables[table])
+            turned = heads[name] if rope < 0 else rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
-            k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
+            if owner is None:
+                k, v = cache.append(layer, row, heads["k"][own], heads["v"][own])
+            else:
+                k, v = cache.seen(owner, row, own.stop - own.start)
             sinks = self.weights[f"{at}.self_attn.sinks"] if facts.sinks else None
             attended[own] = self._attend(heads["q"][own], k, v, facts.sliding_window[layer], sinks)
         if facts.output_gate:
             gate = self._linear(h, f"{at}.self_attn.gate_proj", facts.qkv_bias)
-            attended = attended * _sigmoid(gate).reshape(attended.shape)
+            attended = attended * sigmoid(gate).reshape(attended.shape)
         return attended
 
     def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: _Emitter) -> Array:
@@ -322,7 +367,7 @@ class ReferenceModel(GenerationMixin):
                 state = zeros, np.zeros((facts.num_v_heads, facts.k_dim, facts.v_dim), self.dtype)
             seen = np.concatenate([state[0], mixed[own]])
             length = len(seen) - facts.conv_size + 1
-            convolved[own] = _silu(sum(tap * seen[i : i + length] for i, tap in enumerate(taps)))
+            convolved[own] = silu(sum(tap * seen[i : i + length] for i, tap in enumerate(taps)))
             inputs.append(seen[length:])
             matrices.append(state[1])
         convolved = emit("conv", layer, convolved)
@@ -334,7 +379,7 @@ class ReferenceModel(GenerationMixin):
         v = v.reshape(num_tokens, facts.num_v_heads, facts.v_dim)
         softplus = np.logaddexp(self._scalar(0), a + self.weights[f"{at}.dt_bias"])
         decay = np.exp(-np.exp(self.weights[f"{at}.A_log"]) * softplus)  # [num_tokens, num_v_heads]
-        beta = _sigmoid(b)
+        beta = sigmoid(b)
         out = np.empty_like(v)
         for row, own in enumerate(map(slice, starts, starts[1:])):
             matrix = matrices[row]
@@ -347,7 +392,7 @@ class ReferenceModel(GenerationMixin):
                 cache.set_state(layer, row, inputs[row], matrix)
         mean_square = np.mean(out * out, axis=-1, keepdims=True)
         normed = out / np.sqrt(mean_square + self._scalar(self.config.rms_norm_eps)) * self._weight(f"{at}.norm")
-        result: Array = normed * _silu(z.reshape(out.shape))
+        result: Array = normed * silu(z.reshape(out.shape))
         return result
 
     def _experts(self, x: Array, router_logits: Array, at: str) -> Array:
@@ -356,11 +401,13 @@ class ReferenceModel(GenerationMixin):
         router_logits: [num_tokens, num_experts].
         """
         facts = self.facts.experts
-        best, weights = self._route(router_logits, at)
+        correction = self._weight(f"{at}.gate", "e_score_correction_bias") if facts.correction_bias else None
+        scales = self._weight(f"{at}.gate", "per_expert_scale") if facts.beside_mlp else None
+        best, weights = route(router_logits, facts, correction, scales)
 
         def mlp(h: Array, name: str, bias: bool) -> Array:
             gate, up = (self._linear(h, f"{at}.{name}.{part}_proj", bias) for part in ("gate", "up"))
-            return self._linear(_JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", bias)
+            return self._linear(JOINS[self.facts.activation](gate, up), f"{at}.{name}.down_proj", bias)
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
@@ -368,28 +415,9 @@ class ReferenceModel(GenerationMixin):
         if facts.shared_intermediate_size:
             shared = mlp(x, "shared_expert", False)
             if facts.shared_gate:
-                shared = shared * _sigmoid(self._linear(x, f"{at}.shared_expert_gate", False))  # [num_tokens, 1]
+                shared = shared * sigmoid(self._linear(x, f"{at}.shared_expert_gate", False))  # [num_tokens, 1]
             out = out + shared
         return out
-
-    def _route(self, logits: Array, at: str) -> tuple[Array, Array]:
-        """Choose each token's experts and weigh them: logits [num_tokens, num_experts] -> both [num_tokens, top_k]."""
-        facts = self.facts.experts
-        if facts.scoring == "sigmoid":
-            scores = _sigmoid(logits)
-        else:
-            scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            scores = scores / scores.sum(axis=-1, keepdims=True)
-        choice = scores + self._weight(f"{at}.gate", "e_score_correction_bias") if facts.correction_bias else scores
-        groups = choice.reshape(len(choice), facts.num_groups, -1).copy()  # [num_tokens, num_groups, experts of one]
-        of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
-        left_out = np.argsort(-of_groups, axis=-1, kind="stable")[:, facts.top_groups :]
-        np.put_along_axis(groups, left_out[..., None], -np.inf, axis=1)
-        best = np.argsort(-groups.reshape(choice.shape), axis=-1, kind="stable")[:, : facts.top_k]
-        weights = np.take_along_axis(scores, best, axis=-1)
-        if facts.norm_topk_prob:
-            weights = weights / (weights.sum(axis=-1, keepdims=True) + scores.dtype.type(1e-20))
-        return best, weights * scores.dtype.type(facts.scale)
 
     def _attend(self, q: Array, k: Array, v: Array, window: int, sinks: Array | None) -> Array:
         """Causal attention of one row's last tokens over all of it.
@@ -404,7 +432,7 @@ class ReferenceModel(GenerationMixin):
         grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
         keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
         scores = grouped @ keys * self.facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
-        scores = _soft_cap(scores, self.facts.score_cap)
+        scores = soft_cap(scores, self.facts.score_cap)
         behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
         visible = (behind >= 0) & (behind < window if window else True)
         scores = np.where(visible, scores, -np.inf)
@@ -424,6 +452,11 @@ class ReferenceModel(GenerationMixin):
         scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
         factor = rope.attention_factor * scale[:, None, None]
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
+
+    def _rms(self, x: Array) -> Array:
+        """RMSNorm over the last axis, without weight."""
+        normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self._scalar(self.config.rms_norm_eps))
+        return normed
 
     def _norm(self, x: Array, name: str) -> Array:
         """RMSNorm or LayerNorm over the last axis."""
@@ -547,50 +580,6 @@ class _Emitter:
         if replacement.shape != activation.shape:
             raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
         return replacement.astype(activation.dtype)
-
-
-def _rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """RoPE of the first R elements of a head: i turns with i + R / 2; x [num_tokens, num_heads, head_dim]."""
-    cos, sin = cos_sin
-    first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def _silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
-        result: Array = x / (1 + np.exp(-x))
-    return result
-
-
-def _sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        result: Array = 1 / (1 + np.exp(-x))
-    return result
-
-
-def _gelu_tanh(x: Array) -> Array:
-    result: Array = x / 2 * (1 + np.tanh(x.dtype.type((2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)))
-    return result
-
-
-def _clamped_swiglu(gate: Array, up: Array) -> Array:
-    scalar = gate.dtype.type
-    gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
-    result: Array = _silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
-    return result
-
-
-# What joins gate and up.
-_JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
-    "silu": lambda gate, up: _silu(gate) * up,
-    "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
-    "clamped_swiglu": _clamped_swiglu,
-}
-
-
-def _soft_cap(x: Array, cap: float) -> Array:
-    """Cap * tanh(x / cap); 0: none."""
-    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
 def _stored_array(array: Array, dtype: str) -> Array:

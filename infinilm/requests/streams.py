@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import cast
 
 from infinilm.outputs import RequestOutput, TokenEvent
@@ -68,6 +68,7 @@ class AsyncRequests:
         self._rests = False  # tokens wait, see `deltas`
         self._mailbox = current_mailbox()
         self._num_open = _listen(requests, self._hear, ends_only)
+        self._is_alone = self._num_open == 1  # one completion
         thread.submit([work for request in requests for work in request.works])
 
     def _hear(self, news: News) -> None:
@@ -87,9 +88,7 @@ class AsyncRequests:
             self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
-            news: list[News] = []
-            while self._news:  # the engine thread adds to it meanwhile
-                news.append(self._news.popleft())
+            news = [self._news.popleft() for _ in range(len(self._news))]  # the engine thread adds to it meanwhile
             if news:
                 if rest is not None and not self._rests and (seconds := rest()) > 0:
                     self._rests = True
@@ -118,11 +117,8 @@ class AsyncRequests:
             and ends wait for nothing. So a fast model does not wake its reader for every token.
         """
         async for news in self._groups(rest):
-            of_work: dict[Work, list[News]] = {}
-            for item in news:
-                of_work.setdefault(item.work, []).append(item)
             deltas: list[Delta] = []
-            for work, items in of_work.items():
+            for work, items in self._of_works(news):
                 delta = cast(Completion, work).reader.delta(items)
                 if delta is None:  # its text could not be decoded, which was told
                     continue
@@ -132,6 +128,15 @@ class AsyncRequests:
                 deltas.append(delta)
             if deltas:
                 yield deltas
+
+    def _of_works(self, news: list[News]) -> Iterable[tuple[Work, list[News]]]:
+        """The news of each completion."""
+        if self._is_alone:
+            return [(news[0].work, news)]
+        of_work: dict[Work, list[News]] = {}
+        for item in news:
+            of_work.setdefault(item.work, []).append(item)
+        return of_work.items()
 
     def given(self) -> list[Delta]:
         """The tokens that came with the prompts as `output_token_ids`, and their text, which `deltas` leaves out."""

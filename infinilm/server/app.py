@@ -14,11 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from infinilm.errors import EngineDeadError, did_you_mean
 from infinilm.requests.streams import AsyncRequests
@@ -29,7 +26,7 @@ from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, t
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import App, Guard, error_body, error_event
+from infinilm.server.guard import App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
@@ -39,6 +36,10 @@ __all__ = ["make_app"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
+# Bytes. Longer bodies are read in threads, beside the event loop. Short ones are not: where many requests come at once,
+# threads that all want the interpreter take several times as long as the reading itself.
+_SHORT_BODY = 2048
+
 T = TypeVar("T")
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -46,35 +47,27 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 def make_app(service: Service) -> App:
     """The application that serves `service`."""
 
-    def route(path: str, method: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await handler(service, request)
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        handler = _handler(scope["method"], scope["path"], service.settings.page)
+        answer = await handler(service, Request(scope, receive))
+        await answer(scope, receive, send)
 
-        return Route(path, endpoint, methods=[method])
-
-    routes = [route(path, method, handler) for path, (method, handler) in _PATHS.items()]
-    routes.append(route("/v1/models/{name:path}", "GET", _model))
-    if service.settings.page:
-        routes.append(route("/", "GET", _page))
-    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
-    app.router.redirect_slashes = False  # the guard takes slashes too many off
     return Guard(app, service.settings)
 
 
-# ---- errors ----
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error_body(error, request.url.path), error.status, headers=error.headers)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    what = {404: f"there is no {path} here{_hint(path)}", 405: f"{path} does not take {request.method}"}
-    found = ApiError(what.get(error.status_code, str(error.detail)), error.status_code)
-    return JSONResponse(error_body(found, path), found.status, headers=error.headers)
+def _handler(method: str, path: str, has_page: bool) -> Handler:
+    """What answers a request. ApiError: nothing does."""
+    taken, handler = _PATHS.get(path, ("", None))
+    if path.startswith(_MODEL_PATH):
+        taken, handler = "GET", _model
+    elif path == "/" and has_page:
+        taken, handler = "GET", _page
+    if handler is None:
+        raise ApiError(f"there is no {path} here{_hint(path)}", 404)
+    if method != taken and (method, taken) != ("HEAD", "GET"):
+        allowed = "GET, HEAD" if taken == "GET" else taken
+        raise ApiError(f"{path} does not take {method}", 405, headers={"Allow": allowed})
+    return handler
 
 
 def _hint(path: str) -> str:
@@ -84,21 +77,13 @@ def _hint(path: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else did_you_mean(path, _PATHS)
 
 
-async def _failure(request: Request, _: Exception) -> Response:
-    """What was not foreseen; the guard logs it."""
-    return await _api_error(request, ApiError("the server failed; its log says why", 500))
-
-
-_HANDLERS: Mapping[Any, Any] = {ApiError: _api_error, HTTPException: _http_error, Exception: _failure}
-
-
 # ---- generation ----
 
 
 async def _chat(service: Service, request: Request) -> Response:
     values = await _json(service, request)
     part = Resumption(request.headers, values, "chatcmpl")
-    call = await asyncio.to_thread(read_chat, service, values)
+    call = await _read(service, request, read_chat, values)
     prompts = [call.prompt_token_ids]
     part.check(prompts, call.params, call.is_stream)
     if call.is_stream:
@@ -111,7 +96,7 @@ async def _chat(service: Service, request: Request) -> Response:
 async def _completion(service: Service, request: Request) -> Response:
     values = await _json(service, request)
     part = Resumption(request.headers, values, "cmpl")
-    call = await asyncio.to_thread(read_completion, service, values)
+    call = await _read(service, request, read_completion, values)
     part.check(call.prompts, call.params, call.is_stream)
     if call.is_stream:
         return _Stream(
@@ -127,22 +112,25 @@ async def _completion(service: Service, request: Request) -> Response:
 
 
 async def _response(service: Service, request: Request) -> Response:
-    return await _blocks(service, request, *await _read(service, request, read_response), Resumption({}, {}, ""))
+    call, builder = await _read(service, request, read_response, await _json(service, request))
+    return await _blocks(service, request, call, builder, Resumption({}, {}, ""))
 
 
 async def _message(service: Service, request: Request) -> Response:
     values = await _json(service, request)
     part = Resumption(request.headers, values, "")  # the id of a message is in its first event alone
-    return await _blocks(service, request, *await asyncio.to_thread(read_message, service, values), part)
+    call, builder = await _read(service, request, read_message, values)
+    return await _blocks(service, request, call, builder, part)
 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
-    call, _ = await _read(service, request, partial(read_message, counts_only=True))
+    count = partial(read_message, counts_only=True)
+    call, _ = await _read(service, request, count, await _json(service, request))
     return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
-    call = await _read(service, request, read_embedding)
+    call = await _read(service, request, read_embedding, await _json(service, request))
     llm = service.llm
 
     async def work() -> Response:
@@ -160,7 +148,7 @@ async def _blocks(
     prompts = [call.prompt_token_ids]
     part.check(prompts, call.params, call.is_stream)
     if call.is_stream:
-        path = request.url.path
+        path = request.scope["path"]
         return _Stream(service, prompts, call.params, lambda running: BlockStream(builder, call, running), part, path)
     return await _whole(
         service, request, prompts, call.params, lambda running: builder.whole(call, running.outputs()[0])
@@ -259,9 +247,13 @@ class _Stream(Response):
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
-async def _read(service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T]) -> T:
-    """Read the body of a request, in a thread: templates and tokenizers take time."""
-    return await asyncio.to_thread(read, service, await _json(service, request))
+async def _read(
+    service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T], values: Mapping[str, Any]
+) -> T:
+    """What a body asks for; `values`: its JSON."""
+    if len(await request.body()) <= _SHORT_BODY:
+        return read(service, values)
+    return await asyncio.to_thread(read, service, values)  # templates and tokenizers take time
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
@@ -314,7 +306,8 @@ async def _models(service: Service, _: Request) -> Response:
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return JSONResponse(_model_entry(service, service.check_model(request.path_params["name"])))
+    name = request.scope["path"].removeprefix(_MODEL_PATH)
+    return JSONResponse(_model_entry(service, service.check_model(name)))
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
@@ -396,6 +389,7 @@ async def _metrics(service: Service, _: Request) -> Response:
     )
 
 
+_MODEL_PATH = "/v1/models/"  # and a name
 _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/chat/completions": ("POST", _chat),
     "/v1/completions": ("POST", _completion),

@@ -71,7 +71,7 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request, by the rules of ASGI."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await _no_request(scope, receive, send)
             return
         scope = {**scope, "path": _plain_path(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -109,6 +109,8 @@ class Guard:
             self._check(scope["method"], scope["path"], headers)
             await self._app(scope, self._bounded(receive, headers), sending)
         except ApiError as error:
+            if started:
+                raise
             await send_error(sending, error, scope["path"])
         except ClientDisconnect:
             pass  # before its request was all there
@@ -187,6 +189,17 @@ class Guard:
         ]
         await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": headers * allowed})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _no_request(scope: Message, receive: Receive, send: Send) -> None:
+    """What ASGI has beside requests: a beginning and an end of the application, which Ray Serve tells; websockets."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    kind = ""
+    while scope["type"] == "lifespan" and kind != "lifespan.shutdown":
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
 
 
 def _plain_path(path: str) -> str:

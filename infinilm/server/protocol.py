@@ -1,18 +1,46 @@
-"""HTTP/1 as uvicorn speaks it, with bounds: a request has so much time to be there, and its head so many bytes."""
+"""HTTP/1 as uvicorn speaks it, with bounds, and for clients that end their sending before they have read.
+
+A request has so much time to be there, and its head so many bytes.
+
+A client that sends no more (`shutdown(SHUT_WR)`, as `nc -N` calls it) still gets its answer. One that is gone looks the
+same, as both send FIN. They differ in what they do with bytes that reach them: the system of the one that is gone
+refuses them. So such a client is sent the next byte of its answer early, where that is known whatever the answer will
+be: an answer begins with "HTTP/1.1 ", and the length of a chunk may begin with zeros.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import select
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import is_ssl
 
 from infinilm.server.bodies import ApiError
 from infinilm.server.guard import error_body
 
 __all__ = ["HttpProtocol"]
+
+_BEGIN = b"HTTP/1.1 "  # of every answer
+
+
+class _BegunTransport:
+    """A transport whose client may have the first bytes of what is written next."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.num_sent = 0
+
+    def write(self, data: bytes) -> None:
+        """Send what the client does not have."""
+        self._transport.write(data[self.num_sent :])
+        self.num_sent = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -24,16 +52,21 @@ class HttpProtocol(HttpToolsProtocol):
         From the connection, or from its next request's first byte, to that request's last.
     max_head_bytes : int
         Of the request line and the headers; a little more may come in one piece with them.
+    probe_seconds : float
+        From the first early byte for a client that sends no more to the next; these times double.
     """
 
     arrival_seconds = 60.0
     max_head_bytes = 1 << 16
+    probe_seconds = 1.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._arrival: asyncio.TimerHandle | None = None
         self._in_head, self._num_head_bytes = True, 0
         self._has_ended = False  # a request, within the bytes that are being read
+        self._refusal: select.epoll | None = None  # of bytes, by the system of a client that sends no more
+        self._probe: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -43,7 +76,40 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has left, or was sent away."""
         self._end_arrival()
+        self._end_watch()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; returns whether it may still get an answer."""
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_complete or self.pipeline or is_ssl(self.transport):
+            return False  # nothing is left to be answered. TLS cannot be closed by half
+        cycle.keep_alive = False
+        begun = cycle.transport = _BegunTransport(self.transport)  # type: ignore[assignment]
+        self._refusal = select.epoll()
+        self._refusal.register(self.transport.get_extra_info("socket").fileno(), 0)  # errors are told in any case
+        self.loop.add_reader(self._refusal.fileno(), self.transport.abort)
+        self._send_early(begun, 0)
+        return True
+
+    def _send_early(self, begun: _BegunTransport, count: int) -> None:
+        """Send a byte of the answer before the rest, if any is known; `count`: how many were sent so."""
+        if count == len(_BEGIN) or self.transport.is_closing():
+            return
+        if not self.cycle.response_started:
+            self.transport.write(_BEGIN[begun.num_sent : begun.num_sent + 1])
+            begun.num_sent += 1
+        elif self.cycle.chunked_encoding:
+            self.transport.write(b"0")
+        self._probe = self.loop.call_later(self.probe_seconds * 2**count, self._send_early, begun, count + 1)
+
+    def _end_watch(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+        if self._refusal is not None:
+            self.loop.remove_reader(self._refusal.fileno())
+            self._refusal.close()
+            self._refusal = None
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -162,6 +163,7 @@ async def _serve(
         if loading.done() and not stop.is_set():
             llm = loading.result()
             service.serve(llm)
+            gc.freeze()  # what is there now stays: the collector need not look at it again and again
             scheme = "https" if ssl_certfile else "http"
             shown = f"[{host}]" if ":" in host else host
             tell(f"{settings.model_names[0]} at {scheme}://{shown}:{listener.getsockname()[1]}")

@@ -36,6 +36,10 @@ T = TypeVar("T")
 _REST_SECONDS = 0.02  # faster than people read
 _EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of a core
 
+# Requests that come together start together, see `Service._others_are_read`.
+_TOGETHER_SECONDS = 0.005
+_TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is read
+
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
 
@@ -80,6 +84,7 @@ class Service:
         self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+        self._num_read = 0  # calls, in all
         self._num_admitted = 0  # calls between admission and their last byte
         self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
         self._idle = asyncio.Event()
@@ -273,13 +278,31 @@ class Service:
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
                     asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
+                await self._others_are_read()
                 started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
                 try:
+                    await asyncio.sleep(0)  # they all start before one of them writes, and lets the engine run
                     yield running
                 finally:
-                    self.metrics.finish(running.outputs())
+                    # After the answers of others that ended at the same time.
+                    asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
+
+    async def _others_are_read(self) -> None:
+        """Wait a little while every turn of the event loop brings more requests.
+
+        Those that come together then start together. Otherwise the engine, once it has the first of them, takes the
+        interpreter and the cores from the reading of the others, and computes them in small steps.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _TOGETHER_SECONDS
+        self._num_read += 1
+        num_read, num_turns = self._num_read, 0  # turns without another
+        while num_turns < _TURNS_OF_A_REQUEST and loop.time() < end:
+            await asyncio.sleep(0)
+            num_turns = num_turns + 1 if num_read == self._num_read else 0
+            num_read = self._num_read
 
     @contextlib.contextmanager
     def admitted(self, num_tokens: int) -> Iterator[_Call]:

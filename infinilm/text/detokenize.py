@@ -41,6 +41,7 @@ class IncrementalDetokenizer:
         tokenizer._require()
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
+        self._bytes = tokenizer._visible_bytes if skip_special_tokens else tokenizer._all_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window: list[int] = []  # ids of the previous delta, then ids whose text is still to come
         self._num_read = 0  # how many of the window belong to the previous delta
@@ -56,7 +57,7 @@ class IncrementalDetokenizer:
             The id is negative or above 2**32 - 1.
         """
         if self._tokenizer._byte_level:
-            return self._utf8.decode(self._tokenizer._visible_bytes(token_id, self._skip_special))
+            return self._utf8.decode(self._bytes[token_id])
         token = self._tokenizer._visible(token_id, self._skip_special)
         if token is None:
             return ""
@@ -68,8 +69,7 @@ class IncrementalDetokenizer:
     def push_some(self, token_ids: list[int]) -> str:
         """`push` for several tokens, at a fraction of the time."""
         if self._tokenizer._byte_level:
-            visible, skip = self._tokenizer._visible_bytes, self._skip_special
-            return self._utf8.decode(b"".join([visible(token_id, skip) for token_id in token_ids]))
+            return self._utf8.decode(b"".join([self._bytes[token_id] for token_id in token_ids]))
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def finish(self) -> str:

@@ -9,7 +9,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -84,13 +84,15 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self._special_texts: frozenset[str] = frozenset()
         self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
-        self._token_bytes: dict[int, tuple[bytes, bool]] = {}  # id -> bytes, whether special
+        # What tokens add to the byte stream of a byte-level decoder, without and with special tokens.
+        self._visible_bytes = self._all_bytes = _TokenBytes(backend)
         if backend is None:
             return
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
         self._special_texts = frozenset(token.content for token in added.values() if token.special)
+        self._visible_bytes = _TokenBytes(backend, self._special_texts)
         kinds = _decoder_kinds(backend)
         self._byte_level = [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]
         self._byte_fallback = "ByteFallback" in kinds or "?" in kinds
@@ -216,7 +218,9 @@ class Tokenizer:
         backend = self._require()
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
             raise TypeError(f"ids: expected a list of token ids, got {ids!r:.80} of type {type(ids).__name__}")
-        checked = [_checked_id(i) for i in ids]
+        checked = list(ids)
+        if {*map(type, checked)} != {int} or not 0 <= min(checked) <= max(checked) < 1 << 32:  # rarely
+            checked = [_checked_id(i) for i in checked]
         try:
             return backend.decode(checked, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
@@ -237,7 +241,7 @@ class Tokenizer:
         in the middle of a character. An id that is no token gives nothing.
         """
         if self._byte_level:
-            return self._visible_bytes(token_id, skip_special_tokens=False)
+            return self._all_bytes[token_id]
         token = self.id_to_token(token_id) or ""
         if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
             return bytes([int(token[3:5], 16)])
@@ -256,15 +260,19 @@ class Tokenizer:
         token = self.id_to_token(token_id)
         return None if skip_special_tokens and token in self._special_texts else token
 
-    def _visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
-        """Return what a token adds to the byte stream of a byte-level decoder; remembered per token."""
-        entry = self._token_bytes.get(token_id)
-        if entry is None:
-            token = self.id_to_token(token_id)
-            entry = (b"" if token is None else _byte_level_bytes(token), token in self._special_texts)
-            self._token_bytes[token_id] = entry
-        data, special = entry
-        return b"" if special and skip_special_tokens else data
+
+class _TokenBytes(dict[int, bytes]):
+    """Token id -> bytes; an entry is made when it is first asked for."""
+
+    def __init__(self, backend: tokenizers.Tokenizer | None, skipped: Set[str] = frozenset()) -> None:
+        super().__init__()
+        self._backend, self._skipped = backend, skipped
+
+    def __missing__(self, token_id: int) -> bytes:
+        assert self._backend is not None
+        token = self._backend.id_to_token(_checked_id(token_id))
+        data = self[token_id] = b"" if token is None or token in self._skipped else _byte_level_bytes(token)
+        return data
 
 
 def _how_to_convert(folder: Path) -> str:

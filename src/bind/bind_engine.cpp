@@ -263,7 +263,7 @@ void bind_engine(nb::module_& m) {
         .def(
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
-               bool batch_invariant, const std::string& nccl_library, bool graphs, int num_stages,
+               const std::string& nccl_library, bool graphs, int num_stages,
                const std::optional<std::tuple<int, int, int>>& stage) {
                 PipelineOptions pipeline{.num_stages = num_stages};
                 if (stage) std::tie(pipeline.stage, pipeline.from_stage_before, pipeline.to_stage_behind) = *stage;
@@ -271,13 +271,12 @@ void bind_engine(nb::module_& m) {
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
-                                         .batch_invariant = batch_invariant,
                                          .graphs = graphs,
                                          .nccl_library = nccl_library,
                                          .pipeline = pipeline});
             },
-            "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "batch_invariant"_a = true,
-            "nccl_library"_a = "", "graphs"_a = true, "num_stages"_a = 1, "stage"_a = nb::none(),
+            "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
+            "num_stages"_a = 1, "stage"_a = nb::none(),
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
             "only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode "
             "steps of a "

@@ -228,16 +228,18 @@ void bind_ops(nb::module_& m) {
         .def(
             "add_rms_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
-               const Tensor& out, float eps, float multiplier) {
+               const Tensor& out, float eps, float multiplier, float scale) {
                 const InUse b(shared);
                 ops::add_rms_norm(b, {.x = x,
                                       .residual = output("add_rms_norm", "residual", residual),
                                       .weight = optional_view(weight),
                                       .out = output("add_rms_norm", "out", out),
                                       .eps = eps,
-                                      .multiplier = multiplier});
+                                      .multiplier = multiplier,
+                                      .scale = scale});
             },
-            "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, Release())
+            "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, "scale"_a = 1.0f,
+            Release())
         .def(
             "linear",
             [](SharedBackend& shared, const Tensor& x, const PreparedLinear& weight, const Tensor& out,
@@ -273,7 +275,7 @@ void bind_ops(nb::module_& m) {
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,
                const OptionalTensor& k_norm, const OptionalTensor& slot_mapping, const Tensor& k_cache,
                const Tensor& v_cache, int num_heads, int num_kv_heads, int head_dim, float eps,
-               const OptionalTensor& k_scales, const OptionalTensor& v_scales) {
+               const OptionalTensor& k_scales, const OptionalTensor& v_scales, const OptionalTensor& v_norm) {
                 const InUse b(shared);
                 const char* op = "qk_norm_rope_store_kv";
                 ops::qk_norm_rope_store_kv(b, {.qkv = output(op, "qkv", qkv),
@@ -281,6 +283,7 @@ void bind_ops(nb::module_& m) {
                                                .q_cos_sin = {},
                                                .q_norm = optional_view(q_norm),
                                                .k_norm = optional_view(k_norm),
+                                               .v_norm = optional_view(v_norm),
                                                .slot_mapping = optional_view(slot_mapping),
                                                .k_cache = output(op, "k_cache", k_cache),
                                                .v_cache = output(op, "v_cache", v_cache),
@@ -293,7 +296,7 @@ void bind_ops(nb::module_& m) {
             },
             "qkv"_a, "cos_sin"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), "slot_mapping"_a.none(), "k_cache"_a,
             "v_cache"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "eps"_a, "k_scales"_a = nb::none(),
-            "v_scales"_a = nb::none(), Release())
+            "v_scales"_a = nb::none(), "v_norm"_a = nb::none(), Release())
         .def(
             "paged_attention",
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
@@ -320,13 +323,15 @@ void bind_ops(nb::module_& m) {
             "score_cap"_a = 0.0f, "sinks"_a = nb::none(), Release())
         .def(
             "act_mul",
-            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation) {
+            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation,
+               const OptionalTensor& up) {
                 const InUse b(shared);
                 ops::act_mul(b, {.gate_up = gate_up,
                                  .out = output("act_mul", "out", out),
-                                 .activation = activation_from_string(activation)});
+                                 .activation = activation_from_string(activation),
+                                 .up = optional_view(up)});
             },
-            "gate_up"_a, "out"_a, "activation"_a = "silu", Release())
+            "gate_up"_a, "out"_a, "activation"_a = "silu", "up"_a = nb::none(), Release())
         .def(
             "soft_cap",
             [](SharedBackend& shared, const Tensor& x, float cap) {
@@ -345,10 +350,11 @@ void bind_ops(nb::module_& m) {
             "route",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& ids, const Tensor& weights,
                const std::string& scoring, bool normalize, float scale, const OptionalTensor& correction_bias,
-               int num_groups, int top_groups) {
+               int num_groups, int top_groups, const OptionalTensor& expert_scales) {
                 const InUse b(shared);
                 ops::route(b, {.logits = logits,
                                .correction_bias = optional_view(correction_bias),
+                               .expert_scales = optional_view(expert_scales),
                                .ids = output("route", "ids", ids),
                                .weights = output("route", "weights", weights),
                                .scoring = scoring_from_string(scoring),
@@ -358,7 +364,8 @@ void bind_ops(nb::module_& m) {
                                .top_groups = top_groups});
             },
             "logits"_a, "ids"_a, "weights"_a, "scoring"_a = "softmax", "normalize"_a = false, "scale"_a = 1.0f,
-            "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, Release())
+            "correction_bias"_a = nb::none(), "num_groups"_a = 1, "top_groups"_a = 1, "expert_scales"_a = nb::none(),
+            Release())
         .def(
             "experts",
             [](SharedBackend& shared, const Tensor& x, const Tensor& ids, const Tensor& weights,

@@ -72,9 +72,9 @@ NormKind norm_kind_from_string(const std::string& text) {
 }
 
 CacheKind cache_kind_from_string(const std::string& text) {
-    for (const CacheKind kind : {CacheKind::paged, CacheKind::state})
+    for (const CacheKind kind : {CacheKind::paged, CacheKind::shared, CacheKind::state})
         if (text == name(kind)) return kind;
-    throw ConfigError(concat("cache kind '", text, "' is not one of paged, state"));
+    throw ConfigError(concat("cache kind '", text, "' is not one of paged, shared, state"));
 }
 
 }  // namespace
@@ -90,6 +90,7 @@ void bind_spec(nb::module_& m) {
         .def_rw("out_bias", &AttentionSpec::out_bias)
         .def_rw("sinks", &AttentionSpec::sinks)
         .def_rw("output_gate", &AttentionSpec::output_gate)
+        .def_rw("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.")
         .def_prop_rw(
             "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
             [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
@@ -115,7 +116,8 @@ void bind_spec(nb::module_& m) {
         .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
         .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
         .def_rw("num_groups", &ExpertsSpec::num_groups)
-        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
+        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.")
+        .def_rw("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.");
     nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
         .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
         .def_rw("num_v_heads", &DeltaSpec::num_v_heads)
@@ -138,26 +140,29 @@ void bind_spec(nb::module_& m) {
     nb::class_<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.")
         .def(
             "__init__",
-            [](CacheSpec* self, const std::string& kind, int num_kv_heads, int head_dim) {
-                new (self) CacheSpec{cache_kind_from_string(kind), num_kv_heads, head_dim};
+            [](CacheSpec* self, const std::string& kind, int num_kv_heads, int head_dim, int owner) {
+                new (self) CacheSpec{cache_kind_from_string(kind), num_kv_heads, head_dim, owner};
             },
-            nb::arg("kind") = "paged", nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0)
+            nb::arg("kind") = "paged", nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0, nb::arg("owner") = -1)
         .def_prop_ro("kind", [](const CacheSpec& s) { return std::string(name(s.kind)); })
         .def_ro("num_kv_heads", &CacheSpec::num_kv_heads, "0: as the model has them.")
-        .def_ro("head_dim", &CacheSpec::head_dim, "0: as the model has it.");
+        .def_ro("head_dim", &CacheSpec::head_dim, "0: as the model has it.")
+        .def_ro("owner", &CacheSpec::owner, "Of a shared one: the earlier layer whose keys and values these are.");
     nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
         .def(
             "__init__",
-            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts, const CacheSpec& cache) {
-                new (self) LayerSpec{sliding_window, rope, q_rope, experts, cache};
+            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts, const CacheSpec& cache,
+               int intermediate_size) {
+                new (self) LayerSpec{sliding_window, rope, q_rope, experts, cache, intermediate_size};
             },
             nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false,
-            nb::arg("cache") = CacheSpec())
+            nb::arg("cache") = CacheSpec(), nb::arg("intermediate_size") = 0)
         .def_rw("cache", &LayerSpec::cache)
+        .def_rw("intermediate_size", &LayerSpec::intermediate_size, "Of the MLP; 0: as the model has it.")
         .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")
         .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
         .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
-        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP.");
+        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP, or beside it.");
     nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def(nb::init<>())
         .def_prop_rw(
@@ -183,6 +188,9 @@ void bind_spec(nb::module_& m) {
         .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
         .def_rw("logit_cap", &ModelSpec::logit_cap)
         .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
+        .def_rw("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.")
+        .def_rw("per_layer_size", &ModelSpec::per_layer_size, "Of a token's vector for each layer; 0: it has none.")
+        .def_rw("per_layer_vocab_size", &ModelSpec::per_layer_vocab_size)
         .def_rw("attention", &ModelSpec::attention)
         .def_rw("mlp", &ModelSpec::mlp)
         .def_rw("experts", &ModelSpec::experts)

@@ -400,6 +400,7 @@ static NormArgs norm_args(const Params& p) {
             .residual = nullptr,
             .residual_stride = 0,
             .multiplier = 1,
+            .scale = 1,
             .weight = p.weight.data(),
             .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
             .element = element(p.weight.dtype()),
@@ -429,6 +430,7 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
     args.residual = p.residual.as<float>();
     args.residual_stride = p.residual.stride(0);
     args.multiplier = p.multiplier;
+    args.scale = p.scale;
     run_norm(args);
 }
 
@@ -459,6 +461,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                              .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
+                             .v_norm = p.v_norm.data(),
                              .norm_element = element(p.q_norm.dtype()),
                              .slot_mapping = p.slot_mapping.as<const int64_t>(),
                              .k_cache = p.k_cache.data(),
@@ -467,7 +470,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                              .v_scales = p.v_scales.as<float>(),
                              .cache_element = element(p.k_cache.dtype()),
                              .num_tokens = p.qkv.shape(0),
-                             .block_size = p.k_cache.shape(2),
+                             .block_size = p.k_cache ? p.k_cache.shape(2) : 0,
                              .num_heads = p.num_heads,
                              .num_kv_heads = p.num_kv_heads,
                              .head_dim = p.head_dim,
@@ -516,14 +519,17 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
 }
 
 void CpuBackend::act_mul(const ActMulParams& p) {
-    const ActMulArgs args{.gate_up = p.gate_up.as<const float>(),
-                          .gate_up_stride = p.gate_up.stride(0),
+    const bool behind = p.gate_up.shape(1) > p.out.shape(1);
+    const TensorView up = behind ? p.gate_up.slice(1, p.out.shape(1), p.gate_up.shape(1)) : p.up;
+    const ActMulArgs args{.gate = p.gate_up.as<const float>(),
+                          .gate_stride = p.gate_up.stride(0),
+                          .up = up.as<const float>(),
+                          .up_stride = up ? up.stride(0) : 0,
                           .out = p.out.as<float>(),
                           .out_stride = p.out.stride(0),
                           .num_tokens = p.out.shape(0),
                           .intermediate_size = p.out.shape(1),
-                          .activation = activation(p.activation),
-                          .has_up = p.gate_up.shape(1) > p.out.shape(1)};
+                          .activation = activation(p.activation)};
     run(kernels_.act_mul, args, 8 * p.out.numel());
 }
 

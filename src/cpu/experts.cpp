@@ -109,7 +109,10 @@ void route(const RouteParams& p, int64_t begin, int64_t end) {
         });
         // Sigmoids may all be 0. A softmax's best are never that small.
         const float factor = p.normalize ? p.scale / (sum + 1e-20f) : p.scale;
-        for (k = 0; k < top_k; ++k) weights[k] *= factor;
+        for (k = 0; k < top_k; ++k) {
+            weights[k] *= factor;
+            if (p.expert_scales) weights[k] *= p.expert_scales.as<const float>()[ids[k]];
+        }
     }
 }
 

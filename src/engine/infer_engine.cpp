@@ -4,6 +4,7 @@
 
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
+#include "engine/check_spec.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -34,68 +35,9 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
     const Device device = options.devices[static_cast<size_t>(rank)];
-    if (device.kind == DeviceKind::cuda)
-        return make_cuda_backend(
-            {.device = device.index, .dtype = spec.dtype, .batch_invariant = options.batch_invariant});
+    if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
-}
-
-void validate(const ModelSpec& spec) {
-    auto require = [](bool ok, auto&&... parts) {
-        if (!ok) throw ConfigError(concat("model spec: ", parts...));
-    };
-    require(is_floating(spec.dtype), "dtype must be float32, bfloat16 or float16, got ", name(spec.dtype));
-    require(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.mlp.intermediate_size > 0 &&
-                spec.max_model_len > 0,
-            "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ",
-            spec.vocab_size, ", ", spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ",
-            spec.max_model_len);
-    require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
-    require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
-            spec.num_layers, " layers");
-    const ExpertsSpec& e = spec.experts;
-    const bool any_experts = std::ranges::any_of(spec.layers, &LayerSpec::experts);
-    require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
-            "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
-            e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
-    require(e.count == 0 || (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 &&
-                             e.top_groups <= e.num_groups && e.top_k <= e.count / e.num_groups * e.top_groups),
-            "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
-            " have the ", e.top_k, " of a token");
-    const int num_ropes = static_cast<int>(spec.ropes.size());
-    const DeltaSpec& d = spec.delta;
-    const bool delta_is_whole = d.num_k_heads > 0 && d.num_v_heads > 0 && d.num_v_heads % d.num_k_heads == 0 &&
-                                d.k_dim > 0 && d.k_dim <= 256 && d.v_dim > 0 && d.conv_size > 0 && d.conv_size <= 8;
-    require(spec.num_state_layers() > 0 ? delta_is_whole : d == DeltaSpec(),
-            "layers with a state need heads of v in multiples of those of k, of 1 to 256 elements, and a convolution "
-            "of 1 to 8 tokens; got ",
-            d.num_k_heads, " and ", d.num_v_heads, " heads of ", d.k_dim, " and ", d.v_dim, " elements, and ",
-            d.conv_size, " tokens; without such a layer there are none");
-    for (int i = 0; i < spec.num_layers; ++i) {
-        const AttentionSpec a = spec.attention_of(i);
-        require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
-                ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
-        require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
-        const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-        for (const int own : {layer.rope, layer.q_rope}) {
-            require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
-            if (own < 0) continue;
-            const auto& inv_freq = spec.ropes[static_cast<size_t>(own)].inv_freq;
-            require(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= a.head_dim, "a rope has ",
-                    inv_freq.size(), " frequencies for head_dim ", a.head_dim);
-        }
-    }
-}
-
-// What a model has that GPUs have no kernels for; null: nothing.
-const char* only_on_cpus(const ModelSpec& spec, int num_stages) {
-    if (num_stages > 1) return "stages of a pipeline";
-    if (spec.num_state_layers() > 0) return "layers that have a state";
-    if (spec.attention.output_gate) return "a gate of attention";
-    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
-        return "layers that differ in their cache";
-    return nullptr;
 }
 
 }  // namespace
@@ -332,13 +274,16 @@ void InferEngine::time_ops(bool on) {
         rank.params.check_complete();
         if (!rank.params.prepared()) prepare(rank);
         const ModelWeights& weights = rank.params.weights();
-        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"}};
+        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"},
+                                        {weights.per_layer_projection.prepared.get(), "per_layer"}};
         for (const LayerWeights& layer : weights.layers) {
             for (const LinearWeights* const linear : {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in})
                 names[linear->prepared.get()] = "qkv_proj";
             names[layer.o_proj.prepared.get()] = "o_proj";
             names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
             names[layer.down_proj.prepared.get()] = "down_proj";
+            for (const LinearWeights* const linear : {&layer.per_layer_gate, &layer.per_layer_projection})
+                names[linear->prepared.get()] = "per_layer";
             names[layer.router.prepared.get()] = "router";
             names[layer.shared_gate.prepared.get()] = "router";
         }

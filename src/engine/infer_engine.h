@@ -36,10 +36,7 @@ struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank of a stage; several may name the same one
     // CPU threads of all ranks of a stage together, since one stage computes at a time; 0: one per physical core.
     int num_threads = 0;
-    std::string isa;  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
-    // CUDA: a row's result never depends on the number of rows, also where faster kernels exist for many. CPUs always
-    // hold to that.
-    bool batch_invariant = true;
+    std::string isa;           // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
     bool graphs = true;        // GPUs: decode steps are recorded and launched as one, see step_graphs.h
     std::string nccl_library;  // see GroupOptions
     PipelineOptions pipeline = {};

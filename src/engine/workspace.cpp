@@ -29,7 +29,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const ExpertsSpec& experts = spec.experts;
     std::vector<cpu::LargestCalls::Linears> linears;
     for (const int64_t in_features :
-         {spec.hidden_size, q_dim, spec.delta.v_size(), spec.mlp.intermediate_size, experts.shared_intermediate_size})
+         {spec.hidden_size, q_dim, spec.delta.v_size(), spec.widest_mlp(), experts.shared_intermediate_size})
         linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
     if (experts.count > 0)
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
@@ -37,7 +37,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                 {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
     if (step.num_adapters > 0)
         for (const int64_t in_features :
-             {int64_t{spec.hidden_size}, int64_t{q_dim}, int64_t{spec.mlp.intermediate_size}, step.most_rank})
+             {int64_t{spec.hidden_size}, int64_t{q_dim}, int64_t{spec.widest_mlp()}, step.most_rank})
             linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features, .count = step.num_adapters});
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},

@@ -35,7 +35,8 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     const bool wide_norm = spec.attention.qk_norm == QkNorm::all;
     const ExpertsSpec& experts = spec.experts;
     int inner = experts.shared_intermediate_size;
-    if (!std::ranges::all_of(spec.layers, &LayerSpec::experts)) inner = std::max(inner, spec.mlp.intermediate_size);
+    for (int layer = 0; layer < spec.num_layers; ++layer)
+        if (spec.has_mlp(layer)) inner = std::max(inner, spec.intermediate_size_of(layer));
     std::vector<BufferShape<Workspace>> shapes{
         {&Workspace::x, 1, spec.hidden_size, activation},
         {&Workspace::normed, 1, spec.hidden_size, activation},
@@ -61,18 +62,23 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
     if (experts.shared_intermediate_size > 0)
         shapes.insert(shapes.end(), {{&Workspace::shared, 1, spec.hidden_size, activation},
                                      {&Workspace::shared_gate, 1, experts.shared_gate ? 8 : 0, DType::float32}});
+    if (experts.beside_mlp) shapes.push_back({&Workspace::shared, 1, spec.hidden_size, activation});
+    if (const int64_t size = spec.per_layer_size; size > 0)
+        shapes.insert(shapes.end(), {{&Workspace::per_layer, spec.num_layers, size, activation},
+                                     {&Workspace::per_layer_projected, spec.num_layers, size, activation},
+                                     {&Workspace::per_layer_gate, 1, size, activation}});
     return shapes;
 }
 
 std::vector<BufferShape<Decoder::TapWorkspace>> Decoder::tap_shapes(const ModelSpec& spec, DType activation) {
     return {{&TapWorkspace::branch, 1, spec.hidden_size, activation},
-            {&TapWorkspace::gate_up, 1, 2 * spec.mlp.intermediate_size, activation}};
+            {&TapWorkspace::gate_up, 1, 2 * spec.widest_mlp(), activation}};
 }
 
 std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const ModelSpec& spec, DType activation,
                                                                       int64_t most_rank) {
-    const int widest = std::max({spec.hidden_size, spec.widest(&AttentionSpec::q_dim),
-                                 spec.widest(&AttentionSpec::kv_dim), spec.mlp.intermediate_size});
+    const int widest = std::max(
+        {spec.hidden_size, spec.widest(&AttentionSpec::q_dim), spec.widest(&AttentionSpec::kv_dim), spec.widest_mlp()});
     return {{&LoraWorkspace::inner, 1, (most_rank + 7) / 8 * 8, activation},
             {&LoraWorkspace::delta, 1, widest, activation}};
 }
@@ -109,10 +115,7 @@ void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
     auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, num_tokens); };
-    const int64_t inner_size = spec_.mlp.intermediate_size;
-    return {.x = rows(work_.x),
-            .normed = rows(work_.normed),
-            .inner = rows(work_.inner).slice(1, 0, std::min<int64_t>(work_.inner.shape(1), inner_size))};
+    return {.x = rows(work_.x), .normed = rows(work_.normed)};
 }
 
 // Rows of a layer that is narrower than the widest are neighbours, too.
@@ -128,6 +131,9 @@ TensorView Decoder::attn(const Step& s, int layer) const {
 TensorView Decoder::gated(const Step& s, int layer) const {
     return part(work_.gated, s, 2 * spec_.attention_of(layer).q_dim());
 }
+TensorView Decoder::inner(const Step& s, int layer) const {
+    return part(work_.inner, s, spec_.intermediate_size_of(layer));
+}
 
 TensorView Decoder::cos_sin(int64_t num_tokens, int rope) const {
     float* table = work_.cos_sin.as<float>();  // the tables of all ropes, one behind the other
@@ -141,18 +147,20 @@ RopeStoreParams Decoder::rope_store(const Step& s, int layer) const {
     const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
     const AttentionSpec attention = spec_.attention_of(layer);
     const bool wide = attention.qk_norm == QkNorm::all;  // done before
+    const auto own = [&](const TensorView& of_kv) { return attention.own_kv ? of_kv : TensorView(); };
     return {.qkv = qkv(s, layer),
             .cos_sin = spec.rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.rope),
             .q_cos_sin = spec.q_rope < 0 ? TensorView() : cos_sin(s.a.x.shape(0), spec.q_rope),
             .q_norm = wide ? TensorView() : TensorView(w.q_norm.prepared),
             .k_norm = wide ? TensorView() : TensorView(w.k_norm.prepared),
-            .slot_mapping = s.batch.slot_mapping,
-            .k_cache = s.cache.k(layer),
-            .v_cache = s.cache.v(layer),
-            .k_scales = s.cache.k_scales(layer),
-            .v_scales = s.cache.v_scales(layer),
+            .v_norm = w.v_norm.prepared,
+            .slot_mapping = own(s.batch.slot_mapping),
+            .k_cache = own(s.cache.k(layer)),
+            .v_cache = own(s.cache.v(layer)),
+            .k_scales = own(s.cache.k_scales(layer)),
+            .v_scales = own(s.cache.v_scales(layer)),
             .num_heads = attention.num_heads,
-            .num_kv_heads = attention.num_kv_heads,
+            .num_kv_heads = attention.own_kv ? attention.num_kv_heads : 0,
             .head_dim = attention.head_dim,
             .eps = spec_.rms_norm_eps};
 }
@@ -162,7 +170,7 @@ template <class Tap>
 void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const bool last = layer + 1 == spec_.num_layers;
-    const VectorWeights& after = last ? weights_.norm : weights_.layers[layer + 1].attention_norm;
+    const TensorView after = (last ? weights_.norm : weights_.layers[layer + 1].attention_norm).prepared;
     begin_attention(s.batch, layer);
     if (layer > 0 && layer % layers_apart == 0) keep_together();
     if (spec_.has_state(layer)) {
@@ -174,7 +182,7 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
     if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
     add_branch(s, tap, layer,
                {.post_norm = w.attention_post_norm,
-                .next_norm = w.mlp_norm,
+                .next_norm = w.mlp_norm.prepared,
                 .branch_site = Site::o_proj,
                 .norm_site = Site::post_attention_layernorm,
                 .sum_site = Site::attention_residual},
@@ -185,23 +193,32 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                    add_lora(tap, Site::o_proj, layer, x, out);
                });
     begin_mlp(s.batch, layer);
-    if (w.experts)
-        choose_experts(s, tap, layer);
-    else if (!spec_.parallel_blocks)
-        project_gate_up(s, tap, layer);
+    const bool has_mlp = spec_.has_mlp(layer), two = w.experts && has_mlp, three = spec_.per_layer_size > 0;
+    if (has_mlp && !spec_.parallel_blocks) project_gate_up(s, tap, layer);
+    if (w.experts) choose_experts(s, tap, layer);
     add_branch(s, tap, layer,
                {.post_norm = w.mlp_post_norm,
-                .next_norm = after,
-                .branch_site = w.experts ? Site::experts : Site::down_proj,
+                .next_norm = three ? TensorView() : after,
+                .branch_site = two ? std::nullopt : std::optional(w.experts ? Site::experts : Site::down_proj),
                 .norm_site = Site::post_feedforward_layernorm,
-                .sum_site = Site::residual},
+                .sum_site = three ? Site::mlp_residual : Site::residual,
+                .is_whole = two,
+                .scale = three ? 1 : w.scale},
                [&](const TensorView& residual, const TensorView& out) {
+                   if (two) return run_mlp_and_experts(s, tap, layer, out);
                    if (w.experts) return run_experts(s, layer, residual, out);
-                   ops::linear(
-                       backend_,
-                       {.x = s.a.inner, .weight = *w.down_proj.prepared, .norm = {}, .residual = residual, .out = out});
-                   add_lora(tap, Site::down_proj, layer, s.a.inner, out);
+                   project_down(s, tap, layer, residual, out);
                });
+    if (!three) return;
+    add_branch(s, tap, layer,
+               {.post_norm = w.per_layer_post_norm,
+                .next_norm = after,
+                .branch_site = Site::per_layer_projection,
+                .norm_site = Site::post_per_layer_input_norm,
+                .sum_site = Site::residual,
+                .is_whole = true,
+                .scale = w.scale},
+               [&](const TensorView&, const TensorView& out) { read_own_vector(s, tap, layer, out); });
 }
 
 // The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for hooks,
@@ -238,9 +255,13 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
     const AttentionSpec attention = spec_.attention_of(layer);
     const bool wide = attention.qk_norm == QkNorm::all;
-    if (!Tap::active && !wide) return ops::linear_rope_store_kv(backend_, linear, params);
+    if (!Tap::active && !wide && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
+    if (!Tap::active && !wide) {  // q alone, of which no linear knows
+        ops::linear(backend_, linear);
+        return ops::qk_norm_rope_store_kv(backend_, params);
+    }
 
-    const int num_heads = attention.num_heads, num_kv_heads = attention.num_kv_heads;
+    const int num_heads = params.num_heads, num_kv_heads = params.num_kv_heads;
     const int64_t head_dim = attention.head_dim, q_dim = attention.q_dim(), kv_dim = attention.kv_dim();
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {qkv.stride(0), head_dim, 1};
@@ -249,14 +270,17 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     };
     auto tap_q_and_k = [&](Site q, Site k) {
         tap_heads(q, 0, num_heads);
-        tap_heads(k, num_heads, num_kv_heads);
+        if (attention.own_kv) tap_heads(k, num_heads, num_kv_heads);
     };
+    auto tap_v = [&](Site v) { tap_heads(v, num_heads + num_kv_heads, num_kv_heads); };
     ops::linear(backend_, linear);
     add_lora(tap, Site::q_proj, layer, x, qkv.slice(1, 0, q_dim));
-    add_lora(tap, Site::k_proj, layer, x, qkv.slice(1, q_dim, q_dim + kv_dim));
-    add_lora(tap, Site::v_proj, layer, x, qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
+    if (attention.own_kv) {
+        add_lora(tap, Site::k_proj, layer, x, qkv.slice(1, q_dim, q_dim + kv_dim));
+        add_lora(tap, Site::v_proj, layer, x, qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
+    }
     tap_q_and_k(Site::q_proj, Site::k_proj);
-    tap_heads(Site::v_proj, num_heads + num_kv_heads, num_kv_heads);
+    if (attention.own_kv) tap_v(Site::v_proj);
     if (wide) {
         norm_all_heads(s, layer);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(backend_, params);
@@ -268,10 +292,12 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         ops::qk_norm_rope_store_kv(backend_, part);
     }
     if (w.q_norm.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
+    if (params.v_norm) tap_v(Site::v_norm);
     part = params;
-    part.q_norm = part.k_norm = part.slot_mapping = {};
+    part.q_norm = part.k_norm = part.v_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(backend_, part);
     tap_q_and_k(Site::q_rope, Site::k_rope);
+    if (!attention.own_kv) return;
     part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(backend_, part);
@@ -377,108 +403,6 @@ void Decoder::run_delta_rule(const Step& s, const Tap& tap, int layer) {
     tap_own(tap, Site::attention, layer, TensorView(out.data(), out.dtype(), heads, out.device()), out, work_.attn);
 }
 
-template <class Tap>
-Decoder::Input Decoder::mlp_input(const Step& s, const Tap& tap, int layer) {
-    if (spec_.parallel_blocks) return {.x = s.a.normed, .norm = {}};
-    const Site site = spec_.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
-    return normed_input(s, tap, layer, weights_.layers[layer].mlp_norm, site);
-}
-
-// Norm, gate and up, activation(gate) * up; or without gate, activation(up).
-template <class Tap>
-void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
-    const LayerWeights& w = weights_.layers[layer];
-    const auto [x, norm] = mlp_input(s, tap, layer);
-    LinearParams linear{.x = x,
-                        .weight = *w.gate_up_proj.prepared,
-                        .norm = norm,
-                        .residual = {},
-                        .out = s.a.inner,
-                        .activation = spec_.mlp.activation};
-    const bool gated = spec_.mlp.gated;
-    if (!Tap::active && gated) return ops::linear(backend_, linear);
-
-    const int64_t inner_size = spec_.mlp.intermediate_size;
-    const Tensor& owner = gated ? taps_.gate_up : work_.inner;
-    const TensorView gate_up = gated ? owner.slice(0, 0, x.shape(0)) : s.a.inner;
-    linear.out = gate_up;
-    linear.gate_up_apart = gated;
-    ops::linear(backend_, linear);
-    if (gated) {
-        const TensorView gate = gate_up.slice(1, 0, inner_size);
-        add_lora(tap, Site::gate_proj, layer, x, gate);
-        tap_own(tap, Site::gate_proj, layer, gate, gate_up, owner);
-    }
-    const TensorView up = gated ? gate_up.slice(1, inner_size, 2 * inner_size) : gate_up;
-    add_lora(tap, Site::up_proj, layer, x, up);
-    tap_own(tap, Site::up_proj, layer, up, gate_up, owner);
-    ops::act_mul(backend_, {.gate_up = gate_up, .out = s.a.inner, .activation = spec_.mlp.activation});
-    tap_own(tap, Site::activation, layer, s.a.inner, s.a.inner, work_.inner);
-}
-
-// Norm, which several ops read, and the router: the experts of each token and their weights.
-template <class Tap>
-void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
-    const auto [x, norm] = mlp_input(s, tap, layer);
-    if (norm.weight) ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
-    const auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, x.shape(0)); };
-    const TensorView padded = rows(work_.router_logits), logits = padded.slice(1, 0, spec_.experts.count);
-    ops::linear(backend_, {.x = expert_input(s),
-                           .weight = *weights_.layers[layer].router.prepared,
-                           .norm = {},
-                           .residual = {},
-                           .out = logits});
-    tap_common(tap, Site::router_logits, layer, logits, Tensor(padded, work_.router_logits.owner));
-    const ExpertsSpec& experts = spec_.experts;
-    ops::route(backend_, {.logits = logits,
-                          .correction_bias = weights_.layers[layer].router_correction.prepared,
-                          .ids = rows(work_.expert_ids),
-                          .weights = rows(work_.expert_weights),
-                          .scoring = experts.scoring,
-                          .normalize = experts.norm_topk_prob,
-                          .scale = experts.scale,
-                          .num_groups = experts.num_groups,
-                          .top_groups = experts.top_groups});
-}
-
-// Then the experts, that of all tokens among them. The residual may be absent; out may be the normed input.
-void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out) {
-    const LayerWeights& w = weights_.layers[layer];
-    const TensorView x = expert_input(s);
-    const auto rows = [&](const Tensor& buffer, int64_t of_a_token) {
-        return buffer ? buffer.slice(0, 0, of_a_token * x.shape(0)) : TensorView();
-    };
-    const TensorView shared = rows(work_.shared, 1);
-    const TensorView shared_gate = spec_.experts.shared_gate ? rows(work_.shared_gate, 1).slice(1, 0, 1) : TensorView();
-    if (shared) {
-        const TensorView inner = rows(work_.inner, 1).slice(1, 0, spec_.experts.shared_intermediate_size);
-        const auto linear = [&](const TensorView& from, const LinearWeights& weight, const TensorView& to) {
-            ops::linear(backend_, {.x = from,
-                                   .weight = *weight.prepared,
-                                   .norm = {},
-                                   .residual = {},
-                                   .out = to,
-                                   .activation = spec_.mlp.activation});
-        };
-        if (shared_gate) linear(x, w.shared_gate, shared_gate);
-        linear(x, w.gate_up_proj, inner);
-        linear(inner, w.down_proj, shared);
-    }
-    const int64_t top_k = spec_.experts.top_k;
-    ops::experts(backend_, {.x = x,
-                            .ids = rows(work_.expert_ids, 1),
-                            .weights = rows(work_.expert_weights, 1),
-                            .experts = *w.experts,
-                            .activation = spec_.mlp.activation,
-                            .shared = shared,
-                            .shared_gate = shared_gate,
-                            .residual = residual,
-                            .out = out,
-                            .inner = rows(work_.expert_inner, top_k),
-                            .parts = rows(work_.expert_parts, top_k),
-                            .lists = rows(work_.expert_lists, top_k)});
-}
-
 // What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.
 template <class Tap, class Project>
 void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch& b, Project project) {
@@ -488,13 +412,14 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
     project(TensorView(), branch);
     AddRmsNormParams sum{.x = branch,
                          .residual = x,
-                         .weight = b.next_norm.prepared,
+                         .weight = b.next_norm,
                          .out = branch,
                          .eps = spec_.rms_norm_eps,
-                         .multiplier = spec_.residual_multiplier};
+                         .multiplier = spec_.residual_multiplier,
+                         .scale = b.scale};
     if (!Tap::active && !b.post_norm.prepared) return communicator_.all_reduce_add_rms_norm(backend_, sum);
-    if (num_ranks() > 1) communicator_.all_reduce(branch);
-    tap_common(tap, b.branch_site, layer, branch, branch_owner);
+    if (num_ranks() > 1 && !b.is_whole) communicator_.all_reduce(branch);
+    if (b.branch_site) tap_common(tap, *b.branch_site, layer, branch, branch_owner);
     if (b.post_norm.prepared) {
         ops::rms_norm(backend_, {.x = branch, .weight = b.post_norm.prepared, .out = branch, .eps = sum.eps});
         tap_common(tap, b.norm_site, layer, branch, branch_owner);
@@ -505,37 +430,19 @@ void Decoder::add_branch(const Step& s, const Tap& tap, int layer, const Branch&
     tap_common(tap, b.sum_site, layer, x, Tensor(x, work_.x.owner));
 }
 
-template <class Tap>
-void Decoder::tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
-                      const Tensor& owner) {
-    if constexpr (Tap::active)
-        if (tap.hooks) (*tap.hooks)(backend_, site, layer, view, Tensor(parent, owner.owner));
-}
-
-template <class Tap>
-void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
-    if constexpr (Tap::active) {
-        if (!tap.hooks) return;
-        (*tap.hooks)(backend_, site, layer, view, parent);
-        if (num_ranks() > 1 && tap.hooks->wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
-    }
-}
-
 void Decoder::keep_together() {
     if (num_ranks() > 1 && communicator_.capturable()) communicator_.barrier();
 }
 
-void Decoder::embed(const Batch& batch, const TensorView& x) {
-    EmbeddingParams params{.ids = batch.input_ids,
-                           .table = *weights_.embed_tokens.prepared,
-                           .out = x,
-                           .multiplier = spec_.embedding_multiplier};
+void Decoder::embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
+                    const TensorView& out) {
+    EmbeddingParams params{.ids = ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
     if (num_ranks() > 1)
         params.first_id =
-            static_cast<int32_t>(vocab_of(spec_.vocab_size, {communicator_.rank(), communicator_.size()}).begin);
+            static_cast<int32_t>(vocab_of(vocab_size, {communicator_.rank(), communicator_.size()}).begin);
     ops::embedding(backend_, params);
     keep_together();
-    if (num_ranks() > 1) communicator_.all_reduce(x);
+    if (num_ranks() > 1) communicator_.all_reduce(out);
 }
 
 template <class Tap>
@@ -549,7 +456,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     }
     const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
     if (spec_.is_first_stage())
-        embed(batch, s.a.x);
+        embed(batch.input_ids, weights_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.a.x);
     else if (!stages_->receive(s.a.x))
         throw StepAborted();
     for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
@@ -560,6 +467,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                    .scale_positions = spec_.ropes[rope].scale_positions,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     if (spec_.is_first_stage()) tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
+    if (spec_.per_layer_size > 0) embed_layers(s);
     if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
         ops::rms_norm(backend_, {.x = s.a.x,
                                  .weight = weights_.layers[layers.begin].attention_norm.prepared,
@@ -593,6 +501,12 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     begin_mlp(batch, spec_.num_layers);
     return logits_.sample(batch, logits);
 }
+
+// What decoder_mlp.cpp calls.
+template Decoder::Input Decoder::normed_input(const Step&, const NoTap&, int, const VectorWeights&, Site);
+template Decoder::Input Decoder::normed_input(const Step&, const StepTap&, int, const VectorWeights&, Site);
+template void Decoder::add_lora(const NoTap&, Site, int, const TensorView&, const TensorView&);
+template void Decoder::add_lora(const StepTap&, Site, int, const TensorView&, const TensorView&);
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
 template Tensor Decoder::forward(const Batch&, const KvCache&, const StepTap&);

@@ -6,6 +6,8 @@
 // exchanged, and the residual and the norms belong to the linears.
 #pragma once
 
+#include <optional>
+
 #include "dist/communicator.h"
 #include "dist/stage_link.h"
 #include "model/batch.h"
@@ -65,9 +67,13 @@ private:
         Tensor expert_inner;    // [num_tokens * top_k, intermediate_size] of an expert
         Tensor expert_parts;    // [num_tokens * top_k, hidden_size]
         Tensor expert_lists;    // [num_tokens * top_k, expert_list_ints] int32
-        Tensor shared;          // [num_tokens, hidden_size]: of the expert of all tokens
+        Tensor shared;          // [num_tokens, hidden_size]: of the expert of all tokens, or of experts beside an MLP
         Tensor shared_gate;     // [num_tokens, 8] float32, of which the first column is it
-        Tensor cos_sin;         // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
+        // Of models with vectors of each layer:
+        Tensor per_layer;            // [num_tokens, num_layers, per_layer_size]: these, of all layers
+        Tensor per_layer_projected;  // the same: of them, what comes from the embedding
+        Tensor per_layer_gate;       // [num_tokens, per_layer_size]
+        Tensor cos_sin;              // [num_tokens, sum of the ropes' rotary_dim] float32, see cos_sin()
     };
     static std::vector<BufferShape<Workspace>> workspace_shapes(const ModelSpec& spec, DType activation);
     // What only a forward pass with hooks or adapters needs.
@@ -87,7 +93,7 @@ private:
                                                                int64_t most_rank);
     // The activations of one step: the first rows of the workspace.
     struct Activations {
-        TensorView x, normed, inner;
+        TensorView x, normed;
     };
     struct Step {
         Activations a;
@@ -101,9 +107,12 @@ private:
     };
     // What a sublayer ends with.
     struct Branch {
-        const VectorWeights& post_norm;  // of its result, if the model has it
-        const VectorWeights& next_norm;  // that the next sublayer begins with
-        Site branch_site, norm_site, sum_site;
+        const VectorWeights& post_norm;   // of its result, if the model has it
+        TensorView next_norm;             // that the next sublayer begins with, if it begins with one
+        std::optional<Site> branch_site;  // of its result
+        Site norm_site, sum_site;
+        bool is_whole = false;  // its result is not a rank's part of a sum
+        float scale = 1;        // of the residual stream it leaves
     };
     int num_ranks() const { return communicator_.size(); }
     // Whether a sublayer ends with the norm of the next. Else the sum is part of its last linear, the norm of the next
@@ -121,9 +130,14 @@ private:
     TensorView qkv(const Step& s, int layer) const;          // [num_tokens, qkv_dim]
     TensorView attn(const Step& s, int layer) const;         // [num_tokens, q_dim], or v_size of the delta rule
     TensorView gated(const Step& s, int layer) const;        // [num_tokens, 2 * q_dim]
+    TensorView inner(const Step& s, int layer) const;        // [num_tokens, intermediate_size] of its MLP
     TensorView cos_sin(int64_t num_tokens, int rope) const;  // [num_tokens, rotary_dim] of one of the ropes
     RopeStoreParams rope_store(const Step& s, int layer) const;
-    void embed(const Batch& batch, const TensorView& x);
+    void embed(const TensorView& ids, const LinearWeights& table, int64_t vocab_size, float multiplier,
+               const TensorView& out);
+    // The vectors that a token has for each layer: (row of a table of its own + norm of a linear of its embedding) /
+    // 2^.5.
+    void embed_layers(const Step& s);
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together();
@@ -143,11 +157,19 @@ private:
     Input mlp_input(const Step& s, const Tap& tap, int layer);
     template <class Tap>
     void project_gate_up(const Step& s, const Tap& tap, int layer);
+    template <class Tap>
+    void project_down(const Step& s, const Tap& tap, int layer, const TensorView& residual, const TensorView& out);
     // Once choose_experts has normed it.
     TensorView expert_input(const Step& s) const { return spec_.pre_norms ? s.a.normed : s.a.x; }
     template <class Tap>
     void choose_experts(const Step& s, const Tap& tap, int layer);
     void run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out);
+    // Of a layer that has both: out is norm(what the MLP gives) + norm(what the experts give), whole on every rank.
+    template <class Tap>
+    void run_mlp_and_experts(const Step& s, const Tap& tap, int layer, const TensorView& out);
+    // The third sublayer of models with vectors of each layer: projection(activation(gate(x)) * the token's own).
+    template <class Tap>
+    void read_own_vector(const Step& s, const Tap& tap, int layer, const TensorView& out);
     template <class Tap, class Project>
     void add_branch(const Step& s, const Tap& tap, int layer, const Branch& branch, Project project);
     // The hooks of a value that is a rank's own. parent: the rows of `owner` that `view` is a part of.
@@ -169,5 +191,21 @@ private:
     LoraWorkspace lora_;
     Logits logits_;
 };
+
+template <class Tap>
+void Decoder::tap_own(const Tap& tap, Site site, int layer, const TensorView& view, const TensorView& parent,
+                      const Tensor& owner) {
+    if constexpr (Tap::active)
+        if (tap.hooks) (*tap.hooks)(backend_, site, layer, view, Tensor(parent, owner.owner));
+}
+
+template <class Tap>
+void Decoder::tap_common(const Tap& tap, Site site, int layer, const TensorView& view, const Tensor& parent) {
+    if constexpr (Tap::active) {
+        if (!tap.hooks) return;
+        (*tap.hooks)(backend_, site, layer, view, parent);
+        if (num_ranks() > 1 && tap.hooks->wanted_anywhere(site, layer)) communicator_.broadcast(parent, 0);
+    }
+}
 
 }  // namespace infinilm

@@ -32,7 +32,12 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     places_.resize(static_cast<size_t>(model.num_layers));
     for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
-        places_[static_cast<size_t>(layer)] = {attention.num_kv_heads, attention.head_dim, elements, heads, states};
+        Place& place = places_[static_cast<size_t>(layer)];
+        if (!attention.own_kv) {
+            place = places_[static_cast<size_t>(model.layers[static_cast<size_t>(layer)].cache.owner)];
+            continue;
+        }
+        place = {attention.num_kv_heads, attention.head_dim, elements, heads, states};
         if (model.has_state(layer)) {
             ++states;
             continue;
@@ -138,8 +143,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     int64_t bytes = 0;
     const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer) {
-        if (model.has_state(layer)) continue;
         const AttentionSpec attention = model.attention_of(layer);
+        if (model.has_state(layer) || !attention.own_kv) continue;
         bytes += 2 * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }
     return bytes;

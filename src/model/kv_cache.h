@@ -28,7 +28,8 @@ public:
     KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
 
     const KvCacheSpec& spec() const { return spec_; }
-    TensorView k(int layer) const { return rows(k_, layer); }  // [num_blocks, num_kv_heads, block_size, head_dim]
+    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner.
+    TensorView k(int layer) const { return rows(k_, layer); }
     TensorView v(int layer) const { return rows(v_, layer); }
     // [num_blocks, num_kv_heads, block_size] float32, of an int8 cache; else absent.
     TensorView k_scales(int layer) const { return scales(k_scales_, layer); }

@@ -52,10 +52,10 @@ Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights&
     return out;
 }
 
-void fill_with_ones(Backend& backend, const TensorView& tensor) {
-    const Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
+Tensor ones_like(const TensorView& tensor) {
+    Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
     visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
-    backend.copy(ones, tensor);
+    return ones;
 }
 
 // The vectors of the gated delta rule, in float32.
@@ -133,6 +133,10 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
     };
     auto experts = [&](LayerWeights& w, const std::string& name) {
         const ExpertsSpec& spec = model.experts;
+        if (spec.beside_mlp) {
+            row(name + "gate.scale", {hidden}, Cut::whole, w.router_norm.loaded);
+            row(name + "gate.per_expert_scale", {spec.count}, Cut::whole, w.expert_scales.loaded);
+        }
         linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}});
         if (spec.correction_bias)
             row(name + "gate.e_score_correction_bias", {spec.count}, Cut::whole, w.router_correction.loaded);
@@ -150,6 +154,14 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
 
     linear(weights_.embed_tokens, "model.embed_tokens", hidden, false,
            {{"model.embed_tokens", vocab, Cut::vocab_rows}});
+    const int64_t own_size = model.per_layer_size, all_own = own_size * model.num_layers;
+    if (own_size > 0) {
+        linear(weights_.embed_per_layer, "model.embed_tokens_per_layer", all_own, false,
+               {{"model.embed_tokens_per_layer", model.per_layer_vocab_size, Cut::vocab_rows}});
+        linear(weights_.per_layer_projection, "model.per_layer_model_projection", hidden, false,
+               {{"model.per_layer_model_projection", all_own, Cut::whole}});
+        vector(weights_.per_layer_norm, "model.per_layer_projection_norm", own_size);
+    }
     weights_.layers.resize(model.num_layers);  // destinations stay where they are from here on
     for (int i = 0; i < model.num_layers; ++i) {
         LayerWeights& w = weights_.layers[i];
@@ -172,14 +184,18 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             row(at + "norm.weight", {delta.v_dim}, Cut::whole, w.delta_norm.loaded);
             linear(w.o_proj, at + "out_proj", delta.v_size(), false, {{at + "out_proj", hidden, Cut::delta_v_columns}});
         } else {
-            linear(w.qkv_proj, layer + "self_attn.qkv_proj", hidden, attention.qkv_bias,
-                   {{layer + "self_attn.q_proj", q_dim, Cut::q_rows},
-                    {layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
-                    {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
+            std::vector<Part> heads{{layer + "self_attn.q_proj", q_dim, Cut::q_rows}};
+            if (attention.own_kv)
+                heads.insert(heads.end(), {{layer + "self_attn.k_proj", kv_dim, Cut::kv_rows},
+                                           {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
+            linear(w.qkv_proj, layer + (attention.own_kv ? "self_attn.qkv_proj" : "self_attn.q_proj"), hidden,
+                   attention.qkv_bias, heads);
             if (attention.qk_norm != QkNorm::none) {
                 const bool all = attention.qk_norm == QkNorm::all;
                 vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
-                vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim, all ? Cut::kv_rows : Cut::whole);
+                if (attention.own_kv)
+                    vector(w.k_norm, layer + "self_attn.k_norm", all ? kv_dim : head_dim,
+                           all ? Cut::kv_rows : Cut::whole);
             }
             if (attention.output_gate)
                 linear(w.gate_proj, layer + "self_attn.gate_proj", hidden, attention.qkv_bias,
@@ -193,11 +209,24 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         if (model.pre_norms && !model.parallel_blocks)
             vector(w.mlp_norm, layer + (model.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"),
                    hidden);
-        if (model.layers[static_cast<size_t>(i)].experts)
-            experts(w, layer + "mlp.");
-        else
-            mlp(w.gate_up_proj, w.down_proj, layer + "mlp.", model.mlp.intermediate_size, model.mlp.bias);
+        const bool has_experts = model.layers[static_cast<size_t>(i)].experts;
+        if (has_experts) experts(w, layer + "mlp.");
+        if (model.has_mlp(i))
+            mlp(w.gate_up_proj, w.down_proj, layer + "mlp.", model.intermediate_size_of(i), model.mlp.bias);
+        if (has_experts && model.experts.beside_mlp) {
+            vector(w.mlp_own_post_norm, layer + "post_feedforward_layernorm_1", hidden);
+            vector(w.experts_norm, layer + "pre_feedforward_layernorm_2", hidden);
+            vector(w.experts_post_norm, layer + "post_feedforward_layernorm_2", hidden);
+        }
         if (model.post_norms) vector(w.mlp_post_norm, layer + "post_feedforward_layernorm", hidden);
+        if (own_size > 0) {
+            linear(w.per_layer_gate, layer + "per_layer_input_gate", hidden, false,
+                   {{layer + "per_layer_input_gate", own_size, Cut::whole}});
+            linear(w.per_layer_projection, layer + "per_layer_projection", own_size, false,
+                   {{layer + "per_layer_projection", hidden, Cut::whole}});
+            vector(w.per_layer_post_norm, layer + "post_per_layer_input_norm", hidden);
+        }
+        if (model.layer_scalars) row(layer + "layer_scalar", {1}, Cut::whole, w.scalar.loaded);
     }
     of_layer = -1;
     vector(weights_.norm, "model.norm", hidden);
@@ -247,7 +276,7 @@ std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
         case Cut::delta_v_rows:
         case Cut::delta_v_columns: return {rows_of(delta_heads_of(delta.num_v_heads, shard), delta.v_dim)};
         case Cut::delta_v_heads: return {delta_heads_of(delta.num_v_heads, shard)};
-        case Cut::vocab_rows: return {vocab_of(model_.vocab_size, shard)};
+        case Cut::vocab_rows: return {vocab_of(row.shape[0], shard)};
         case Cut::rank0:
             if (shard.rank != 0) return {};
             break;
@@ -440,8 +469,9 @@ void Params::load_dummy(Backend& backend, DType dtype, uint64_t seed) {
             continue;
         }
         Tensor part = backend.allocate(dtype, part_shape(row));
-        if (row.name.ends_with("norm.weight"))
-            fill_with_ones(backend, part);
+        const bool is_norm = row.shape.size() == 1 && row.name.find("norm") != std::string::npos;
+        if (is_norm || row.name.ends_with("scale") || row.name.ends_with("layer_scalar"))
+            backend.copy(ones_like(part), part);
         else
             backend.fill_random(part, seed + std::hash<std::string>{}(row.name) + static_cast<uint64_t>(shard_.rank));
         keep(backend, row, std::move(part));
@@ -501,15 +531,26 @@ void Params::prepare(Backend& backend) {
     };
     for (LayerWeights& layer : own_layers()) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
-    for (LayerWeights& layer : own_layers())
-        for (VectorWeights* vector : {&layer.sinks, &layer.router_correction}) {
-            if (!vector->loaded) continue;
-            const Tensor wide = allocate_host(DType::float32, vector->loaded.shape());
-            fill_from(backend, vector->loaded, 0, 1, wide);
-            vector->prepared = backend.prepare_vector(wide);
+    prepare_vector(weights_.per_layer_norm, per_layer_half);
+    const auto prepare_wide = [&](VectorWeights& vector, float multiplier) {
+        if (!vector.loaded) return;
+        const Tensor wide = allocate_host(DType::float32, vector.loaded.shape());
+        fill_from(backend, vector.loaded, 0, multiplier, wide);
+        vector.prepared = backend.prepare_vector(wide);
+    };
+    for (LayerWeights& layer : own_layers()) {
+        for (VectorWeights* vector : {&layer.sinks, &layer.router_correction, &layer.expert_scales})
+            prepare_wide(*vector, 1);
+        prepare_wide(layer.router_norm, 1 / std::sqrt(static_cast<float>(spec_.hidden_size)));
+        if (spec_.attention.v_norm && layer.k_norm.prepared)
+            layer.v_norm.prepared = backend.prepare_vector(ones_like(layer.k_norm.prepared));
+        if (layer.scalar.loaded) {
+            const Tensor number = allocate_host(DType::float32, {1});
+            fill_from(backend, layer.scalar.loaded, 0, 1, number);
+            layer.scale = *number.as<const float>();
         }
-    for (LayerWeights& layer : own_layers())
         if (layer.conv.loaded) prepare_delta(backend, layer);
+    }
     const auto prepared = [](const std::vector<LinearWeights>& linears) {
         Backend::SharedLinears out;
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
@@ -537,12 +578,13 @@ void Params::clear() {
     auto drop = [](VectorWeights& w) { w.prepared = {}; };
     for (LayerWeights& layer : weights_.layers) {
         layer.for_norms(drop);
-        for (VectorWeights* own : {&layer.sinks, &layer.router_correction, &layer.conv, &layer.decay_rate,
-                                   &layer.dt_bias, &layer.delta_norm})
+        for (VectorWeights* own : {&layer.sinks, &layer.router_correction, &layer.router_norm, &layer.expert_scales,
+                                   &layer.v_norm, &layer.conv, &layer.decay_rate, &layer.dt_bias, &layer.delta_norm})
             drop(*own);
         layer.experts = {};
     }
     drop(weights_.norm);
+    drop(weights_.per_layer_norm);
     prepared_ = false;
 }
 

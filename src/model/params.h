@@ -33,8 +33,9 @@ struct VectorWeights {
 // Sizes are those of the rank: see local_spec.
 struct LayerWeights {
     VectorWeights attention_norm;  // [hidden_size], with pre_norms
-    LinearWeights qkv_proj;        // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    LinearWeights qkv_proj;        // q, k, v: [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]; or q alone
     VectorWeights q_norm, k_norm;  // [head_dim], or of all heads; with qk_norm
+    VectorWeights v_norm;          // [head_dim] ones, with v_norm; no checkpoint has it
     VectorWeights sinks;           // [num_heads] float32 once prepared
     LinearWeights gate_proj;       // [num_heads * head_dim, hidden_size], with output_gate
     LinearWeights o_proj;          // [hidden_size, num_heads * head_dim], or of what the delta rule gives
@@ -49,21 +50,38 @@ struct LayerWeights {
     LinearWeights down_proj;            // of the expert of all tokens: [hidden_size, intermediate_size]
     LinearWeights router;               // [num_experts, hidden_size]
     VectorWeights router_correction;    // [num_experts] float32 once prepared
-    LinearWeights shared_gate;          // [1, hidden_size]
+    // With beside_mlp. router_norm is times hidden_size^-0.5 once prepared; expert_scales [num_experts] is float32
+    // then. Others are of what the experts read, of what they give, and of what the MLP gives: [hidden_size].
+    VectorWeights router_norm, expert_scales;
+    VectorWeights experts_norm, experts_post_norm, mlp_own_post_norm;
+    LinearWeights shared_gate;                                 // [1, hidden_size]
     std::vector<LinearWeights> experts_gate_up, experts_down;  // [num_experts], of the shapes above
     std::unique_ptr<PreparedExperts> experts;                  // of these
     VectorWeights mlp_post_norm;                               // [hidden_size], with post_norms
+    // With per_layer_size: [per_layer_size, hidden_size], [hidden_size, per_layer_size], [hidden_size].
+    LinearWeights per_layer_gate, per_layer_projection;
+    VectorWeights per_layer_post_norm;
+    VectorWeights scalar;  // [1], with layer_scalars
+    float scale = 1;       // that, once prepared
 
     // Calls f with each of its norm weights.
     template <class F>
     void for_norms(F f) {
-        for (VectorWeights* norm : {&attention_norm, &q_norm, &k_norm, &attention_post_norm, &mlp_norm, &mlp_post_norm})
+        for (VectorWeights* norm : {&attention_norm, &q_norm, &k_norm, &attention_post_norm, &mlp_norm, &mlp_post_norm,
+                                    &experts_norm, &experts_post_norm, &mlp_own_post_norm, &per_layer_post_norm})
             f(*norm);
     }
 };
 
+// Of the two things that a token's vectors of each layer are the sum of. See Decoder::embed_layers.
+inline constexpr float per_layer_half = 0.70710678f;
+
 struct ModelWeights {
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
+    // With per_layer_size: [rows of per_layer_vocab_size, num_layers * per_layer_size], [num_layers * per_layer_size,
+    // hidden_size], [per_layer_size].
+    LinearWeights embed_per_layer, per_layer_projection;
+    VectorWeights per_layer_norm;
     std::vector<LayerWeights> layers;
     VectorWeights norm;     // [hidden_size]
     LinearWeights lm_head;  // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied

@@ -13,6 +13,8 @@ namespace {
 // The smallest of an MLP or an expert.
 int least_inner(const ModelSpec& model) {
     int least = model.mlp.intermediate_size;
+    for (const LayerSpec& layer : model.layers)
+        if (layer.intermediate_size > 0) least = std::min(least, layer.intermediate_size);
     for (const int size : {model.experts.intermediate_size, model.experts.shared_intermediate_size})
         if (size > 0) least = std::min(least, size);
     return least;
@@ -49,9 +51,12 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     ModelSpec local = model;
     local.attention.num_heads = model.attention.num_heads / shard.size;
     local.attention.num_kv_heads = local.attention.num_heads / local_group(model.attention, shard);
-    for (size_t layer = 0; layer < local.layers.size(); ++layer)
+    for (size_t layer = 0; layer < local.layers.size(); ++layer) {
         if (int& own = local.layers[layer].cache.num_kv_heads; own > 0)
             own = local.attention.num_heads / local_group(model.attention_of(static_cast<int>(layer)), shard);
+        if (int& own = local.layers[layer].intermediate_size; own > 0)
+            own = static_cast<int>(inner_of(own, shard).size());
+    }
     local.delta.num_k_heads = model.delta.num_k_heads / shard.size;
     local.delta.num_v_heads = model.delta.num_v_heads / shard.size;
     for (int* size :
@@ -65,6 +70,13 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
         throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
                                  " layers; a stage has at least one"));
     if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
+    const bool reads_others = model.per_layer_size > 0 || std::ranges::any_of(model.layers, [](const LayerSpec& layer) {
+                                  return layer.cache.owner >= 0;
+                              });
+    if (num_stages > 1 && reads_others)
+        throw ConfigError(concat("a pipeline of ", num_stages,
+                                 " stages does not fit a model whose layers read the keys "
+                                 "and values of earlier ones, or an embedding of their own; use one stage"));
     const auto first = [&](int64_t s) {
         return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
     };

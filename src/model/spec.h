@@ -44,10 +44,12 @@ struct AttentionSpec {
     bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
     bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
+    bool v_norm = false;  // RMSNorm of each head of v, without weight
+    bool own_kv = true;   // else of a layer that reads the keys and values of an earlier one: see attention_of
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
-    int qkv_dim() const { return q_dim() + 2 * kv_dim(); }
+    int qkv_dim() const { return q_dim() + (own_kv ? 2 * kv_dim() : 0); }
 };
 
 struct MlpSpec {
@@ -70,6 +72,10 @@ struct ExpertsSpec {
     bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
     float scale = 1;
     int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
+    // As in Gemma 4: the layer has its MLP, too. MLP, router and experts read the residual stream through norms of
+    // their own, that of the router times hidden_size^-0.5; what MLP and experts give is normed before it is added up.
+    // Each expert has a number that multiplies its weights.
+    bool beside_mlp = false;
 };
 
 // What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,
@@ -96,12 +102,14 @@ struct RopeSpec {
 
 // What a layer keeps of the tokens before.
 enum class CacheKind : uint8_t {
-    paged,  // the keys and values of each, in the blocks of its sequence
-    state,  // what the gated delta rule has made of all: of one size, whatever their number. See DeltaSpec
+    paged,   // the keys and values of each, in the blocks of its sequence
+    shared,  // nothing: it reads the keys and values of an earlier layer
+    state,   // what the gated delta rule has made of all: of one size, whatever their number. See DeltaSpec
 };
 constexpr std::string_view name(CacheKind kind) {
     switch (kind) {
         case CacheKind::paged: return "paged";
+        case CacheKind::shared: return "shared";
         case CacheKind::state: return "state";
     }
     return "?";
@@ -110,7 +118,8 @@ constexpr std::string_view name(CacheKind kind) {
 // The cache of one layer.
 struct CacheSpec {
     CacheKind kind = CacheKind::paged;
-    int num_kv_heads = 0, head_dim = 0;  // of paged keys and values; 0: as ModelSpec::attention has them
+    int num_kv_heads = 0, head_dim = 0;  // of paged or shared ones; 0: as ModelSpec::attention has them
+    int owner = -1;                      // of shared ones: the layer whose they are, a paged one before this
     bool operator==(const CacheSpec&) const = default;
 };
 
@@ -127,8 +136,9 @@ struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
     int q_rope = -1;         // which turns q, where that is another; else -1
-    bool experts = false;    // it has ModelSpec::experts in place of the MLP
+    bool experts = false;    // it has ModelSpec::experts in place of the MLP, or beside it
     CacheSpec cache = {};
+    int intermediate_size = 0;  // of the MLP; 0: as ModelSpec::mlp has it
 };
 
 struct ModelSpec {
@@ -147,6 +157,10 @@ struct ModelSpec {
     float logit_multiplier = 1;
     float logit_cap = 0;  // logits l become logit_cap * tanh(l / logit_cap); 0: they stay
     bool tie_word_embeddings = false;
+    bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
+    // With per_layer_size each token has a vector of that size for each layer, from a table of its own and from its
+    // embedding, and each layer a third sublayer, which reads it. See Decoder::embed_layers.
+    int per_layer_size = 0, per_layer_vocab_size = 0;
     AttentionSpec attention;
     MlpSpec mlp;
     ExpertsSpec experts;
@@ -166,7 +180,19 @@ struct ModelSpec {
         const CacheSpec& cache = layers[static_cast<size_t>(layer)].cache;
         if (cache.num_kv_heads > 0) own.num_kv_heads = cache.num_kv_heads;
         if (cache.head_dim > 0) own.head_dim = cache.head_dim;
+        own.own_kv = cache.kind != CacheKind::shared;
         return own;
+    }
+    int intermediate_size_of(int layer) const {
+        const int own = layers[static_cast<size_t>(layer)].intermediate_size;
+        return own > 0 ? own : mlp.intermediate_size;
+    }
+    bool has_mlp(int layer) const { return !layers[static_cast<size_t>(layer)].experts || experts.beside_mlp; }
+    // The largest MLP.
+    int widest_mlp() const {
+        int most = mlp.intermediate_size;
+        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, intermediate_size_of(layer));
+        return most;
     }
     bool has_state(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::state; }
     int num_state_layers() const {

@@ -23,6 +23,7 @@ enum class Site : uint8_t {
     v_proj,  // [num_tokens, num_heads or num_kv_heads, head_dim], with bias
     q_norm,
     k_norm,  // the same after qk-norm, in models that have it
+    v_norm,  // and after the norm of v, in models that have that
     q_rope,
     k_rope,              // the same after RoPE
     conv,                // [num_tokens, conv_dim]: q, k and v of a layer with a state, which has none of those above
@@ -35,15 +36,25 @@ enum class Site : uint8_t {
     post_attention_layernorm,   // [num_tokens, hidden_size]
     pre_feedforward_layernorm,  // [num_tokens, hidden_size]
     gate_proj,
-    up_proj,                     // [num_tokens, intermediate_size]
-    activation,                  // [num_tokens, intermediate_size]: activation(gate) * up, or of up alone
-    down_proj,                   // [num_tokens, hidden_size], before the residual is added
-    router_logits,               // [num_tokens, num_experts] float32; in layers with experts, which have no MLP's sites
-    experts,                     // [num_tokens, hidden_size]: the experts' sum, before the residual is added
-    post_feedforward_layernorm,  // [num_tokens, hidden_size]
-    residual,                    // [num_tokens, hidden_size]: the residual stream at the end of the layer
-    final_norm,                  // [num_rows, hidden_size]
-    logits,                      // [num_rows, vocab_size] float32
+    up_proj,     // [num_tokens, intermediate_size]
+    activation,  // [num_tokens, intermediate_size]: activation(gate) * up, or of up alone
+    down_proj,   // [num_tokens, hidden_size], before the residual is added
+    // [num_tokens, hidden_size], where a layer has experts beside its MLP: what the MLP gives, normed.
+    post_feedforward_layernorm_1,
+    router_logits,                 // [num_tokens, num_experts] float32; in layers with experts
+    pre_feedforward_layernorm_2,   // [num_tokens, hidden_size]: what experts beside an MLP read
+    experts,                       // [num_tokens, hidden_size]: the experts' sum, before the residual is added
+    post_feedforward_layernorm_2,  // [num_tokens, hidden_size]: that of experts beside an MLP, normed
+    post_feedforward_layernorm,    // [num_tokens, hidden_size]
+    // In models with vectors of each layer: the residual stream before they join it, [num_tokens, hidden_size]; what
+    // they are multiplied to, [num_tokens, per_layer_size]; that in hidden_size, and normed.
+    mlp_residual,
+    per_layer_input,
+    per_layer_projection,
+    post_per_layer_input_norm,
+    residual,    // [num_tokens, hidden_size]: the residual stream at the end of the layer
+    final_norm,  // [num_rows, hidden_size]
+    logits,      // [num_rows, vocab_size] float32
 };
 inline constexpr int num_sites = static_cast<int>(Site::logits) + 1;
 inline constexpr std::array<std::string_view, num_sites> site_names = {"embedding",
@@ -53,6 +64,7 @@ inline constexpr std::array<std::string_view, num_sites> site_names = {"embeddin
                                                                        "v_proj",
                                                                        "q_norm",
                                                                        "k_norm",
+                                                                       "v_norm",
                                                                        "q_rope",
                                                                        "k_rope",
                                                                        "conv",
@@ -65,9 +77,16 @@ inline constexpr std::array<std::string_view, num_sites> site_names = {"embeddin
                                                                        "up_proj",
                                                                        "activation",
                                                                        "down_proj",
+                                                                       "post_feedforward_layernorm_1",
                                                                        "router_logits",
+                                                                       "pre_feedforward_layernorm_2",
                                                                        "experts",
+                                                                       "post_feedforward_layernorm_2",
                                                                        "post_feedforward_layernorm",
+                                                                       "mlp_residual",
+                                                                       "per_layer_input",
+                                                                       "per_layer_projection",
+                                                                       "post_per_layer_input_norm",
                                                                        "residual",
                                                                        "final_norm",
                                                                        "logits"};

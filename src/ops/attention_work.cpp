@@ -52,24 +52,34 @@ private:
 
 int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }
 
+// Blocks that keep a device busy: three for each two SMs (measured on an H100, as are the two rules).
+int64_t enough_blocks(int num_sms) { return 3 * int64_t{num_sms} / 2; }
+
 // Few chunks: one or two to a block, so that they spread over the device.
 int choose_width(const std::vector<Tile>& tiles, int num_kv_heads, int num_sms) {
     int width = attention_item_chunks;
     for (; width > 1; width /= 2) {
         int64_t blocks = 0;
         for (const Tile& tile : tiles) blocks += rounds(tile, width);
-        if (blocks * num_kv_heads >= 2 * num_sms) break;
+        if (blocks * num_kv_heads >= enough_blocks(num_sms)) break;
     }
     return width;
 }
 
+// Tiles of so many chunks are not cut: a block's fair share. Partial results cost up to a fifth of a chunk's time.
+int longest_whole(const std::vector<Tile>& tiles, int num_kv_heads, int num_sms, int width) {
+    int64_t chunks = 0;
+    for (const Tile& tile : tiles) chunks += tile.chunks;
+    return static_cast<int>(std::max<int64_t>(width, chunks * num_kv_heads / enough_blocks(num_sms)));
+}
+
 // Gives places to the partial results of tiles of several items; where there is no room for all, to the longest, whose
 // blocks the others would wait for.
-void place(std::vector<Tile>& tiles, int width, int num_kv_heads, int64_t num_slots) {
+void place(std::vector<Tile>& tiles, int whole, int num_kv_heads, int64_t num_slots) {
     std::vector<Tile*> cut;
     int64_t needed = 0;
     for (Tile& tile : tiles) {
-        if (rounds(tile, width) == 1) continue;
+        if (tile.chunks <= whole) continue;
         cut.push_back(&tile);
         needed += int64_t{tile.chunks} * tile.num_rows * num_kv_heads;
     }
@@ -108,7 +118,8 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
     for (size_t i = 0; i < windows.size(); ++i) {
         Lister tiles(lengths, heads, windows[i]);
         const int width = choose_width(tiles.decode, heads.num_kv_heads, num_sms);
-        place(tiles.decode, width, heads.num_kv_heads, num_slots);
+        const int whole = longest_whole(tiles.decode, heads.num_kv_heads, num_sms, width);
+        place(tiles.decode, whole, heads.num_kv_heads, num_slots);
         const int64_t begin = size();
         // Tiles that one block walks through alone come first: they end last.
         for (const bool walked : {true, false})

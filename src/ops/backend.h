@@ -103,7 +103,7 @@ struct MeanSquareParams {
     float multiplier;
 };
 
-// residual += multiplier * x; out = rms_norm(residual)
+// residual = scale * (residual + multiplier * x); out = rms_norm(residual)
 struct AddRmsNormParams {
     TensorView x;         // [num_tokens, hidden_size] activation
     TensorView residual;  // [num_tokens, hidden_size] activation, updated in place
@@ -111,6 +111,7 @@ struct AddRmsNormParams {
     TensorView out;       // [num_tokens, hidden_size] activation; may be x; not written without weight
     float eps;
     float multiplier = 1;
+    float scale = 1;
 };
 
 // A norm as the first thing a linear does: the same bits as rms_norm, then linear.
@@ -144,13 +145,15 @@ struct RopeTableParams {
 };
 
 // Per head of q and k: RMSNorm over head_dim, then RoPE (rotate-half pairs i, i + rotary_dim / 2), in place in qkv;
-// then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent.
+// then k and v go to the cache at slot_mapping. Each of the three is left out where its tensors are absent. Without kv
+// heads there is q alone, and no cache.
 struct RopeStoreParams {
     TensorView qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation
     TensorView cos_sin;       // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
     TensorView q_cos_sin;     // of q, where it has a table of its own; else absent
     TensorView q_norm;        // [head_dim] prepared by prepare_vector, or absent
-    TensorView k_norm;        // [head_dim], present exactly when q_norm is
+    TensorView k_norm;        // [head_dim], present exactly when q_norm is and there are kv heads
+    TensorView v_norm = {};   // the same of v, or absent; it comes with k_norm
     TensorView slot_mapping;  // [num_tokens] int64: block * block_size + offset, or -1: nowhere; or absent
     TensorView k_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
     TensorView v_cache;       // [num_blocks, num_kv_heads, block_size, head_dim]
@@ -186,9 +189,11 @@ struct AttentionParams {
 };
 
 struct ActMulParams {
-    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: no up
-    TensorView out;      // [num_tokens, intermediate_size] activation: activation(gate) * up; without up it may be gate
+    TensorView gate_up;  // [num_tokens, 2 * intermediate_size] activation: gate, then up; or half of that: gate alone
+    TensorView out;  // [num_tokens, intermediate_size] activation: activation(gate) * up; of gate alone it may be it
     Activation activation = Activation::silu;
+    TensorView up =
+        {};  // [num_tokens, intermediate_size] activation, where gate is alone and there is an up; or absent
 };
 
 // x = cap * tanh(x / cap), in place.
@@ -217,13 +222,14 @@ struct UpdateStepParams {
 // The top_k experts of each token, best first, equal ones by id. The best are those of the highest score +
 // correction_bias: of all experts, or of those in the top_groups best of num_groups equal groups, where a group is as
 // good as its two best experts together. The weight of an expert is its score, where `normalize` divided by the sum of
-// the token's, times scale. A row that holds NaN or whose largest logit is not finite: experts 0 .. top_k - 1 with
-// weights NaN, which end in the token's logits, where sampling tells.
+// the token's, times scale, times that of the expert. A row that holds NaN or whose largest logit is not finite:
+// experts 0 .. top_k - 1 with weights NaN, which end in the token's logits, where sampling tells.
 struct RouteParams {
-    TensorView logits;           // [num_tokens, num_experts] float32
-    TensorView correction_bias;  // [num_experts] float32, or absent
-    TensorView ids;              // out [num_tokens, top_k] int32
-    TensorView weights;          // out [num_tokens, top_k] float32
+    TensorView logits;              // [num_tokens, num_experts] float32
+    TensorView correction_bias;     // [num_experts] float32, or absent
+    TensorView expert_scales = {};  // [num_experts] float32, or absent
+    TensorView ids;                 // out [num_tokens, top_k] int32
+    TensorView weights;             // out [num_tokens, top_k] float32
     Scoring scoring = Scoring::softmax;
     bool normalize = false;
     float scale = 1;

@@ -13,7 +13,6 @@ namespace infinilm {
 struct CudaOptions {
     int device = 0;
     DType dtype = DType::bfloat16;  // of activations, packed weights and cache
-    bool batch_invariant = true;
 };
 
 struct CudaDevice {

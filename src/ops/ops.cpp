@@ -47,6 +47,10 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
+    // What other devices have no kernels for.
+    void on_cpus(std::string_view argument, bool is_there) const {
+        require(!is_there || device_.kind == DeviceKind::cpu, argument, ": on CPUs alone, got ", to_string(device_));
+    }
     // The KV cache of an op's params: both of one dtype, with scales where that is int8.
     template <class Params>
     void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
@@ -110,6 +114,7 @@ void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
     if (p.weight) check.norm("weight", p.weight, "hidden_size");
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
+    check.on_cpus("scale", p.scale != 1);
 }
 
 void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
@@ -118,10 +123,12 @@ void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
 }
 
 static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
-    check.require(p.num_heads > 0 && p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads == 0,
-                  "expected num_heads to be a positive multiple of num_kv_heads, got ", p.num_heads, " and ",
-                  p.num_kv_heads);
+    check.require(p.num_heads > 0 && p.num_kv_heads >= 0 && (p.num_kv_heads == 0 || p.num_heads % p.num_kv_heads == 0),
+                  "expected num_heads to be a positive multiple of num_kv_heads, or no kv heads; got ", p.num_heads,
+                  " and ", p.num_kv_heads);
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
+    check.on_cpus("num_kv_heads of 0", p.num_kv_heads == 0);
+    check.on_cpus("v_norm", static_cast<bool>(p.v_norm));
     const int64_t qkv_size = (int64_t{p.num_heads} + 2 * int64_t{p.num_kv_heads}) * p.head_dim;
     check.tensor("qkv", p.qkv, {"num_tokens", qkv_size}, check.activation);
     if (p.cos_sin) {
@@ -135,11 +142,16 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
         check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", p.cos_sin ? p.cos_sin.shape(1) : 0}, DType::float32);
         check.contiguous("q_cos_sin", p.q_cos_sin);
     }
-    check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
-    if (p.q_norm) {
-        check.tensor("q_norm", p.q_norm, {p.head_dim});
-        check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
+    if (p.q_norm) check.tensor("q_norm", p.q_norm, {p.head_dim});
+    if (p.num_kv_heads == 0) {
+        check.require(!p.k_norm && !p.v_norm && !p.k_cache && !p.v_cache && !p.slot_mapping,
+                      "num_kv_heads is 0: expected nothing of k and v");
+        return;
     }
+    check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
+    check.require(p.k_norm || !p.v_norm, "v_norm: it comes with k_norm, which is missing");
+    if (p.k_norm) check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
+    if (p.v_norm) check.tensor("v_norm", p.v_norm, {p.head_dim}, p.q_norm.dtype());
     check.caches(p, p.num_kv_heads, p.head_dim);
     if (!p.slot_mapping) return;
     check.tensor("slot_mapping", p.slot_mapping, {"num_tokens"}, DType::int64);
@@ -225,6 +237,11 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     const int64_t size = check["intermediate_size"];
     const bool gate_alone = p.gate_up.ndim() == 2 && p.gate_up.shape(1) == size;
     check.tensor("gate_up", p.gate_up, {"num_tokens", gate_alone ? size : 2 * size}, check.activation);
+    check.on_cpus("up", static_cast<bool>(p.up));
+    if (p.up) {
+        check.require(gate_alone, "up: it is behind gate already");
+        check.tensor("up", p.up, {"num_tokens", "intermediate_size"}, check.activation);
+    }
     check.require(p.activation != Activation::sigmoid || (!gate_alone && backend.device().kind == DeviceKind::cpu),
                   "activation: sigmoid is of a gate, on a CPU");
     backend.act_mul(p);
@@ -264,6 +281,8 @@ void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
     if (p.correction_bias) check.tensor("correction_bias", p.correction_bias, {"num_experts"}, DType::float32);
+    check.on_cpus("expert_scales", static_cast<bool>(p.expert_scales));
+    if (p.expert_scales) check.tensor("expert_scales", p.expert_scales, {"num_experts"}, DType::float32);
     check.tensor("ids", p.ids, {"num_tokens", "top_k"}, DType::int32);
     check.tensor("weights", p.weights, {"num_tokens", "top_k"}, DType::float32);
     const int64_t num_experts = check["num_experts"], top_k = check["top_k"];

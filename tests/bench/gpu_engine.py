@@ -134,9 +134,9 @@ def seconds_of(engine: _core.InferEngine, batch: _core.Batch) -> float:
     return time.perf_counter() - started
 
 
-def open_engine(config: dict[str, Any], max_model_len: int, batch_invariant: bool) -> _core.InferEngine:
+def open_engine(config: dict[str, Any], max_model_len: int) -> _core.InferEngine:
     spec = build_spec(LlamaConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
-    engine = _core.InferEngine(spec, "cuda", batch_invariant=batch_invariant)
+    engine = _core.InferEngine(spec, "cuda")
     engine.load_dummy("bfloat16")
     engine.finish_loading()
     return engine
@@ -180,40 +180,33 @@ def measure_decode(engine: _core.InferEngine, name: str, sizes: Sizes, limits: L
         )  # fmt: skip
 
 
-def measure_prefill(
-    engines: dict[str, _core.InferEngine], name: str, sizes: Sizes, limits: Limits, reporter: Reporter
-) -> None:
-    """Prompts of one sequence, by engines in turn."""
+def measure_prefill(engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter) -> None:
+    """Prompts of one sequence."""
     for length in sizes.prompts:
         if reporter.left <= 0:
             reporter.skip(f"prefill: {name}, {length} tokens")
             continue
-        steps = Steps(next(iter(engines.values())).spec.vocab_size, length, 1)
+        steps = Steps(engine.spec.vocab_size, length, 1)
         batch = steps.batch(range(1), 0, length)
-        for engine in engines.values():
-            engine.reset_cache(steps.num_blocks, BLOCK)
-            engine.forward(batch)
-        runs = {what: lambda e=engine, b=batch: 1e3 * seconds_of(e, b) for what, engine in engines.items()}
-        work = Work.of(next(iter(engines.values())).spec)
+        engine.reset_cache(steps.num_blocks, BLOCK)
+        engine.forward(batch)
+        runs = {"infinilm": lambda b=batch: 1e3 * seconds_of(engine, b)}
+        work = Work.of(engine.spec)
         floor = work.floor(limits, length, 1, length * (length + 1) // 2, length)
         reporter.row("prefill", f"{name}, {length} tokens", floor, measure(runs, sizes.rounds))
 
 
-def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limits, bench: Bench, r: Reporter) -> None:
+def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limits, r: Reporter) -> None:
     longest = max(*sizes.prompts, sizes.context)
     started = time.perf_counter()
-    engine = open_engine(config, longest, True)
+    engine = open_engine(config, longest)
     r.emit("fact", name=f"{name}: random weights made and packed", value=f"{time.perf_counter() - started:.1f} s")
-    engines = {"infinilm": engine}
     try:
         measure_decode(engine, name, sizes, limits, r)
         engine.reset_cache(1, BLOCK)  # gives the memory back
-        if bench.has_sm90:
-            engines["batch_invariant=False"] = open_engine(config, longest, False)
-        measure_prefill(engines, name, sizes, limits, r)
+        measure_prefill(engine, name, sizes, limits, r)
     finally:
-        for each in engines.values():
-            each.close()
+        engine.close()
 
 
 def main() -> None:
@@ -231,7 +224,7 @@ def main() -> None:
             continue
         note(f"steps of {name}")
         try:
-            measure_model(name, config, sizes, limits, bench, reporter)
+            measure_model(name, config, sizes, limits, reporter)
         except DeviceError as error:
             reporter.skip(f"steps of {name}", str(error))
             reporter.emit("lost", rows=number)  # gpu.py goes on behind it in a new process

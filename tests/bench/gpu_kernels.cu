@@ -13,6 +13,7 @@
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
+#include "ptx.cuh"
 
 namespace infinilm::cuda {
 
@@ -158,6 +159,77 @@ std::vector<int> shuffled(int count) {
     return table;
 }
 
+// Sequences over shuffled blocks of a cache, and their list of work.
+class AttentionInputs {
+public:
+    AttentionInputs(const AttentionHeads& heads, int num_seqs, int queries, int context, int block_size,
+                    int64_t flush_bytes, int calls)
+        : per_seq_((context + block_size - 1) / block_size),
+          elements_(int64_t{num_seqs} * per_seq_ * heads.num_kv_heads * block_size * heads.head_dim),
+          count_(copies(2 * 2 * elements_, flush_bytes, calls)),
+          width_(int64_t{heads.num_heads} * heads.head_dim),
+          k_(Type::bf16, count_ * elements_, 1),
+          v_(Type::bf16, count_ * elements_, 1),
+          q_(Type::bf16, int64_t{num_seqs} * queries * width_, 1),
+          out_(static_cast<size_t>(int64_t{num_seqs} * queries * width_) * 2),
+          table_(shuffled(num_seqs * per_seq_)),
+          edges_(steps(num_seqs, queries)),
+          lens_(static_cast<size_t>(num_seqs), context),
+          cu_seqlens_(edges_),
+          lengths_(lens_),
+          workspace_bytes_(attention_workspace_bytes(heads, int64_t{num_seqs} * context)),
+          workspace_(static_cast<size_t>(workspace_bytes_)) {
+        args_.q = q_.as<void>(), args_.out = out_.as<void>(), args_.q_stride = args_.out_stride = width_;
+        args_.block_table = table_.as<int>(), args_.block_table_stride = per_seq_;
+        args_.cu_seqlens_q = cu_seqlens_.as<int>(), args_.context_lens = lengths_.as<int>();
+        args_.num_seqs = num_seqs, args_.num_heads = heads.num_heads, args_.num_kv_heads = heads.num_kv_heads;
+        args_.head_dim = heads.head_dim, args_.block_size = block_size;
+        args_.max_query_len = queries;
+        args_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
+        args_.type = Type::bf16;
+        if (workspace_bytes_ > 0) check(cudaMemset(workspace_.as<void>(), 0, static_cast<size_t>(workspace_bytes_)));
+        int sms = 0;
+        check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+        const AttentionWork listed =
+            list_attention_work({num_seqs, edges_.data(), lens_.data()}, heads, {0}, sms, workspace_bytes_);
+        const AttentionList& list = listed.lists[0];
+        array_ = std::make_unique<Memory>(listed.array);
+        work_ = {array_->as<int4>(),
+                 0,
+                 static_cast<int>(list.num_decode),
+                 static_cast<int>(list.prefill_begin),
+                 static_cast<int>(list.num_prefill),
+                 workspace_.as<void>()};
+        check(cudaStreamSynchronize(nullptr));
+    }
+    cudaError_t run(int kernel, int i, cudaStream_t stream) const {
+        AttentionArgs args = args_;
+        args.k_cache = k_.at(i % count_, 2 * elements_), args.v_cache = v_.at(i % count_, 2 * elements_);
+#if INFINILM_SM90
+        if (kernel == 1) return attention_sm90(args, work_, stream);
+#endif
+        return kernel == 0 ? attention(args, work_, stream) : cudaErrorNotSupported;
+    }
+    const void* out() const { return out_.as<void>(); }
+
+private:
+    static std::vector<int> steps(int count, int step) {
+        std::vector<int> edges(static_cast<size_t>(count) + 1);
+        for (size_t i = 0; i < edges.size(); ++i) edges[i] = static_cast<int>(i) * step;
+        return edges;
+    }
+    int per_seq_;
+    int64_t elements_, count_, width_;
+    Memory k_, v_, q_, out_, table_;
+    std::vector<int> edges_, lens_;
+    Memory cu_seqlens_, lengths_;
+    int64_t workspace_bytes_;
+    Memory workspace_;
+    std::unique_ptr<Memory> array_;
+    AttentionArgs args_{};
+    AttentionWorkArgs work_{};
+};
+
 }  // namespace bench
 }  // namespace infinilm::cuda
 
@@ -250,51 +322,30 @@ int bench_linear_bits(int kernel, int other, int num_tokens, int n, int k, int64
     });
 }
 
-// num_seqs sequences of the same context, the last `queries` tokens of which are computed.
-int bench_attention(int num_seqs, int queries, int context, int num_heads, int num_kv_heads, int head_dim,
+// kernel: 0 attention, 1 attention_sm90. num_seqs sequences of the same context, the last `queries` tokens of which are
+// computed.
+int bench_attention(int kernel, int num_seqs, int queries, int context, int num_heads, int num_kv_heads, int head_dim,
                     int block_size, int64_t flush_bytes, int calls, float* milliseconds) {
     return guarded([&] {
-        const int per_seq = (context + block_size - 1) / block_size, num_blocks = num_seqs * per_seq;
-        const int64_t tokens = int64_t{num_seqs} * queries, width = int64_t{num_heads} * head_dim;
-        const int64_t elements = int64_t{num_blocks} * num_kv_heads * block_size * head_dim;
-        const int64_t count = copies(2 * 2 * elements, flush_bytes, calls);
-        const Memory k(Type::bf16, count * elements, 1), v(Type::bf16, count * elements, 1);
-        const Memory q(Type::bf16, tokens * width, 1), out(static_cast<size_t>(tokens * width) * 2);
-        std::vector<int> edges(static_cast<size_t>(num_seqs) + 1);
-        for (size_t i = 0; i < edges.size(); ++i) edges[i] = static_cast<int>(i) * queries;
-        const Memory table(shuffled(num_blocks)), cu_seqlens(edges);
-        const std::vector<int> lens(static_cast<size_t>(num_seqs), context);
-        const Memory lengths(lens);
-        AttentionArgs args{};
-        args.q = q.as<void>(), args.out = out.as<void>(), args.q_stride = args.out_stride = width;
-        args.block_table = table.as<int>(), args.block_table_stride = per_seq;
-        args.cu_seqlens_q = cu_seqlens.as<int>(), args.context_lens = lengths.as<int>();
-        args.num_seqs = num_seqs, args.num_heads = num_heads, args.num_kv_heads = num_kv_heads;
-        args.head_dim = head_dim, args.block_size = block_size;
-        args.max_query_len = queries;
-        args.softmax_scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-        args.type = Type::bf16;
-        const AttentionHeads heads{num_heads, num_kv_heads, head_dim};
-        const int64_t workspace_bytes = attention_workspace_bytes(heads, int64_t{num_seqs} * context);
-        const Memory workspace(static_cast<size_t>(workspace_bytes));
-        if (workspace_bytes > 0) check(cudaMemset(workspace.as<void>(), 0, static_cast<size_t>(workspace_bytes)));
-        check(cudaStreamSynchronize(nullptr));
-        int sms = 0;
-        check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-        const AttentionWork listed =
-            list_attention_work({num_seqs, edges.data(), lens.data()}, heads, {0}, sms, workspace_bytes);
-        const AttentionList& list = listed.lists[0];
-        const Memory array(listed.array);
-        const AttentionWorkArgs work{array.as<int4>(),
-                                     0,
-                                     static_cast<int>(list.num_decode),
-                                     static_cast<int>(list.prefill_begin),
-                                     static_cast<int>(list.num_prefill),
-                                     workspace.as<void>()};
-        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
-            args.k_cache = k.at(i % count, 2 * elements), args.v_cache = v.at(i % count, 2 * elements);
-            return attention(args, work, stream);
-        });
+        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim}, num_seqs, queries, context, block_size,
+                                     flush_bytes, calls);
+        measure(flush_bytes, calls, milliseconds,
+                [&](int i, cudaStream_t stream) { return inputs.run(kernel, i, stream); });
+    });
+}
+
+// How many of the outputs of the two differ, of all `context` tokens of a sequence.
+int bench_attention_bits(int context, int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t* unequal) {
+    return guarded([&] {
+        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim}, 1, context, context, block_size, 0, 1);
+        std::vector<uint16_t> got[2];
+        for (int kernel = 0; kernel < 2; ++kernel) {
+            check(inputs.run(kernel, 0, nullptr));
+            got[kernel].resize(static_cast<size_t>(int64_t{context} * num_heads * head_dim));
+            check(cudaMemcpy(got[kernel].data(), inputs.out(), 2 * got[kernel].size(), cudaMemcpyDeviceToHost));
+        }
+        *unequal = std::inner_product(got[0].begin(), got[0].end(), got[1].begin(), int64_t{0}, std::plus<>(),
+                                      [](uint16_t a, uint16_t b) { return int64_t{a != b}; });
     });
 }
 

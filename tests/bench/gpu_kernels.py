@@ -106,7 +106,10 @@ def attention_row(bench: Bench, model: Model, num_seqs: int, queries: int, conte
         name=f"{model.name}, {num_seqs} x {context}",
         num_bytes=4 * num_seqs * context * model.kv_heads * model.head_dim + 4 * rows * model.heads * model.head_dim,
         flops=4 * pairs * model.heads * model.head_dim,
-        ours={"infinilm": ("bench_attention", (num_seqs, queries, context, *heads, 16, bench.flush_bytes))},
+        ours={
+            name: ("bench_attention", (kernel, num_seqs, queries, context, *heads, 16, bench.flush_bytes))
+            for name, kernel in (("infinilm", 0), *((("sm90", 1),) if bench.has_sm90 and queries > 1 else ()))
+        },
         peers=lambda p, calls: p.attention(num_seqs, queries, context, *heads, calls),
     )
 
@@ -191,6 +194,11 @@ def compare_bits(bench: Bench, reporter: Reporter) -> None:
     counts = [bench.unequal(PREFILL, SM90, *shape) for shape in shapes]
     answer = "yes" if not any(counts) else f"no: {sum(counts)} of {sum(t * n for t, n, _ in shapes)} outputs differ"
     reporter.emit("fact", name="wgmma equals mma.sync bit for bit", value=answer)
+    count = sum(
+        bench.unequal_attention(c, 8, 2, dim) for c in ((60,) if bench.simulate else (300, 1100)) for dim in (64, 128)
+    )
+    answer = f"no: {count} outputs differ" if count else "yes"
+    reporter.emit("fact", name="attention of prompts by wgmma equals mma.sync bit for bit", value=answer)
     return None
 
 

@@ -27,7 +27,7 @@ SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last num
     "bench_copy": "qi",
     "bench_read": "qi",
     "bench_linear": "iiiiiiiiqi",
-    "bench_attention": "iiiiiiiqi",
+    "bench_attention": "iiiiiiiiqi",
     "bench_rms_norm": "iiqi",
     "bench_rope_store": "iiiiiqi",
     "bench_sample": "iiffqi",
@@ -76,6 +76,13 @@ class Bench:
         self._check(
             "bench_linear_bits", self.lib.bench_linear_bits(kernel, other, num_tokens, n, k, ctypes.byref(count))
         )
+        return count.value
+
+    def unequal_attention(self, context: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """How many outputs of a prompt differ between attention_sm90 and attention."""
+        count = ctypes.c_int64()
+        numbers = context, heads, kv_heads, head_dim, 16, ctypes.byref(count)
+        self._check("bench_attention_bits", self.lib.bench_attention_bits(*numbers))
         return count.value
 
     def _check(self, function: str, code: int) -> None:

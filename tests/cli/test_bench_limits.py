@@ -96,7 +96,9 @@ def stored(weights: dict[str, np.ndarray], part: str, quantization: str | None) 
     return total
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "cohere"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gpt-oss", "qwen2-moe", "qwen3-next", "cohere", "gemma4-text", "gemma4-moe"]
+)
 def test_every_weight_is_of_an_op(name: str) -> None:
     """In families with other norms, sinks, experts and layers that keep a state."""
     with LLM(GOLDEN / name, dtype="float32", max_model_len=32, max_num_seqs=1, use_tqdm=False) as model:

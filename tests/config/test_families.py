@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from infinilm._core import param_shapes
 from infinilm.config.families import FAMILIES, build_spec, family_of, family_of_model_type, model_facts
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import ConfigError
@@ -143,6 +144,7 @@ def test_some_families_normalise_q_and_k():
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
         *("glm4_moe", "dots1"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("gemma4", "gemma4_text"),
     }
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 
@@ -217,7 +219,8 @@ def test_build_spec_fills_every_field():
     written = flat(spec)
     inv_freq = written["ropes"][0].pop("inv_freq")
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(10) / 10), rtol=5e-7)
-    cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0}
+    cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0, "owner": -1}
+    alike = {"rope": 0, "q_rope": -1, "experts": False, "cache": cache, "intermediate_size": 0}
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
@@ -247,6 +250,7 @@ def test_build_spec_fills_every_field():
             "qk_norm": "head",
             "sinks": False,
             "output_gate": False,
+            "v_norm": False,
         },
         "delta": {"num_k_heads": 0, "num_v_heads": 0, "k_dim": 0, "v_dim": 0, "conv_size": 0},
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
@@ -263,12 +267,13 @@ def test_build_spec_fills_every_field():
             "scale": 1.0,
             "num_groups": 1,
             "top_groups": 1,
+            "beside_mlp": False,
         },
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
-        "layers": [
-            {"sliding_window": window, "rope": 0, "q_rope": -1, "experts": False, "cache": cache}
-            for window in (0, 0, 9)
-        ],
+        "layers": [{"sliding_window": window, **alike} for window in (0, 0, 9)],
+        "layer_scalars": False,
+        "per_layer_size": 0,
+        "per_layer_vocab_size": 0,
     }
 
 
@@ -289,6 +294,7 @@ def test_build_spec_of_experts():
         "scale": 1.0,
         "num_groups": 1,
         "top_groups": 1,
+        "beside_mlp": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 
@@ -310,6 +316,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "scale": 2.5,
         "num_groups": 4,
         "top_groups": 2,
+        "beside_mlp": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
     assert written["attention"]["qk_norm"] == "none"
@@ -362,6 +369,78 @@ def test_build_spec_of_other_layers():
     assert [layer.rope for layer in build_spec(listed, dtype="float32", max_model_len=9).layers] == [-1, 0, 0]
     spec = build_spec(make("olmo2"), dtype="float32", max_model_len=9)
     assert (spec.pre_norms, spec.post_norms, spec.attention.qk_norm) == (False, True, "all")
+
+
+SHAPED = {
+    "head_dim": 8,
+    "sliding_window": 9,
+    "global_head_dim": 12,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": None,
+}
+
+
+def test_build_spec_of_layers_that_differ_in_shape():
+    config = make(
+        "gemma4_text",
+        **{**SHAPED, "hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": 60},
+        layer_types=[S, S, F, S, F],
+        num_layers=5,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+    )
+    spec = build_spec(config, dtype="float32", max_model_len=9)
+    caches = [
+        (layer.cache.kind, layer.cache.num_kv_heads, layer.cache.head_dim, layer.cache.owner) for layer in spec.layers
+    ]
+    own, full = ("paged", 0, 0, -1), ("paged", 1, 12, -1)
+    assert caches == [own, own, full, ("shared", 0, 0, 1), ("shared", 1, 12, 2)]
+    assert [layer.intermediate_size for layer in spec.layers] == [0, 0, 0, 80, 80]
+    assert [layer.rope for layer in spec.layers] == [1, 1, 0, 1, 0]
+    assert [len(rope.inv_freq) for rope in spec.ropes] == [6, 4] and spec.ropes[0].inv_freq[1:] == [0.0] * 5
+    assert spec.attention.softmax_scale == 1 and spec.attention.v_norm and spec.layer_scalars
+    assert (spec.per_layer_size, spec.per_layer_vocab_size, spec.experts.count) == (5, 60, 0)
+    assert spec.kv_bytes_per_token("float32") == 4 * 2 * (2 * 2 * 8 + 12)  # each cache once, whoever reads it
+    assert [s.values_are_keys for s in model_facts(config, 9).shapes] == [False, False, True, False, False]
+    names = set(param_shapes(spec))
+    assert "model.layers.4.self_attn.q_norm.weight" in names
+    assert not [name for name in names if name.startswith("model.layers.4.self_attn.k_")]
+
+
+def test_what_differs_by_the_number_of_a_layer_is_read():
+    own = {"head_dim": 12, "num_key_value_heads": 1}
+    values = {key: value for key, value in SHAPED.items() if key != "global_head_dim"}
+    values |= {"layer_types": [S, F, F], "attention_k_eq_v": True}
+    config = make("gemma4_text", **values, per_layer_config={"1": own, "2": own})
+    assert (config.global_head_dim, config.num_global_key_value_heads) == (12, 1)
+    assert model_facts(make("gemma4_text", **{**values, "hidden_size_per_layer_input": None}), 9).per_layer_size == 0
+    same = make("gemma4_text", **{**values, "attention_k_eq_v": False}, per_layer_config={})
+    assert [shape.head_dim for shape in model_facts(same, 9).shapes] == [8, 8, 8]
+    for wrong in ({"1": own}, {"1": own, "2": {"head_dim": 4}}, {"1": own, "2": {**own, "hidden_size": 3}}, [own]):
+        with pytest.raises(ConfigError, match="per_layer_config"):
+            make("gemma4_text", **values, per_layer_config=wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers must be less than num_hidden_layers, 3; got 3"),
+        (
+            {"num_kv_shared_layers": 1, "layer_types": [S, S, F]},
+            "layer 2 has no sliding window, and none of the first 2",
+        ),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "a multiple of num_global_key_value_heads"),
+        ({"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 49}, "at least vocab_size, 50"),
+        ({"enable_moe_block": True}, "enable_moe_block is true, but num_experts is 0"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention must be None or False or 'vision'"),
+        ({"attention_k_eq_v": 1}, "attention_k_eq_v"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        make("gemma4_text", **{**SHAPED, **values}).validate()
 
 
 def test_build_spec_of_gemma():

@@ -35,6 +35,7 @@ VALID = {
     "llama3": LLAMA3,
     "yarn": YARN,
     "longrope": LONGROPE,
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
 }
 
 

@@ -138,11 +138,13 @@ class Problem:
     def whole(self) -> list[Part]:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
 
-    def run(self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0) -> list[Array]:
+    def run(
+        self, parts: list[Part], num_rows: int = AMPLE, num_sms: int = NUM_SMS, spare: int = 0, sm90: bool = False
+    ) -> list[Array]:
         """One call whose sequences are the parts, in their order: the bits of out, by part.
 
         num_rows: that the workspace has for partial results, at most; num_sms: that its list is made for; spare:
-        items of decode that the launch has room for, beyond the list.
+        items of decode that the launch has room for, beyond the list; sm90: by attention_sm90.
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
@@ -165,7 +167,7 @@ class Problem:
         sinks = None if self.sinks is None else gpu.upload(self.sinks)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
-            "run_attention", TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
+            "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, sinks,
@@ -202,20 +204,24 @@ class Problem:
             assert norms[0] <= 2 * unit * norms[1] + norms[2], f"{case}: relative norm {norms[0] / norms[1]:.3g}"
 
 
-def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None) -> None:
-    """Whole against float64; then, if there are cuts, bit for bit: alone, backwards, in parts, in little memory."""
+def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, hopper: bool = True) -> None:
+    """Whole against float64; then bit for bit by wgmma, on Hopper; then, if there are cuts, alone, backwards, in parts,
+    in little memory.
+    """
     problem = Problem(gpu, Case(**shape))
     whole = problem.whole()
     want = problem.run(whole)
     problem.check(want)
-    if cuts is None:
-        return
 
-    def same(parts: list[Part], what: str, **how: int) -> None:
+    def same(parts: list[Part], what: str, **how: Any) -> None:
         for (s, begin, end), bits in zip(parts, problem.run(parts, **how), strict=True):
             unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
             assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
 
+    if hopper and problem.case.kind != "f32":
+        same(whole, "by wgmma", sm90=True)
+    if cuts is None:
+        return
     for part in whole[:2]:
         same([part], "alone")
     same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
@@ -258,6 +264,7 @@ def lists(gpu: Gpu, seed: int) -> None:
         want, used = {}, np.zeros(num_rows, np.int64)
         got: dict[tuple[int, int], list[int]] = {}
         slots: dict[tuple[int, int], int] = {}
+        alone, total = [], 0
         for seq, row0, first_chunk, slot in work.decode.tolist():
             got.setdefault((seq, row0), []).append(first_chunk)
             slots.setdefault((seq, row0), slot)
@@ -271,9 +278,11 @@ def lists(gpu: Gpu, seed: int) -> None:
                 want[seq, row0] = [0] if slot < 0 else list(range(0, chunks, work.width))
                 if slot >= 0:
                     used[slot : slot + chunks * rows * kv_heads] += 1
-                else:
-                    assert num_rows < AMPLE or chunks <= work.width, "no block has more to do than others"
+                elif num_rows == AMPLE:
+                    alone.append(chunks)
+                total += chunks
         assert got == want
+        assert all(chunks <= max(work.width, total * kv_heads / (num_sms * 1.5)) for chunks in alone), "a fair share"
         assert (used <= 1).all(), "two tiles have the same workspace"
         rows = (queries * group).tolist()
         tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 128))]
@@ -287,6 +296,6 @@ def one_long(gpu: Gpu) -> None:
     gpu.lib.attention_bytes.restype = ctypes.c_int64
     room = gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(sum(contexts))) // (4 * row_floats(128))
     work = list_work(gpu, edges, contexts, (32, 8), 128, 0, room, 132)
-    assert len(work.decode) == 1024 // AT_ONCE + 63 * 2  # nothing beyond what the keys need
-    assert (work.decode[:, 3] >= 0).all() and len(work.prefill) == 0
+    assert len(work.decode) == 1024 // AT_ONCE + 63  # the long one is cut, nothing beyond what the keys need
+    assert ((work.decode[:, 3] >= 0) == (work.decode[:, 0] == 0)).all() and len(work.prefill) == 0
     assert gpu.lib.attention_bytes(32, 8, 128, ctypes.c_int64(1 << 40)) == 128 << 20

@@ -177,14 +177,6 @@ def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:
     assert whole[:20].tobytes() == one_by_one.tobytes()
 
 
-def fast_prefill(_: Gpu, name: str, folder: str) -> None:
-    """`batch_invariant=False` may take other kernels for long prompts (wgmma): close, not equal."""
-    model = make_model(name, Path(folder))
-    (prompt,) = prompts(131, 110)
-    with open_llm(model, dtype="bfloat16") as llm, open_llm(model, dtype="bfloat16", batch_invariant=False) as fast:
-        assert_close(fast.forward(prompt), llm.forward(prompt), llm)
-
-
 def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> None:
     """Weights that are held as on the CPU: close to the CPU's float32 logits of the very numbers that it holds.
 

@@ -255,6 +255,18 @@ def bulk_copies(gpu: Gpu) -> None:
     np.testing.assert_array_equal(gpu.download(y), 2 * x + 1)
 
 
+def cluster(gpu: Gpu) -> None:
+    """Boxes brought to both blocks, zeros beyond the rows; arrivals on both; a matrix stored transposed."""
+    clusters, rows = 3, 3 * 16 - 5
+    x = np.zeros((clusters, 16, 64), np.uint16)
+    x.reshape(-1, 64)[:rows] = np.random.default_rng(18).integers(1, 1 << 16, (rows, 64))
+    out, transposed = gpu.empty((2 * clusters, 16, 64), np.uint16), gpu.empty((2 * clusters, 32, 8), np.uint16)
+    gpu.call("cluster", gpu.upload(x), rows, out, transposed, clusters)
+    both = np.repeat(x, 2, 0)
+    np.testing.assert_array_equal(gpu.download(out), both)
+    np.testing.assert_array_equal(gpu.download(transposed), both[:, :8, :32].transpose(0, 2, 1))
+
+
 def dependent_launches(gpu: Gpu, bug: int = 0) -> None:
     x, y = _normal(16, 50), _normal(17, 50)
     dy = gpu.upload(y)

@@ -93,7 +93,7 @@ def _grouped(gpu: Gpu, ids: Array, num_experts: int, tile: int) -> dict[str, Any
 
 def _pack(weight: Array, name: str, order: str, kind: str) -> Array:
     if name:
-        return pack_quantised(*quantise(weight, name), name, order)
+        return pack_quantised(quantise(weight, name), name, order, kind=kind)
     return weight if kind == "f32" else pack(weight, order, kind=kind)
 
 

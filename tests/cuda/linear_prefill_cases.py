@@ -123,13 +123,17 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
 
 
 def batch(gpu: Gpu, kernel: str, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
-    """A row's bits do not depend on the other rows of the call, and few rows get the same from linear_decode.
-
-    Whether wgmma adds as mma does a GPU has yet to tell: python -m tests.bench.gpu reports it.
-    """
+    """A row's bits do not depend on the other rows of the call, and few rows get the same from linear_decode."""
     linear = Linear(**shape)
     whole = linear.run(gpu, kernel)
     for first, tokens in parts:
         assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
-        if tokens <= MAX_DECODE_TOKENS and not (ON_GPU and kernel == "sm90"):
+        if tokens <= MAX_DECODE_TOKENS:
             assert_bitwise(linear.run(gpu, "decode", first, tokens), whole[first : first + tokens])
+
+
+def kernels_agree(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """linear_sm90 has the very bits of linear_prefill: wgmma adds the products of a step as mma does."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        assert_bitwise(linear.run(gpu, "sm90"), linear.run(gpu, "prefill"))

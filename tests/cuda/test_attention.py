@@ -10,7 +10,7 @@ from attention_cases import Case
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu")
+FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu", "attention_sm90.cu")
 SOURCES = [*(ROOT / "cuda" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
 HEADS = ((1, 1), (3, 1), (6, 2), (7, 1), (8, 1), (32, 1))
 HEAD_DIMS = (8, 24, 64, 72, 80, 96, 128, 256)

@@ -122,11 +122,6 @@ def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str)
     assert outcome.ok, outcome.text
 
 
-def test_fast_prefill(simulate: Run, models: str) -> None:
-    outcome = simulate("device_cases:fast_prefill", name="llama", folder=models)
-    assert outcome.ok, outcome.text
-
-
 @pytest.mark.sanitizer
 def test_sanitized(simulate: Run, models: str) -> None:
     """AddressSanitizer alone: ThreadSanitizer would have to see the locks of the core, which is not instrumented."""

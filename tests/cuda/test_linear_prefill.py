@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulation import LINEARS, ROOT, SCHEDULES, Run
+from emulation import LINEARS, ON_GPU, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from test_nvcc import compile_kernels, needs_nvcc
 
@@ -27,12 +27,12 @@ few = settings(
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Every order, and k longer than the stages; with one SM, 97, 200 and 250 tokens make tiles of 128, others 64."""
+    """Every order, and k longer than the stages; with one SM, tiles of all sizes."""
 
     def one(order: str, kind: str, tokens: int, n: tuple[int, ...], k: tuple[int, ...], **more: Any) -> dict[str, Any]:
         return {
             "order": order, "seed": draw(st.integers(0, 2**31)), "n": draw(st.sampled_from(n)),
-            "tokens": draw(st.sampled_from((tokens, 300, 250, 200, 129, 128, 97, 7, 1))), "k": draw(st.sampled_from(k)),
+            "tokens": draw(st.sampled_from((tokens, 300, 250, 192, 129, 128, 97, 7, 1))), "k": draw(st.sampled_from(k)),
             "kind": draw(st.sampled_from((kind, "bf16", "f16"))), "bias": draw(st.sampled_from((True, False))),
             "pad": draw(st.sampled_from((8, 0, 24))), **more,
         }  # fmt: skip
@@ -43,8 +43,8 @@ def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [
         one("natural", "bf16", 97, (24, 8, 128, 136, 200), (40, 24, 8), residual=draw(residuals)),
         one("natural", "f16", 300, (136, 8, 24, 128, 200), (136, 8, 40), out_float32=True, residual=draw(apart)),
-        one("natural", "bf16", 250, (136, 200), (1000, 520), residual=draw(residuals)),
-        one("gate_up", "f16", 200, (144, 16, 48, 272), (136, 40, 520)),
+        one("natural", "bf16", 190, (136, 200), (1000, 520), residual=draw(residuals)),
+        one("gate_up", "f16", 192, (144, 16, 48, 272), (136, 40, 520)),
         one("rope_pairs", "f16", 129, (3 * head_dim, head_dim), (520, 40, 136), head_dim=head_dim),
     ]  # fmt: skip
 
@@ -89,6 +89,23 @@ def test_rows_do_not_depend_on_their_batch(
     _check(emulate, "batch", settings={"INFINILM_EMULATOR_SMS": sms}, kernel=kernel, **batch)
 
 
+def test_kernels_agree(emulate: Run) -> None:
+    """On a GPU: tiles of every size, and what is done to outputs on the way."""
+    sizes = [(130, 48, 264)]
+    if ON_GPU:
+        sizes = [(300, 2048, 2048), (1500, 1536, 2056), (2048, 4096, 1024), (2111, 6144, 520)]
+    kinds = [(order, kind) for order in ("natural", "gate_up", "rope_pairs") for kind in ("bf16", "f16")]
+    shapes: list[dict[str, Any]] = []
+    for number, (tokens, n, k) in enumerate(sizes):
+        for order, kind in kinds if ON_GPU else kinds[2:3]:
+            shapes.append({
+                "seed": len(shapes), "tokens": tokens, "n": n, "k": k, "kind": kind, "order": order, "head_dim": 64,
+                "bias": number % 2 == 0, "residual": "apart" if order == "natural" else "",
+                "out_float32": order == "rope_pairs" and number < 2,
+            })  # fmt: skip
+    _check(emulate, "kernels_agree", shapes=shapes)
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
@@ -112,7 +129,7 @@ def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["linear_sm90", "linear_sm90_quantised"])
+@pytest.mark.parametrize("name", ["attention_sm90", "linear_sm90", "linear_sm90_quantised"])
 def test_wgmma_stays_asynchronous(emulator_cache: Path, name: str) -> None:
     """ptxas neither serializes wgmma nor adds waits of its own."""
     log = compile_kernels(ROOT / f"cuda/{name}.cu", "90a", emulator_cache)[1]
@@ -129,7 +146,7 @@ def test_hopper_instructions(hopper_code: tuple[Path, str]) -> None:
     environment = {**os.environ, "PATH": path}
     command = [dump, "-sass", str(hopper_code[0])]
     sass = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    tiles = [f"HGMMA.64x{tokens}x16.F32{kind} " for tokens in (64, 128) for kind in ("", ".BF16")]
-    for instruction in (*tiles, "UTMALDG.2D", "UBLKCP", "USETMAXREG"):
+    tiles = [f"HGMMA.64x{tokens}x16.F32{kind} " for tokens in (64, 128, 176, 192) for kind in ("", ".BF16")]
+    for instruction in (*tiles, "UTMALDG.2D", "UTMALDG.2D.MULTICAST", "USETMAXREG", "STSM.16.MT88.4", "UCGABAR_ARV"):
         assert instruction in sass, f"no {instruction}"
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in sass  # two wgmma in flight

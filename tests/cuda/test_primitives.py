@@ -49,6 +49,7 @@ HOPPER: list[Case] = [
     ("hopper.cu", "hopper_gemm", {"m": 64, "n": 32, "k": 64}),
     ("hopper.cu", "hopper_gemm", {"m": 70, "n": 40, "k": 456}),
     ("hopper.cu", "bulk_copies", {}),
+    ("hopper.cu", "cluster", {}),
     ("hopper.cu", "dependent_launches", {}),
 ]
 CASES = PRIMITIVES + HOPPER
@@ -82,7 +83,7 @@ def test_primitive_sanitized(emulate: Run, case: Case, sanitize: str, schedule: 
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("case", [PRIMITIVES[-2], HOPPER[-3]], ids=["gemm", "hopper_gemm"])
+@pytest.mark.parametrize("case", [PRIMITIVES[-2], HOPPER[-4]], ids=["gemm", "hopper_gemm"])
 def test_portable_context_switch(emulate: Run, case: Case) -> None:
     """The ucontext fibers of machines other than x86-64."""
     source, name, parameters = case

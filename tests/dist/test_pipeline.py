@@ -16,6 +16,7 @@ from lora.adapters import make_adapter
 import infinilm
 from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, plan_memory
 from infinilm.cli.main import main
+from infinilm.config.families import build_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_LAYERS = 5
@@ -220,6 +221,17 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
 def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_memory(folder, **settings)
+
+
+@pytest.mark.parametrize("name", [p.name for p in GOLDEN.glob("gemma4*")])
+def test_layers_that_read_other_layers_are_refused(name: str) -> None:
+    config = infinilm.AutoConfig.from_pretrained(GOLDEN / name)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    if all(layer.cache.owner < 0 for layer in spec.layers) and not spec.per_layer_size:
+        assert plan_memory(GOLDEN / name, pipeline_parallel_size=2).stages
+        return
+    with pytest.raises(ConfigError, match="layers read the keys and values of earlier ones"):
+        plan_memory(GOLDEN / name, pipeline_parallel_size=2)
 
 
 def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

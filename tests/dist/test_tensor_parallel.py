@@ -77,7 +77,9 @@ def test_golden(folder: Path) -> None:
     prompt, num_tokens = expected["input_ids"].tolist(), len(expected["greedy_ids"])
     cache = StaticKVCacheConfig(1, int(expected["max_model_len"]))
     results = []
-    for tp_size in [n for n in (1, 2, 3, 4, 8) if config.num_attention_heads % n == 0]:
+    for tp_size in [
+        n for n in (1, 2, 3, 4, 8) if config.num_attention_heads % n == config.linear_num_key_heads % n == 0
+    ]:
         with InferEngine(config, DistConfig(tp_size), "cpu", cache) as engine:
             engine.load_weights(folder, use_tqdm=False)
             output = engine.forward(InferEngine.Input([prompt], temperature=0), return_logits=True)

@@ -54,6 +54,13 @@ _SCALES = {
     "logit_scale": "logits_scaling",
 }
 _PHI3 = {**_WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"}
+_GEMMA4 = {
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 24),
+    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), 16),
+}
 _CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 FAMILIES = {
@@ -69,6 +76,32 @@ FAMILIES = {
         norm_offset=1,
         keys={**_WINDOW, "attention.sliding_window_pattern": 3},
         known={"query_pre_attn_scalar": 16},
+    ),
+    "gemma4-text": Rules(
+        "gemma4",
+        keys={
+            **_GEMMA4,
+            "attention.sliding_window_pattern": As("bool", [True, True, False, True, False]),
+            "attention.shared_kv_layers": 2,
+            "feed_forward_length": As("int32", [44, 44, 44, 88, 88]),
+        },
+    ),
+    "gemma4": Rules(
+        "gemma4",
+        keys={
+            **_GEMMA4,
+            "attention.sliding_window_pattern": As("bool", [True, False, True, False]),
+            "attention.head_count_kv": As("int32", [2, 1, 2, 1]),
+        },
+    ),
+    "gemma4-moe": Rules(
+        "gemma4",
+        keys={
+            **_GEMMA4,
+            **_EXPERTS,
+            "attention.sliding_window_pattern": As("bool", [True, False, False]),
+            "attention.head_count_kv": As("int32", [2, 1, 1]),
+        },
     ),
     "glm": Rules("chatglm"),
     "glm4": Rules("glm4"),
@@ -98,6 +131,7 @@ FAMILIES = {
 }
 """By their folder in tests/golden."""
 
+_ROUTER_SCALES = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 _USUAL = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -182,6 +216,9 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             for part in ("language_model.", "text_model."):
                 name = name.replace(part, "")
             name = name if name.startswith(("model.", "lm_head")) else f"model.{name}"
+            if rules.arch == "gemma4":
+                yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
+                continue
             of_gate_up = "mlp.experts.gate_up_proj" in name
             if "mlp.experts.gate_up_proj" in name or "mlp.experts.down_proj" in name:
                 kind = "bias" if name.endswith("_bias") else "weight"
@@ -246,10 +283,16 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     tensors = {}
     for name, array in _tensors(folder, rules, config):
         suffixes = (".weight", ".bias")
+        of_router = name.rpartition(".router.")
+        if of_router[2] in _ROUTER_SCALES:  # which no map has
+            tensors[f"blk.{name.split('.')[2]}.{_ROUTER_SCALES[of_router[2]]}"] = quantise("F32", array)
+            continue
         to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
         assert to is not None, name
         is_plain = array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
+    if rules.arch == "gemma4":  # the first quarter of a head turns
+        tensors["rope_freqs.weight"] = quantise("F32", np.array([1] * 3 + [1e30] * 9, np.float32))
     scaling = config.get("rope_scaling") or {}
     for kind in ("long", "short"):
         if f"{kind}_factor" in scaling:

@@ -57,7 +57,7 @@ def metadata_of(backend: Backend, kind: str, special: dict[str, int], **more: An
     ]
     out: dict[str, Any] = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": texts}
     out["tokenizer.ggml.token_type"] = As("int32", types)
-    if kind == "gpt2":
+    if kind in ("gpt2", "gemma4"):
         out["tokenizer.ggml.merges"] = [" ".join(merge) for merge in state["model"]["merges"]]
     out |= {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in special.items()}
     return out | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
@@ -233,6 +233,25 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert other.decode(other.encode(" a fox")) == " a fox" and made.decode(made.encode("a fox")) == "a fox"
 
 
+def test_sentencepiece_with_a_list_of_merges(tmp_path: Path) -> None:
+    """As Gemma 4's tokenizer.json: no blank is put before a text, and texts begin with the bos token."""
+    backend, _ = sentencepiece_bpe()
+    backend.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    metadata = metadata_of(backend, "gemma4", {"bos": 1, "eos": 2, "unknown": 0})
+    made = open_tokenizer(tmp_path / "a.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
+    for text in HOSTILE:
+        check_same(backend, made, text)
+
+    @given(TEXTS)
+    def any_text(text: str) -> None:
+        check_same(backend, made, text)
+
+    any_text()
+    assert open_tokenizer(tmp_path / "b.gguf", metadata).encode("a fox")[0] == 1
+
+
 def test_unigram(tmp_path: Path) -> None:
     backend = Backend(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
@@ -307,7 +326,7 @@ def test_a_file_without_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, r"kind 'bert' \(tokenizer.ggml.model\) are not supported, only gpt2, llama, t5; pass"),
+        ({"model": "bert"}, r"kind 'bert' \(tokenizer.ggml.model\) are not supported, only gpt2, llama, gemma4, t5"),
         ({"pre": "default"}, r"how texts are split \(tokenizer.ggml.pre\) is 'default', and only these are known:"),
         ({"merges": ["a b c"]}, "the merge 'a b c' is not of two tokens to a third"),
         ({"merges": ["ab"]}, "the merge 'ab' is not of two tokens to a third"),

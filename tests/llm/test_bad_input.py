@@ -249,7 +249,7 @@ def test_settings_of_other_libraries(folder: Path, name: str, message: str) -> N
         LLM(folder, **{name: 1})
 
 
-@pytest.mark.parametrize("name", ["enable_prefix_caching", "batch_invariant", "use_tqdm"])
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "use_tqdm"])
 @pytest.mark.parametrize("value", ["no", "false", 0, None])
 def test_flags_are_booleans(folder: Path, name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name} must be True or False; got {value!r}"):

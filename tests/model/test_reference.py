@@ -53,6 +53,12 @@ def unscaled(half: int, attention_factor: float) -> Rope:
 
 
 WRONG = {
+    "values that are not normed": (lambda f: {"v_norm": False}, ("gemma4-text", "gemma4", "gemma4-moe")),
+    "no layer scalars": (lambda f: {"layer_scalars": False}, ("gemma4-text", "gemma4", "gemma4-moe")),
+    "keys of another layer": (
+        lambda f: {"shapes": tuple(replace(s, kv_owner=0) if s.kv_owner == 1 else s for s in f.shapes)},
+        ("gemma4-text",),
+    ),
     "no window": (
         lambda f: {"sliding_window": (0,) * len(f.sliding_window)},
         ("mistral-window", "qwen2-sliding", "phi3", "qwen2-moe-window", "qwen3-moe-window"),

@@ -241,7 +241,7 @@ def test_calls_must_fit(model: ReferenceModel) -> None:
     with pytest.raises(RequestError, match="2 rows, the cache 1"):
         model.forward([[1], [2]], model.new_cache())
     with pytest.raises(RequestError, match="7 layers"):
-        model.forward([1], DynamicCache(7, 1, 2, 8, "float64"))
+        model.forward([1], DynamicCache([(2, 8)] * 7, 1, "float64"))
     with pytest.raises(RequestError, match="no token"):
         model.forward([[], []])
     with pytest.raises(CacheFullError, match="128"):

@@ -42,10 +42,10 @@ def test_route(threads: int, data: st.DataObject, num_tokens: int, num_experts: 
     scoring = data.draw(st.sampled_from(("softmax", "sigmoid")))
     normalize, scale = data.draw(st.booleans()), data.draw(st.sampled_from((1.0, 2.5)))
     logits = support.activations(rng, num_tokens, num_experts) * np.float32(3)
-    bias = support.activations(rng, num_experts) if data.draw(st.booleans()) else None
+    bias, scales = (support.activations(rng, num_experts) if data.draw(st.booleans()) else None for _ in range(2))
     ids, weights = run_route(
         logits, top_k, threads=threads, scoring=scoring, normalize=normalize, scale=scale,
-        correction_bias=tensor(bias), num_groups=num_groups, top_groups=top_groups,
+        correction_bias=tensor(bias), num_groups=num_groups, top_groups=top_groups, expert_scales=tensor(scales),
     )  # fmt: skip
     wide = logits.astype(np.float64)
     scores = oracle.softmax(wide) if scoring == "softmax" else 1 / (1 + np.exp(-wide))
@@ -55,7 +55,8 @@ def test_route(threads: int, data: st.DataObject, num_tokens: int, num_experts: 
     np.testing.assert_array_equal(ids, want_ids)
     want = np.take_along_axis(scores, want_ids, 1)
     want = want / want.sum(1, keepdims=True) if normalize else want
-    assert_close(weights, want * scale, length=num_experts)
+    own = 1.0 if scales is None else scales.astype(np.float64)[want_ids]
+    assert_close(weights, want * scale * own, length=num_experts)
 
 
 def test_equal_scores_go_by_id() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,7 @@ class Inputs:
         outputs: tuple[Output, Output] | None = None,
         parts: tuple[str, ...] = ("norms", "rope", "store"),
         qkv_values: Array | None = None,
+        v_norm: Array | None = None,
     ) -> Result:
         """Some parts of the op, over some of the tokens.
 
@@ -154,7 +155,8 @@ class Inputs:
         slots = framed(self.slots[tokens]) if "store" in parts else None
         caches = [support.tensor(c.view, self.dtype) for c in (k_cache, v_cache)]
         scalars = *case.heads, case.head_dim, EPS
-        call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars)
+        of_values = None if v_norm is None else (framed(v_norm), case.norm_dtype)
+        call(b, "qk_norm_rope_store_kv", qkv, table, *norms, slots, *caches, *scalars, None, None, of_values)
         return Result(qkv.check(), k_cache.check(), v_cache.check())
 
 
@@ -200,6 +202,28 @@ def test_qkv_and_cache(isa: str, dtype: str, threads: int, case: Case) -> None:
     for name, rows, cache in (("k_cache", k, got.k_cache), ("v_cache", v, got.v_cache)):
         rows = store(rows, dtype).reshape(case.num_tokens, case.heads[1], case.head_dim)
         assert_bitwise(cache, oracle.store_kv(rows, inputs.slots, empty), name)
+
+
+@each_isa
+@each_dtype
+@given(case=cases())
+def test_norm_of_values(isa: str, dtype: str, case: Case) -> None:
+    """The bits of rms_norm, on their way into the cache; q and k stay as they are without it."""
+    case = replace(case, norms=True)
+    inputs, b = Inputs(case, dtype), backend(isa, 2)
+    without = inputs.run(b)
+    weight = support.stored(np.random.default_rng(case.seed + 1), case.norm_dtype, case.head_dim)
+    got = inputs.run(b, v_norm=weight)
+    heads = inputs.qkv.reshape(case.num_tokens, -1, case.head_dim)[:, sum(case.heads) :]
+    want = Output((case.num_tokens * case.heads[1], case.head_dim))
+    call(b, "rms_norm", framed(heads.reshape(want.view.shape)), (framed(weight), case.norm_dtype), want, EPS)
+    end = sum(case.heads) * case.head_dim
+    assert_bitwise(got.qkv[:, :end], without.qkv[:, :end], "q and k")
+    assert_bitwise(got.qkv[:, end:], want.check().reshape(case.num_tokens, -1), "v")
+    rows = store(want.check(), dtype).reshape(case.num_tokens, case.heads[1], case.head_dim)
+    empty = flat_cache(inputs.shape, got.v_cache.dtype).view
+    assert_bitwise(got.v_cache, oracle.store_kv(rows, inputs.slots, empty), "v_cache")
+    assert_bitwise(got.k_cache, without.k_cache, "k_cache")
 
 
 @each_isa

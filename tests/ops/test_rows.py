@@ -65,9 +65,15 @@ def test_embedding_of_a_part(
 
 
 @every_backend
-@given(case=rows(num_tokens=support.sizes), multiplier=multipliers, normed=st.booleans(), in_place=st.booleans())
+@given(
+    case=rows(num_tokens=support.sizes),
+    multiplier=multipliers,
+    scale=multipliers,
+    normed=st.booleans(),
+    in_place=st.booleans(),
+)
 def test_add_rms_norm_of_a_multiple(
-    isa: str, dtype: str, threads: int, case: Rows, multiplier: float, normed: bool, in_place: bool
+    isa: str, dtype: str, threads: int, case: Rows, multiplier: float, scale: float, normed: bool, in_place: bool
 ) -> None:
     """The sum is exact to the bit, and normed as `rms_norm` does it; without a weight, `out` is not written."""
     rng, b = case.rng(), backend(isa, threads)
@@ -75,8 +81,8 @@ def test_add_rms_norm_of_a_multiple(
     out = Output(x.shape, pad=case.pad_out, values=x)
     total = Output(x.shape, pad=case.pad_in[::-1], values=residual)
     weights = (framed(weight), dtype) if normed else None
-    call(b, "add_rms_norm", out if in_place else framed(x, case.pad_in), total, weights, out, 1e-5, multiplier)
-    assert_bitwise(total.check(), residual + x * np.float32(multiplier), "residual")
+    call(b, "add_rms_norm", out if in_place else framed(x, case.pad_in), total, weights, out, 1e-5, multiplier, scale)
+    assert_bitwise(total.check(), (residual + x * np.float32(multiplier)) * np.float32(scale), "residual")
     assert_bitwise(out.check(), norm(b, total.check(), weight, dtype, 1e-5, None) if normed else x)
 
 
@@ -249,6 +255,21 @@ def test_act_mul_of_a_gate_alone(isa: str, threads: int, case: Rows, in_place: b
     call(backend(isa, 1), "act_mul", framed(np.hstack([gate, np.ones_like(gate)])), whole, "gelu_tanh")
     out = Output(gate.shape, pad=case.pad_out, values=gate)
     call(backend(isa, threads), "act_mul", out if in_place else framed(gate, case.pad_in), out, "gelu_tanh")
+    assert_bitwise(out.check(), whole.check())
+
+
+@each_isa
+@each_threads
+@given(case=rows(num_tokens=support.sizes), in_place=st.booleans())
+def test_act_mul_of_an_up_that_lies_elsewhere(isa: str, threads: int, case: Rows, in_place: bool) -> None:
+    """As of one behind the gate, to the bit; the output may be the gate itself."""
+    rng = case.rng()
+    gate, up = case.x(rng), case.x(rng)
+    whole = Output(gate.shape)
+    call(backend(isa, 1), "act_mul", framed(np.hstack([gate, up])), whole, "gelu_tanh")
+    out = Output(gate.shape, pad=case.pad_out, values=gate)
+    given_gate = out if in_place else framed(gate, case.pad_in)
+    call(backend(isa, threads), "act_mul", given_gate, out, "gelu_tanh", framed(up, case.pad_in[::-1]))
     assert_bitwise(out.check(), whole.check())
 
 

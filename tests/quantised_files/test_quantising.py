@@ -113,7 +113,7 @@ def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: 
     assert changes[1] < 0.7 * changes[0]
 
 
-@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5"])
+@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "gemma4-moe"])
 def test_what_a_calibration_sees(name: str) -> None:
     """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
     model = DEMO if name == "demo" else GOLDEN / name

@@ -52,7 +52,10 @@ _OWN_NAMES = (
     ("shared_experts", "shared_expert"),
 )
 _CORRECTION = "e_score_correction_bias"
-_NOT_TEXT = ("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector.")
+_NOT_TEXT = (
+    *("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector."),
+    *("embed_vision.", "audio_tower.", "embed_audio."),
+)
 
 
 def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> dict[str, NDArray[np.floating]]:
@@ -61,7 +64,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
     neighbours = config.architecture.startswith(("Glm", "Cohere", "Ernie")) and "Glm4Moe" not in config.architecture
     found = {}
-    for name, values in tensors.items():
+    for stored, values in tensors.items():
+        name = stored
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         name = (
@@ -69,7 +73,13 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             .replace("text_model.", "")
             .replace("block_sparse_moe", "mlp")
             .replace("mlp.router", "mlp.gate")
+            .replace(".router.proj.", ".router.")  # of Gemma 4, whose routers and experts are beside an MLP
+            .replace(".router.", ".mlp.gate.")
         )
+        if ".experts." in name and ".mlp.experts." not in name:
+            name = name.replace(".experts.", ".mlp.experts.")
+        if config.attention_k_eq_v and "k_proj" in name and stored.replace("k_proj", "v_proj") not in tensors:
+            found[name.replace("k_proj", "v_proj")] = values
         for own, llama in _OWN_NAMES:
             name = name.replace(f".{own}.", f".{llama}.")
         if name.endswith(("experts.gate_up_proj", "experts.down_proj", "proj_bias")):
@@ -78,8 +88,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             kind = "bias" if parts.endswith("_bias") else "weight"
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
             turns = "GptOss" in config.architecture
-            for expert, stored in enumerate(values):
-                matrix = stored.T if turns or "Qwen3VLMoe" in config.architecture else stored
+            for expert, matrix in enumerate(values):
+                matrix = matrix.T if turns or "Qwen3VLMoe" in config.architecture else matrix
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows

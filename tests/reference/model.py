@@ -46,6 +46,8 @@ class ReferenceModel:
         ids = np.asarray(input_ids)
         positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
         x = self._weight("model.embed_tokens.weight")[ids] * facts.embedding_multiplier  # [n, hidden_size]
+        own = self._own_vectors(ids, x) if facts.per_layer_size else x
+        self._kv: dict[int, tuple[F64, F64]] = {}  # by layer: keys before their norm, and values
         for layer in range(config.num_hidden_layers):
             at = f"model.layers.{layer}"
             before_mlp = "pre_feedforward_layernorm" if facts.post_norms else "post_attention_layernorm"
@@ -58,9 +60,22 @@ class ReferenceModel:
             x = self._add(x, h, f"{at}.post_attention_layernorm")
             second = "" if facts.parallel_blocks or not facts.pre_norms else f"{at}.{before_mlp}"
             h = self._norm(x, second) if second else first if facts.parallel_blocks else x
-            has_experts = facts.experts.layers[layer]
-            h = self._experts(h, f"{at}.mlp") if has_experts else self._mlp(h, f"{at}.mlp", facts.mlp_bias)
+            if not facts.experts.layers[layer]:
+                h = self._mlp(h, f"{at}.mlp", facts.mlp_bias)
+            elif facts.experts.beside_mlp:
+                h = self._norm(self._mlp(h, f"{at}.mlp", facts.mlp_bias), f"{at}.post_feedforward_layernorm_1")
+                read = self._norm(x, f"{at}.pre_feedforward_layernorm_2")
+                experts = self._experts(read, f"{at}.mlp", routed_by=x)
+                h = h + self._norm(experts, f"{at}.post_feedforward_layernorm_2")
+            else:
+                h = self._experts(h, f"{at}.mlp")
             x = self._add(x, h, f"{at}.post_feedforward_layernorm")
+            if facts.per_layer_size:
+                gate = self._linear(x, f"{at}.per_layer_input_gate", False)
+                h = self._linear(join(facts.activation, gate, own[:, layer]), f"{at}.per_layer_projection", False)
+                x = x + self._norm(h, f"{at}.post_per_layer_input_norm")
+            if facts.layer_scalars:
+                x = x * self._weight(f"{at}.layer_scalar")
         return self._norm(x, "model.norm") * facts.logit_multiplier
 
     def _mlp(self, h: F64, at: str, bias: bool) -> F64:
@@ -71,10 +86,20 @@ class ReferenceModel:
             inner = join(self.facts.activation, up, np.ones_like(up))
         return self._linear(inner, f"{at}.down_proj", bias)
 
-    def _experts(self, h: F64, at: str) -> F64:
+    def _own_vectors(self, ids: NDArray[Any], x: F64) -> F64:
+        """Each token's vector for each layer: [n, num_layers, per_layer_size]."""
+        shape = len(ids), self.config.num_hidden_layers, self.facts.per_layer_size
+        of_table = self._weight("model.embed_tokens_per_layer.weight")[ids].reshape(shape) * shape[2] ** 0.5
+        projected = self._linear(x, "model.per_layer_model_projection", False) * self.config.hidden_size**-0.5
+        return (self._norm(projected.reshape(shape), "model.per_layer_projection_norm") + of_table) * 0.5**0.5
+
+    def _experts(self, h: F64, at: str, routed_by: F64 | None = None) -> F64:
         """Every expert of every token, most of them times zero."""
         facts = self.facts.experts
-        logits = self._linear(h, f"{at}.gate", facts.bias)  # [n, num_experts]
+        read = h
+        if routed_by is not None:
+            read = self._rms(routed_by) * self._weight(f"{at}.gate.scale") * self.config.hidden_size**-0.5
+        logits = self._linear(read, f"{at}.gate", facts.bias)  # [n, num_experts]
         scores = softmax(logits) if facts.scoring == "softmax" else 1 / (1 + np.exp(-logits))
         choice = scores + self._weight(f"{at}.gate.e_score_correction_bias") if facts.correction_bias else scores
         best = best_experts(choice, facts.top_k, facts.num_groups, facts.top_groups)
@@ -83,6 +108,8 @@ class ReferenceModel:
         if facts.norm_topk_prob:
             weights /= weights.sum(axis=-1, keepdims=True)
         weights *= facts.scale
+        if facts.beside_mlp:
+            weights *= self._weight(f"{at}.gate.per_expert_scale")
         out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
         if facts.shared_intermediate_size:
             shared = self._mlp(h, f"{at}.shared_expert", False)
@@ -106,12 +133,20 @@ class ReferenceModel:
     def _attention(self, h: F64, positions: NDArray[Any], at: str, layer: int) -> F64:
         """Causal attention of one layer before o_proj: [n, hidden_size] -> [n, H * D]."""
         config, facts, n = self.config, self.facts, len(h)
-        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        shape = facts.shapes[layer]
+        heads, kv_heads, dim = config.num_attention_heads, shape.num_kv_heads, shape.head_dim
+        owner = layer if shape.kv_owner is None else shape.kv_owner
+        of_owner = f"model.layers.{owner}.self_attn"
         q = self._linear(h, f"{at}.q_proj", facts.qkv_bias).reshape(n, heads, dim)
-        k = self._linear(h, f"{at}.k_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
-        v = self._linear(h, f"{at}.v_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
+        if owner == layer:
+            k = self._linear(h, f"{at}.k_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
+            v = self._linear(h, f"{at}.v_proj", facts.qkv_bias).reshape(n, kv_heads, dim)
+            v = self._rms(v) if facts.v_norm else v
+        else:
+            k, v = self._kv[owner]
+        before_norm = k
         if facts.qk_norm == "head":
-            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{of_owner}.k_norm")
         elif facts.qk_norm == "all":
             q = self._norm(q.reshape(n, -1), f"{at}.q_norm").reshape(q.shape)
             k = self._norm(k.reshape(n, -1), f"{at}.k_norm").reshape(k.shape)
@@ -122,6 +157,7 @@ class ReferenceModel:
                 scaled = facts.ropes[facts.q_rope]
                 scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
                 q = q * scale[:, None, None]
+        self._kv[layer] = before_norm, v
         k, v = (np.repeat(kv, heads // kv_heads, axis=1) for kv in (k, v))  # query head i reads kv head i // group
 
         window = facts.sliding_window[layer]
@@ -166,6 +202,10 @@ class ReferenceModel:
         cos, sin = np.cos(angle) * rope.attention_factor, np.sin(angle) * rope.attention_factor
         first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+    def _rms(self, x: F64) -> F64:
+        """RMSNorm without weight."""
+        return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.rms_norm_eps))
 
     def _norm(self, x: F64, name: str) -> F64:
         if self.facts.norm != "rms":

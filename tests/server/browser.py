@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from websockets.sync.client import ClientConnection, connect
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 300  # for anything to happen, on machines with much else to do
+
+
+_GONE = -32000  # the error of what was asked of a page that goes
+
+
+class PageGoneError(Exception):
+    """The page was left before it could answer."""
 
 
 class Browser:
@@ -36,6 +43,8 @@ class Browser:
         while True:
             message = json.loads(self._socket.recv(SECONDS))
             if message.get("id") == number:
+                if message.get("error", {}).get("code") == _GONE:
+                    raise PageGoneError(message)
                 assert "error" not in message, message
                 result: dict[str, Any] = message["result"]
                 return result
@@ -67,7 +76,10 @@ class Browser:
 
     def wait(self, condition: str) -> None:
         end = time.monotonic() + SECONDS
-        while not self.run(condition):
+        while True:
+            with contextlib.suppress(PageGoneError):  # while another is loaded
+                if self.run(condition):
+                    return
             assert time.monotonic() < end, f"never came: {condition}"
             time.sleep(0.05)
 
@@ -95,7 +107,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot")["data"]))
 
 
-@contextmanager
+@contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     assert BINARY is not None
     options = [

@@ -114,6 +114,11 @@ class Hosted:
             self._ready.set()
             await self._server.serve([listener])
 
+    @property
+    def num_connections(self) -> int:
+        """Of clients, now."""
+        return len(self._server.server_state.connections)
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the thread of the server's event loop."""
         self._loop.call_soon_threadsafe(function)
@@ -149,6 +154,33 @@ class ScriptedLLM(LLM):
             return logits
 
         return super().asubmit(prompts, dataclasses.replace(sampling_params, logits_processor=next_token), **sampling)
+
+
+class Gate:
+    """Holds a model up until it opens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._open = threading.Event()
+        self._llm = llm
+        self._make = llm._requests.make
+
+    def __enter__(self) -> Gate:
+        def wait(token_ids: Any, logits: Any) -> Any:
+            assert self._open.wait(2 * SECONDS)  # longer than a test waits: who gives up first is the test
+            return logits
+
+        def make(prompts: Any, params: Any, sampling: Any) -> Any:
+            return self._make(prompts, params, {**sampling, "logits_processor": wait})
+
+        self._llm._requests.make = make  # type: ignore[method-assign]
+        return self
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+        self._llm._requests.make = self._make  # type: ignore[method-assign]
 
 
 def gauge(url: str, name: str) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import http.client
 import importlib.metadata
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.lifespan.on import LifespanOn
 
 from infinilm import LLM
+from infinilm.server import app, service
+from infinilm.server.app import make_app
 from infinilm.server.protocol import HttpProtocol
-from server.support import SECONDS, Hosted, hosted, wait_for
+from server.support import SECONDS, Gate, Hosted, gauge, hosted, wait_for
 
 BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 3, "ignore_eos": True, "seed": 1}).encode()
 STREAM = BODY[:-1] + b', "stream": true}'
@@ -148,6 +155,43 @@ def test_who_leaves_before_the_request_is_there_is_no_failure(host: Hosted, capl
             read_one(connection)
         wait_for(lambda: host.service._num_admitted == 0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_who_sends_no_more_still_reads(host: Hosted, llm: LLM, version: str, body: bytes) -> None:
+    """As `nc -N` does: the end of its input closes its half of the connection."""
+    expected = json.loads(ask(host, post())[2])["choices"][0]["text"]
+    with Gate(llm) as gate, connect(host) as connection:
+        connection.sendall(post(body=body, version=version))
+        connection.shutdown(socket.SHUT_WR)
+        begin = connection.recv(1, socket.MSG_PEEK)  # of the answer, early
+        assert begin == b"H"
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        gate.open()
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        text = answer.read().decode()
+        assert connection.recv(1) == b""
+    if body is STREAM:
+        events = text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]) == expected
+    else:
+        assert json.loads(text)["choices"][0]["text"] == expected
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+def test_who_sends_no_more_may_leave(host: Hosted, llm: LLM, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocol, "probe_seconds", 0.2)
+    with Gate(llm) as gate:
+        with connect(host) as connection:
+            connection.sendall(post(body=body))
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == b"H"
+            wait_for(lambda: host.service._num_admitted == 1)
+        wait_for(lambda: host.service._num_admitted == 0)
+        gate.open()
 
 
 def test_connections_are_used_again(host: Hosted) -> None:
@@ -290,6 +334,49 @@ def test_upgrades_are_not_taken(host: Hosted) -> None:
     line = "GET /health HTTP/1.1"
     for kind in ("Upgrade: websocket", "Upgrade: h2c"):
         assert ask(host, head(line, "Host: a", kind, *upgrade))[0] == 200
+
+
+def test_the_rest_of_asgi(host: Hosted) -> None:
+    """Ray Serve tells applications that they begin and end, and fails those that do not answer."""
+
+    async def live() -> None:
+        lifespan = LifespanOn(uvicorn.Config(make_app(host.service), lifespan="on"))
+        await lifespan.startup()
+        assert not lifespan.should_exit
+        await lifespan.shutdown()
+        assert not lifespan.should_exit
+
+    asyncio.run(live())
+
+
+def test_what_comes_together_starts_together(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are read before the first starts. Who comes alone, or among others that never end, waits for nobody."""
+    monkeypatch.setattr(service, "_TOGETHER_SECONDS", SECONDS)
+    happened: list[str] = []
+    read, start = app.read_completion, llm.asubmit
+    monkeypatch.setattr(app, "read_completion", lambda *a: happened.append("read") or read(*a))
+    monkeypatch.setattr(llm, "asubmit", lambda *a, **more: happened.append("start") or start(*a, **more))
+    connections = [connect(host) for _ in range(20)]
+    wait_for(lambda: host.num_connections == len(connections))
+    waits, ready = threading.Event(), threading.Event()
+    host.call(lambda: waits.set() or ready.wait(SECONDS))  # type: ignore[func-returns-value]
+    assert waits.wait(SECONDS)  # the server hears of nothing
+    for connection in connections:
+        connection.sendall(post())
+    ready.set()
+    texts = {json.loads(read_one(connection)[2])["choices"][0]["text"] for connection in connections}
+    assert len(texts) == 1 and happened == ["read"] * 20 + ["start"] * 20
+    for connection in connections:
+        connection.close()
+    monkeypatch.setattr(service, "_TOGETHER_SECONDS", 0.005)
+
+    async def wait_among_others() -> None:
+        waiting = asyncio.ensure_future(host.service._others_are_read())
+        while not waiting.done():
+            host.service._num_read += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(wait_among_others(), SECONDS))
 
 
 def test_version(host: Hosted) -> None:

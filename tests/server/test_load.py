@@ -15,37 +15,10 @@ import httpx
 import pytest
 
 from infinilm import LLM, EngineDeadError
-from server.support import SECONDS, Hosted, gauge, hosted, http_get, http_options, http_post, wait_for
+from server.support import SECONDS, Gate, Hosted, gauge, hosted, http_get, http_options, http_post, wait_for
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
 MAX_NUM_SEQS = 4
-
-
-class Gate:
-    """Holds a model up until it opens."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._open = threading.Event()
-        self._llm = llm
-        self._make = llm._requests.make
-
-    def __enter__(self) -> Gate:
-        def wait(token_ids: Any, logits: Any) -> Any:
-            assert self._open.wait(2 * SECONDS)  # longer than a test waits: who gives up first is the test
-            return logits
-
-        def make(prompts: Any, params: Any, sampling: Any) -> Any:
-            return self._make(prompts, params, {**sampling, "logits_processor": wait})
-
-        self._llm._requests.make = make  # type: ignore[method-assign]
-        return self
-
-    def open(self) -> None:
-        self._open.set()
-
-    def __exit__(self, *_: object) -> None:
-        self.open()
-        self._llm._requests.make = self._make  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from server.browser import BINARY, Browser, browser
+from server.browser import BINARY, Browser, PageGoneError, browser
 from server.support import KEY, ServerProcess
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium is installed")
@@ -40,7 +41,8 @@ def set_up(page: Browser, settings: dict[str, object], talks: list[object] | Non
 
 
 def reload(page: Browser) -> None:
-    page.run("window.isOld = true; location.reload()")
+    with suppress(PageGoneError):
+        page.run("window.isOld = true; location.reload()")
     page.wait("!window.isOld && document.readyState === 'complete' && !!document.getElementById('model')")
 
 

@@ -290,11 +290,11 @@ def test_every_option_of_the_llm(start: Any) -> None:
     _, keywords = start()
     assert keywords.keys() == of_library
     arguments = "--tokenizer t --chat-template c --generation-config none --load-format dummy --max-model-len 7"
-    _, given = start("m", *arguments.split(), "--no-enable-prefix-caching", "--no-batch-invariant", "--seed", "3")
+    _, given = start("m", *arguments.split(), "--no-enable-prefix-caching", "--seed", "3")
     changed = {name: value for name, value in given.items() if value != keywords[name]}
     expected = {"model": "m", "tokenizer": "t", "chat_template": "c", "generation_config": "none", "seed": 3}
     expected |= {"load_format": "dummy", "max_model_len": 7}
-    assert changed == expected | {"enable_prefix_caching": False, "batch_invariant": False}
+    assert changed == expected | {"enable_prefix_caching": False}
 
 
 def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

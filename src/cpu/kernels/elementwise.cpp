@@ -113,8 +113,8 @@ static void act_mul_piece(Activation activation, const float* gate, const float*
 
 void act_mul(const ActMulArgs& args, Share share) {
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
-        const float* gate = args.gate_up + token * args.gate_up_stride + first;  // [n]
-        const float* up = args.has_up ? gate + args.intermediate_size : nullptr;
+        const float* gate = args.gate + token * args.gate_stride + first;  // [n]
+        const float* up = args.up ? args.up + token * args.up_stride + first : nullptr;
         act_mul_piece(args.activation, gate, up, args.out + token * args.out_stride + first, n);
     });
 }

@@ -103,6 +103,7 @@ struct NormArgs {
     float* residual;  // [num_tokens, hidden_size] updated in place, or null
     int64_t residual_stride;
     float multiplier;    // of x where it is added to the residual
+    float scale;         // of that sum
     const void* weight;  // [hidden_size] or null: nothing is normed
     const void* bias;    // [hidden_size] of LayerNorm, or null: RMSNorm
     Element element;
@@ -118,7 +119,7 @@ struct RopeStoreArgs {
     int64_t qkv_stride;
     const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     int64_t rotary_dim;
-    const void *q_norm, *k_norm;  // [head_dim] or null
+    const void *q_norm, *k_norm, *v_norm;  // [head_dim] or null
     Element norm_element;
     const int64_t* slot_mapping;  // [num_tokens] or null
     void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous
@@ -163,13 +164,14 @@ struct EmbeddingArgs {
 };
 
 struct ActMulArgs {
-    const float* gate_up;  // [num_tokens, 2 * intermediate_size], or without up
-    int64_t gate_up_stride;
-    float* out;  // [num_tokens, intermediate_size]; may be gate_up where that is gate alone
+    const float* gate;  // [num_tokens, intermediate_size]
+    int64_t gate_stride;
+    const float* up;  // the same, or null
+    int64_t up_stride;
+    float* out;  // [num_tokens, intermediate_size]; without up it may be gate
     int64_t out_stride;
     int64_t num_tokens, intermediate_size;
     Activation activation;
-    bool has_up;
 };
 
 struct SoftCapArgs {

@@ -28,7 +28,7 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
         float sum;
         if (a.residual) {
             float* residual = a.residual + t * a.residual_stride;  // [hidden_size]
-            sum = sum_squares<true>(x, residual, a.hidden_size, a.multiplier);
+            sum = sum_squares<true>(x, residual, a.hidden_size, a.multiplier, a.scale);
             x = residual;
         } else {
             sum = sum_squares<false>(x, nullptr, a.hidden_size);

@@ -7,17 +7,18 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-// Sum of squares of x[n]; with ADD, multiplier * x is added to residual[n] first, and the sum is over the new residual.
+// Sum of squares of x[n]; with ADD, residual[n] becomes scale * (residual + multiplier * x) first, and the sum is over
+// that.
 template <bool ADD>
-INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, float multiplier = 1) {
-    const vec m = set1(multiplier);
+INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, float multiplier = 1, float scale = 1) {
+    const vec m = set1(multiplier), s = set1(scale);
     vec sum[4] = {zero(), zero(), zero(), zero()};
     int64_t i = 0;
     for (; i + 4 * width <= n; i += 4 * width)
         for (int k = 0; k < 4; ++k) {
             vec v = load(x + i + k * width);
             if (ADD) {
-                v = v * m + load(residual + i + k * width);
+                v = (v * m + load(residual + i + k * width)) * s;
                 store(residual + i + k * width, v);
             }
             sum[k] = fma(v, v, sum[k]);
@@ -26,7 +27,7 @@ INFINILM_INLINE float sum_squares(const float* x, float* residual, int64_t n, fl
         const int left = n - i < width ? (int)(n - i) : width;
         vec v = left == width ? load(x + i) : load_partial(x + i, left);
         if (ADD) {
-            v = v * m + (left == width ? load(residual + i) : load_partial(residual + i, left));
+            v = (v * m + (left == width ? load(residual + i) : load_partial(residual + i, left))) * s;
             if (left == width)
                 store(residual + i, v);
             else

@@ -1,7 +1,7 @@
-// Between the QKV projection and attention: per head of q and k an optional RMSNorm over head_dim, then rotate-half
-// RoPE (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed into the
-// cache at slot_mapping (-1: nowhere), to int8 with a scale for each head of a token. The unit of work is one head of
-// one token. Called by CpuBackend::qk_norm_rope_store_kv.
+// Between the QKV projection and attention: per head of q, k and v an optional RMSNorm over head_dim, then rotate-half
+// RoPE of q and k (Su et al. 2021, as in Llama: pairs i, i + rotary_dim / 2) in place in qkv; then k and v are narrowed
+// into the cache at slot_mapping (-1: nowhere), to int8 with a scale for each head of a token. The unit of work is one
+// head of one token. Called by CpuBackend::qk_norm_rope_store_kv.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
 #include "cpu/kernels/round_int8.h"
@@ -51,9 +51,9 @@ static void normalise(float* x, const void* weight, const RopeStoreArgs& a) {
 static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
     float* x = a.qkv + token * a.qkv_stride + (int64_t)head * a.head_dim;  // [head_dim]
     const int value_begin = a.num_heads + a.num_kv_heads;
+    const void* const weight = head < a.num_heads ? a.q_norm : head < value_begin ? a.k_norm : a.v_norm;
+    if (weight) normalise(x, weight, a);
     if (head < value_begin) {
-        const void* weight = head < a.num_heads ? a.q_norm : a.k_norm;
-        if (weight) normalise(x, weight, a);
         const float* const table = head < a.num_heads ? a.q_cos_sin : a.cos_sin;
         if (a.rotary_dim) rotate(x, table + token * a.rotary_dim, a.rotary_dim / 2);
     }

@@ -27,7 +27,8 @@ int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context
     return count;
 }
 
-int run_attention(int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
+// sm90: by attention_sm90.
+int run_attention(int sm90, int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
                   const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
                   int num_decode, int most_decode, int num_prefill, int q_stride, int out_stride,
                   int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim, int block_size,
@@ -37,7 +38,8 @@ int run_attention(int type, const void* q, const void* k_cache, const void* v_ca
         out,      q_stride,   out_stride,    block_table_stride, num_seqs,     num_heads,      num_kv_heads,
         head_dim, block_size, max_query_len, softmax_scale,      score_cap,    sliding_window, static_cast<Type>(type)};
     if (a.type == Type::f32) return attention_f32(a, nullptr);
-    return attention(a, {static_cast<const int4*>(work), 0, most_decode, 1 + num_decode, num_prefill, workspace},
-                     nullptr);
+    const AttentionWorkArgs args{
+        static_cast<const int4*>(work), 0, most_decode, 1 + num_decode, num_prefill, workspace};
+    return (sm90 ? attention_sm90 : attention)(a, args, nullptr);
 }
 }

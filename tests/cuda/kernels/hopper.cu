@@ -1,5 +1,5 @@
 // Hopper's primitives in small kernels: wgmma in every operand layout, pipelines of bulk copies and tensor maps,
-// bulk copies, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
+// clusters, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
 // the mistakes that test_bugs.py expects to be found.
 #include "launch.cuh"
 #include "ptx_sm90.cuh"
@@ -140,6 +140,38 @@ __global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, in
     }
 }
 
+// Each block of a cluster of two brings 8 rows of x [.., 64] to both, arrives on a barrier of both, and stores the
+// first 32 columns of the first 8 rows transposed. out: [blocks][16][64], transposed: [blocks][32][8].
+__global__ void __launch_bounds__(32)
+    cluster_kernel(const __grid_constant__ TensorMap map, uint16_t* out, uint16_t* transposed) {
+    begin_kernel();
+    INFINILM_DYNAMIC_SHARED(smem);
+    INFINILM_SHARED(uint64_t, full, [1]);
+    INFINILM_SHARED(uint64_t, seen, [2]);
+    uint16_t *rows = reinterpret_cast<uint16_t*>(smem), *columns = rows + 16 * 64;
+    const int rank = static_cast<int>(cluster_rank()), lane = static_cast<int>(threadIdx.x);
+    if (lane == 0) {
+        mbarrier_init(full, 1), mbarrier_init(seen + 1, 2);
+        mbarrier_init_fence();
+    }
+    cluster_sync();
+    if (lane == 0) {
+        mbarrier_arrive_expect_tx(full, 16 * 64 * 2);
+        const int row = static_cast<int>(blockIdx.x) / 2 * 16 + 8 * rank;
+        tensor_load_2d_multicast(rows + 8 * rank * 64, map, 0, row, full, 3);
+    }
+    mbarrier_wait(full, 0);
+    for (int i = lane; i < 16 * 64; i += 32) out[blockIdx.x * 16 * 64 + i] = rows[i];
+    uint32_t r[4];
+    for (int j = 0; j < 4; ++j) r[j] = *reinterpret_cast<const uint32_t*>(rows + lane / 4 * 64 + 8 * j + lane % 4 * 2);
+    stmatrix_x4_trans(columns + lane * 8, r);
+    __syncwarp();
+    for (int i = lane; i < 32 * 8; i += 32) transposed[blockIdx.x * 32 * 8 + i] = columns[i];
+    if (lane < 2) mbarrier_arrive_cluster(cluster_barriers(seen, static_cast<uint32_t>(lane)), 1);
+    mbarrier_wait(seen + 1, 0);
+    cluster_sync();  // nobody leaves before the other has arrived
+}
+
 // y = x + y; launched after itself as a dependent kernel.
 template <int kBug>
 __global__ void add_kernel(const float* x, float* y, int n) {
@@ -215,6 +247,14 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
 }
 int stream_chunks(const float* x, float* y, int chunks) {
     return launch<stream_kernel>({dim3(1), dim3(64), 4096}, x, y, chunks);
+}
+int cluster(const uint16_t* x, int rows, uint16_t* out, uint16_t* transposed, int clusters) {
+    TensorMap map;  // in elements of 8 bytes
+    if (int error = make_tensor_map(&map, {x, 16, static_cast<uint64_t>(rows), 128, 16, 8, Swizzle::none, 8}))
+        return error;
+    LaunchConfig config{dim3(2 * clusters), dim3(32), (16 * 64 + 32 * 8) * 2};
+    config.cluster = 2;
+    return launch<cluster_kernel>(config, map, out, transposed);
 }
 int add_dependent(const float* x, float* y, int n, int times, int bug) {
     return bug == kNoDependencyWait ? run_add<kNoDependencyWait>(x, y, n, times) : run_add<kNone>(x, y, n, times);

@@ -1,0 +1,84 @@
+"""Functions of arrays that `ReferenceModel` consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.config.experts import ExpertFacts
+
+__all__ = ["JOINS", "Array", "rotate", "route", "sigmoid", "silu", "soft_cap"]
+
+Array = npt.NDArray[Any]  # of the model's dtype
+
+
+def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
+    """RoPE of the first R elements of a head: i turns with i + R / 2; x [num_tokens, num_heads, head_dim]."""
+    cos, sin = cos_sin
+    first, second, rest = np.split(x, [cos.shape[-1], 2 * cos.shape[-1]], axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def silu(x: Array) -> Array:
+    """X times its sigmoid."""
+    with np.errstate(over="ignore"):  # far below zero: x / inf is the 0 it should be
+        result: Array = x / (1 + np.exp(-x))
+    return result
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x)."""
+    with np.errstate(over="ignore"):
+        result: Array = 1 / (1 + np.exp(-x))
+    return result
+
+
+def gelu_tanh(x: Array) -> Array:
+    result: Array = x / 2 * (1 + np.tanh(x.dtype.type((2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)))
+    return result
+
+
+def clamped_swiglu(gate: Array, up: Array) -> Array:
+    scalar = gate.dtype.type
+    gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
+    result: Array = silu(gate * scalar(1.702)) / scalar(1.702) * (up + 1)
+    return result
+
+
+# What joins gate and up.
+JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "silu": lambda gate, up: silu(gate) * up,
+    "gelu_tanh": lambda gate, up: gelu_tanh(gate) * up,
+    "clamped_swiglu": clamped_swiglu,
+}
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """Cap * tanh(x / cap); 0: none."""
+    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
+
+
+def route(logits: Array, facts: ExpertFacts, correction: Array | None, scales: Array | None) -> tuple[Array, Array]:
+    """Choose each token's experts and weigh them: logits [num_tokens, num_experts] -> both [num_tokens, top_k].
+
+    `correction` is added to scores for the choice alone, `scales` multiply weights: [num_experts] each.
+    """
+    if facts.scoring == "sigmoid":
+        scores = sigmoid(logits)
+    else:
+        scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores = scores / scores.sum(axis=-1, keepdims=True)
+    choice = scores if correction is None else scores + correction
+    groups = choice.reshape(len(choice), facts.num_groups, -1).copy()  # [num_tokens, num_groups, experts of one]
+    of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    left_out = np.argsort(-of_groups, axis=-1, kind="stable")[:, facts.top_groups :]
+    np.put_along_axis(groups, left_out[..., None], -np.inf, axis=1)
+    best = np.argsort(-groups.reshape(choice.shape), axis=-1, kind="stable")[:, : facts.top_k]
+    weights = np.take_along_axis(scores, best, axis=-1)
+    if facts.norm_topk_prob:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + scores.dtype.type(1e-20))
+    weights = weights * scores.dtype.type(facts.scale)
+    return best, weights if scales is None else weights * scales[best]

@@ -1,0 +1,131 @@
+"""Layers that differ in shape, share keys and values, or have vectors of their own: Gemma 4, from prompt to plan."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lora.adapters import make_adapter
+from reference.checkpoint import read_checkpoint
+from safetensors.numpy import save_file
+
+from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, _core, plan_memory
+from infinilm.config.families import build_spec
+from infinilm.config.llama_config import AutoConfig
+from infinilm.engine.hooks import SITES
+from infinilm.models.reference import ReferenceModel
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+NAMES = ("gemma4-text", "gemma4", "gemma4-moe")
+
+
+def expected(name: str) -> tuple[list[int], list[int]]:
+    with np.load(GOLDEN / name / "expected.npz") as file:
+        return file["input_ids"].tolist(), file["greedy_ids"].tolist()
+
+
+def answers(name: str, prompts: list[list[int]], **options: Any) -> list[tuple[list[int], str]]:
+    with LLM(GOLDEN / name, dtype="float32", max_model_len=128, use_tqdm=False, **options) as llm:
+        results = llm.generate(prompts, temperature=0, max_tokens=16, ignore_eos=True, logprobs=1, use_tqdm=False)
+        return [(list(result.outputs[0].token_ids), repr(result.outputs[0].logprobs)) for result in results]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_do_not_depend_on_chunks_neighbours_prefixes_or_memory(name: str) -> None:
+    ids, greedy = expected(name)
+    prompts = [ids, ids[:30] + ids[:7], ids, ids[5:], ids[:33]]
+    alone = [answers(name, [prompt])[0] for prompt in prompts]
+    assert alone[0][0] == greedy
+    for options in (
+        {},
+        {"max_num_batched_tokens": 5},
+        {"enable_prefix_caching": False},
+        {
+            "kv_cache": PagedKVCacheConfig(block_size=4, num_blocks=34)
+        },  # too little for all: some wait, and are computed again
+    ):
+        assert answers(name, prompts, **options) == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_see_what_the_reference_computes(name: str) -> None:
+    ids, _ = expected(name)
+    reference: dict[str, Any] = {}
+    model = ReferenceModel.from_pretrained(GOLDEN / name)
+    model.forward(ids, tap=lambda site, layer, value: reference.__setitem__(site, value.copy()))
+    seen: dict[str, Any] = {}
+    hooks = HookRegistry()
+    for pattern in ("layer*", "embedding"):
+        hooks.register_hook(
+            pattern, lambda site, value, layer: seen.setdefault(site, value.numpy().copy()) is None or None
+        )
+    with LLM(GOLDEN / name, dtype="float32", max_model_len=128, hooks=hooks, use_tqdm=False) as llm:
+        llm.generate(ids, temperature=0, max_tokens=1, use_tqdm=False)
+    assert seen.keys() == reference.keys() - {"final_norm", "logits"}
+    for site, value in seen.items():
+        np.testing.assert_allclose(
+            value, reference[site], rtol=0, atol=3e-5 * np.abs(reference[site]).max(), err_msg=site
+        )
+    new = {site.name for site in SITES} & {site.partition("_")[2] for site in seen}
+    own = {
+        "gemma4-text": {"v_norm", "mlp_residual", "per_layer_input", "per_layer_projection"},
+        "gemma4": {"v_norm"},
+        "gemma4-moe": {"router_logits", "experts", "down_proj", "pre_feedforward_layernorm_2"},
+    }
+    assert own[name] <= new and ("layer3_k_proj" in seen) == (name == "gemma4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters(name: str, tmp_path: Path) -> None:
+    """One of k_proj changes the values, too, where these are keys; one of an MLP leaves the experts beside it alone."""
+    base = tmp_path / "base"
+    shutil.copytree(GOLDEN / name, base)
+    text = {key: value for key, value in read_checkpoint(base).items() if "vision" not in key}
+    save_file({key: np.ascontiguousarray(value) for key, value in text.items()}, base / "model.safetensors")
+    linears = tmp_path / "linears"
+    linears.mkdir()
+    own = {key: np.ascontiguousarray(value) for key, value in text.items() if "experts" not in key}
+    save_file(own, linears / "model.safetensors")
+    adapter, (ids, _) = make_adapter(tmp_path / "adapter", linears), expected(name)
+    model = ReferenceModel.from_pretrained(base, dtype="float64", max_model_len=128)
+    plain = model.forward(ids)
+    model.merge_lora(adapter)
+    want = model.forward(ids)
+    assert np.abs(want - plain).max() > 0.05 * np.abs(want).max()
+    for ranks in (1, 2):
+        options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "use_tqdm": False}
+        with LLM(base, lora={"x": adapter}, tensor_parallel_size=ranks, **options) as llm:
+            assert np.abs(llm.forward(ids, lora="x") - want).max() < 3e-5 * np.abs(want).max()
+            assert np.abs(llm.forward(ids) - plain).max() < 3e-5 * np.abs(want).max()
+
+
+def test_the_plan_counts_shared_keys_and_values_once() -> None:
+    plan = plan_memory(GOLDEN / "gemma4-text", max_num_seqs=2, max_model_len=64, dtype="float32", kv_cache="1MB")
+    assert plan.kv_bytes_per_token == 4 * 2 * 2 * (16 + 16 + 24)  # of layers 0, 1 and 2
+    with LLM(GOLDEN / "gemma4-text", dtype="float32", max_model_len=64, kv_cache="1MB", use_tqdm=False) as llm:
+        assert llm.memory.kv_bytes_per_token == plan.kv_bytes_per_token
+        assert llm.memory.weight_bytes == plan.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "layers that differ in their cache"),
+        ({"global_head_dim": None}, "a norm of values"),
+    ],
+)
+def test_what_gpus_have_no_kernels_for_is_refused_by_its_name(changes: dict[str, Any], what: str) -> None:
+    config = AutoConfig.from_pretrained(GOLDEN / "gemma4")
+    for key, value in {**changes, "attention_k_eq_v": False}.items():
+        setattr(config, key, value)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    with pytest.raises(ConfigError, match=f"models with {what} do not run on cuda:0 in this version"):
+        _core.InferEngine(spec, ["cuda:0"])
+
+
+def test_ranks_that_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="tensor parallelism of 3 does not fit"):
+        LLM(GOLDEN / "gemma4-moe", tensor_parallel_size=3, use_tqdm=False)
