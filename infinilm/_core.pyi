@@ -697,6 +697,12 @@ class ModelSpec:
     @layers.setter
     def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
+    @property
+    def own_layers(self) -> tuple[int, int]:
+        """
+        Of a stage of a pipeline the first of its layers and the one behind its last; else of all.
+        """
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Of a KV cache in this dtype: all layers, keys and values."""
 
@@ -722,22 +728,27 @@ PACKED_LAYOUT_VERSION: int = 1
 
 def weight_bytes(spec: ModelSpec, dtype: str, num_ranks: int = 1) -> int:
     """
-    Bytes of the parameters as tensors of a dtype: of the rank that has most.
+    Bytes of the parameters as tensors of a dtype: of the rank that has most. spec: of the model, or of a stage.
     """
 
 def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
     """
-    Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.
+    Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum. spec: of the model, or of a stage, where those of others have 0.
     """
 
 def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int, num_adapters: int = 0, most_rank: int = 0) -> int:
     """
-    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.
+    Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model, or of a stage. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.
     """
 
 def local_spec(spec: ModelSpec, tp_rank: int, tp_size: int) -> ModelSpec:
     """
     The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a tp_size that does not fit the model.
+    """
+
+def stage_spec(spec: ModelSpec, stage: int, num_stages: int) -> ModelSpec:
+    """
+    The part of the model that a stage of a pipeline has: a run of its layers, with the embedding before the first one, and the final norm and the lm_head behind the last one. ConfigError: more stages than layers.
     """
 
 class Batch:
@@ -746,6 +757,12 @@ class Batch:
     """
 
     def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Those that are there, in place, by name."""
+
+    @property
+    def return_logits(self) -> bool: ...
 
 class StepOutput:
     @property
@@ -811,13 +828,14 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
         """
-        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one.
+        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made; None: all are.
         """
 
     @property
-    def num_ranks(self) -> int: ...
+    def num_ranks(self) -> int:
+        """Of each stage."""
 
     @property
     def spec(self) -> ModelSpec: ...

@@ -54,6 +54,8 @@ _OTHER_NAMES = MappingProxyType(
         "n_threads": "num_threads",
         "tp": "tensor_parallel_size",
         "tp_size": "tensor_parallel_size",
+        "pp": "pipeline_parallel_size",
+        "pp_size": "pipeline_parallel_size",
         "torch_dtype": "dtype",
         "cache_dtype": "kv_cache_dtype",
         "device_map": "device",

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +33,7 @@ from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
 from infinilm.requests import steps, streams
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.block_manager import common_window
@@ -77,6 +79,12 @@ class LLM(ChatMethods, OfThisProcess):
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
+    pipeline_parallel_size
+        Stages that the layers are divided over, one behind the other, each with `tensor_parallel_size` ranks. Answers
+        do not change. On CPUs alone; one stage computes at a time.
+    stages
+        Addresses of stages 1, 2, .. where these are processes of their own (`infinilm serve --stage`); this `LLM` has
+        stage 0.
     device_ids
         The GPUs, one per rank. Default: the first ones.
     max_model_len
@@ -137,6 +145,8 @@ class LLM(ChatMethods, OfThisProcess):
         dtype: str = "auto",
         quantization: str | None = None,
         tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        stages: Sequence[str] = (),
         device_ids: Sequence[int] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -168,28 +178,33 @@ class LLM(ChatMethods, OfThisProcess):
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
         limits = RequestLimits.of(limits)
+        of_all_stages: dict[str, Any] = {
+            "dtype": dtype,
+            "quantization": quantization,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "kv_cache": kv_cache,
+            "kv_cache_dtype": kv_cache_dtype,
+            "load_format": load_format,
+        }
         plan = plan_model(
             model,
+            **of_all_stages,
             revision=revision,
-            dtype=dtype,
-            quantization=quantization,
             max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache=kv_cache,
-            kv_cache_dtype=kv_cache_dtype,
             num_threads=num_threads,
-            load_format=load_format,
             device=device,
             tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=count_stages(stages, pipeline_parallel_size),
             device_ids=device_ids,
             lora=lora,
             merge_lora=merge_lora,
+            stage=0 if stages else None,
         )
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
         self.device: str = plan.device  # of the first rank
-        self.devices: tuple[str, ...] = plan.devices  # of each rank
+        self.devices: tuple[str, ...] = plan.devices  # of each rank of a stage
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -197,13 +212,21 @@ class LLM(ChatMethods, OfThisProcess):
         spec = build_spec(
             plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
         )
-        self._engine = _core.InferEngine(
+        others = None
+        if stages:
+            check_settings(kv_cache, hooks, lora or merge_lora)
+            others = FrontStage(stages, {**of_all_stages, "seed": seed or 0}, plan)
+            self.memory = replace(self.memory, num_blocks=others.num_blocks)
+        self.num_stages: int = len(stages) + 1 if stages else max(len(plan.memory.stages), 1)
+        self._engine: Any = _core.InferEngine(
             spec,
             plan.devices,
             num_threads or 0,
             nccl_library="" if plan.device == "cpu" else nccl_library(),
+            num_stages=self.num_stages,
+            stage=others.stage if others else None,
         )
-        with ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+        with others or nullcontext(), ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
             texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
@@ -211,6 +234,8 @@ class LLM(ChatMethods, OfThisProcess):
                 with open_checkpoint(plan.path) as checkpoint:
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
+            if others:
+                self._engine = others.engine(self._engine)
         self._adapters = Adapters(self._engine)
         for name, adapter in plan.adapters.items():
             self._adapters.add(name, adapter)
@@ -442,7 +467,7 @@ class LLM(ChatMethods, OfThisProcess):
         pooling, or no such adapter; nothing has run then.
         """
         reduced = reduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), lora=lora, hidden=True
+            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
         return np.stack([pool.vector() for _, _, pool in reduced])
 
@@ -451,9 +476,14 @@ class LLM(ChatMethods, OfThisProcess):
     ) -> npt.NDArray[np.float32]:
         """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
         done = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool(pooling), lora=lora, hidden=True
+            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
         return np.stack([pool.vector() for _, _, pool in done])
+
+    def _hidden_pool(self, pooling: str) -> HiddenPool:
+        if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled
+            raise RequestError("embeddings need all stages of the model in one process")
+        return HiddenPool(pooling)
 
     # ---- adapters ----
 

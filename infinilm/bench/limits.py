@@ -433,6 +433,7 @@ def format_table(about: Mapping[str, Any], result: BenchResult) -> str:
 def cpu_line(about: Mapping[str, Any]) -> str:
     """Which kernels and how many threads, of how many ranks."""
     ranks = f"{about['tensor_parallel_size']} ranks, " if about["tensor_parallel_size"] > 1 else ""
+    ranks += f"{about['pipeline_parallel_size']} stages, " if about["pipeline_parallel_size"] > 1 else ""
     return f"{about['isa']}, {ranks}{about['num_threads']} threads"
 
 

@@ -79,6 +79,13 @@ def add_model_settings(
         "--tensor-parallel-size", type=positive, default=1, metavar="N", help="ranks that share the model; default 1"
     )
     group.add_argument(
+        "--pipeline-parallel-size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="stages that the layers are divided over, on CPUs; default 1",
+    )
+    group.add_argument(
         "--device-ids", type=integer_list, metavar="ID,ID", help="GPU of each rank; default: the first ones"
     )
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
@@ -230,8 +237,9 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "quantization", "kv_cache", "kv_cache_dtype", "tensor_parallel_size", "device_ids")
-    settings = {name: getattr(args, name) for name in (*names, "max_model_len", "revision") if name in args}
+    names = ("device", "dtype", "quantization", "kv_cache", "kv_cache_dtype", "device_ids", "max_model_len", "revision")
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    settings = {name: getattr(args, name) for name in (*names, *sizes) if name in args}
     if "lora" in args:
         settings |= {"lora": dict(args.lora or ()), "merge_lora": args.merge_lora or ()}
         if len(settings["lora"]) < len(args.lora or ()):

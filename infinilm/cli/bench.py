@@ -224,6 +224,7 @@ def _about(args: argparse.Namespace, llm: LLM, num_threads: int) -> dict[str, An
         "load_format": args.load_format,
         "devices": list(llm.devices),
         "tensor_parallel_size": len(llm.devices),
+        "pipeline_parallel_size": llm.num_stages,
         "dtype": llm.dtype,
         "quantization": args.quantization,
         "kv_cache_dtype": llm.memory.kv_cache_dtype,

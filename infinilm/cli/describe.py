@@ -19,6 +19,7 @@ from infinilm.gguf.file import is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, plan_model
 from infinilm.requests.sizes import format_bytes
+from infinilm.requests.stages import StageMemory
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 
@@ -205,6 +206,7 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token in "
         f"{memory['kv_cache_dtype']} (budget {format_bytes(memory['kv_budget_bytes'])})",
         *_state_lines(memory),
+        *(f"stage {number}, {StageMemory(**stage)}" for number, stage in enumerate(memory["stages"])),
         f"together {format_bytes(memory['total_bytes'])}",
         f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",

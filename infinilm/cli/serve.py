@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
+from infinilm.cli.output import note
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
 
@@ -57,6 +58,17 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
+    staged = parser.add_argument_group("a pipeline of processes", "The key of all stages: INFINILM_STAGE_KEY.")
+    staged.add_argument(
+        "--stages",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="HOST:PORT,..",
+        help="where stages 1, 2, .. of the model run; stage 0 is the server",
+    )
+    staged.add_argument(
+        "--stage", type=non_negative, default=0, metavar="I", help="be this stage, at its address of --stages"
+    )
     routed = add_routing(parser)
     routed.add_argument(
         "--replicas",
@@ -67,14 +79,38 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     routed.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help='place them on this Ray cluster: its address, "auto" for that of this machine, "local" for a new one',
+        help='place them, or the stages of a pipeline, on this Ray cluster: its address, "auto" for that of this '
+        'machine, "local" for a new one',
     )
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
+        if args.stages and (args.replicas is not None or args.ray_address is not None):
+            raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
+        if args.stage:
+            return _be_stage(args)
+        if args.replicas is None and args.ray_address is not None and args.pipeline_parallel_size > 1:
+            return _serve_stages(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
+
+
+def _serve_stages(args: argparse.Namespace) -> int:
+    """Serve a model whose later stages are on a cluster."""
+    with needs_packages("a cluster of stages", "ray"):
+        from infinilm.ray.stages import placed_stages
+    with placed_stages(args, args.ray_address) as stages:
+        args.stages = stages
+        return _serve(args)
+
+
+def _be_stage(args: argparse.Namespace) -> int:
+    """Have some layers of the model, until the first stage ends."""
+    from infinilm.pipeline import run_stage
+
+    own = ("device", "tensor_parallel_size", "num_threads", "revision")
+    return run_stage(args.model, args.stage, args.stages, {name: getattr(args, name) for name in own}, note)
 
 
 def _serve_replicas(args: argparse.Namespace) -> int:
@@ -128,6 +164,7 @@ def _serve(args: argparse.Namespace) -> int:
             generation_config=args.generation_config,
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
+            stages=args.stages,
             **model,
         )
 

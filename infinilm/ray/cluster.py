@@ -21,7 +21,7 @@ from infinilm.router.processes import Running, ServerProcess, replica_options, s
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
 
-__all__ = ["cluster_replicas"]
+__all__ = ["cluster_replicas", "connect", "needs_of"]
 
 _CONNECT_SECONDS = 60.0
 
@@ -92,8 +92,8 @@ def cluster_replicas(args: argparse.Namespace, count: int, address: str, drain_s
     """
     if args.device_ids is not None:
         raise ConfigError("device_ids: Ray chooses the GPUs; leave it out")
-    _connect(address)
-    needs, threads = _needs(args, count, address)
+    connect(address)
+    needs, threads = needs_of(args, count, address, f"replicas={count}")
     key = secrets.token_urlsafe(32)
     options = replica_options(args, "", key, **threads)
     made = ray.remote(_Server).options(max_restarts=-1, **needs)
@@ -121,15 +121,19 @@ def cluster_replicas(args: argparse.Namespace, count: int, address: str, drain_s
     return launch_and_leave
 
 
-def _connect(address: str) -> None:
+def connect(address: str) -> None:
+    """Join a cluster. ConfigError: there is none."""
     try:
         ray.init(address=address, namespace="infinilm", log_to_driver=True, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"ray_address: there is no Ray cluster at {address!r}: {error}") from None
 
 
-def _needs(args: argparse.Namespace, count: int, address: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What Ray sets aside for a replica, and the threads of its server. ConfigError: there is not enough."""
+def needs_of(args: argparse.Namespace, count: int, address: str, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What Ray sets aside for each of so many servers, and their threads.
+
+    ConfigError: there is not enough for them, which `what` names.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     size = args.tensor_parallel_size
     if args.device.startswith("cuda:"):
@@ -144,7 +148,7 @@ def _needs(args: argparse.Namespace, count: int, address: str) -> tuple[dict[str
     room = sum(int(node.get(kind, 0)) // each for node in nodes)
     if room < count:
         raise ConfigError(
-            f"replicas={count} need {each} {kind}s each, on one node; the Ray cluster {address!r} has room for {room}"
+            f"{what} need {each} {kind}s each, on one node; the Ray cluster {address!r} has room for {room}"
         )
     if on_gpus:
         return {"num_gpus": each, "num_cpus": 1}, {}

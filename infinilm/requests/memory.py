@@ -31,6 +31,7 @@ from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import format_bytes, parse_size
+from infinilm.requests.stages import StageMemory, StagePart, stage_specs
 from infinilm.requests.states import plan_states, snapshot_interval
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class MemoryPlan:
         of running sequences and of prefixes; else 0.
     snapshot_interval : int
         Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
+    stages : tuple of StageMemory
+        With a pipeline, what each stage has of all this; else empty.
     """
 
     weight_bytes: int
@@ -132,6 +135,7 @@ class MemoryPlan:
     state_bytes: int = 0
     num_states: int = 0
     snapshot_interval: int = 0
+    stages: tuple[StageMemory, ...] = ()
 
     @property
     def kv_bytes(self) -> int:
@@ -256,6 +260,7 @@ def divide_memory(
         state_bytes=state_bytes,
         num_states=num_states,
         snapshot_interval=interval,
+        stages=cache.stages(dtype),
     )
 
 
@@ -268,6 +273,7 @@ class CacheSizing:
     auto_dtype: str  # of keys and values where none is asked for
     spec: _core.ModelSpec  # of the largest rank
     num_sharing: int  # ranks whose memory is the same: on a CPU all
+    parts: Sequence[StagePart] = ()  # with a pipeline
 
     def dtype(self, requested: str | None, kv_cache: object = None) -> str:
         """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
@@ -293,6 +299,10 @@ class CacheSizing:
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token, all layers, K and V, of the ranks that share a memory."""
         return self.num_sharing * self.spec.kv_bytes_per_token(dtype)
+
+    def stages(self, dtype: str) -> tuple[StageMemory, ...]:
+        """What each stage takes, with a cache in this dtype."""
+        return tuple(part.memory(self.num_sharing, dtype) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,21 +354,23 @@ def plan_model(
     load_format: str = "auto",
     device: str = "auto",
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     device_ids: Sequence[int] | None = None,
     revision: str | None = None,
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
+    stage: int | None = None,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
-    `memory`: plan for devices with so much that is free, each, which need not be here; see `plan_memory`.
+    `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised, sums_of_parts
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -396,24 +408,27 @@ def plan_model(
         quantization=quantization,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
-    num_ranks = len(devices)
-    local = _core.local_spec(spec, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
+    num_ranks, planned = len(devices), spec if stage is None else parts[0]
+    local = _core.local_spec(planned, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
     kept = stored if on_cpu and computed == "float32" else computed
     if checkpoint is not None and on_cpu and not packed:
         kept = checkpoint.kept_dtype(computed)
-    weight_bytes = _core.weight_bytes(spec, kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks)
+    as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
+    weight_bytes = [_core.weight_bytes(part, as_dtype, sharing) for part in parts]
     native_types: tuple[str, ...] = ()
     kind = "cpu" if on_cpu else "cuda"
     # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
     is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
-    all_bytes = None  # of the weights of all ranks, in the forms that they are kept in
+    all_bytes: list[int] | None = None  # of the weights of all ranks, in the forms that they are kept in
     if isinstance(checkpoint, GgufCheckpoint) and is_plain:
         shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
-        sizes, sources = _core.param_bytes(spec, kept), checkpoint.find(shapes).sources
+        sources = checkpoint.find(shapes).sources
         native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
-        sizes |= {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
-        all_bytes, native_types = sum(sizes.values()), tuple(sorted(set(native.values())))
+        packed_sizes = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
+        all_bytes = sums_of_parts(parts, kept, packed_sizes)
+        native_types = tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
     quantised_dtype = None
@@ -422,39 +437,40 @@ def plan_model(
         if quantization is None:
             natively = is_plain and merge is None
             all_bytes, native_types = size_of_quantised(
-                checkpoint, config, spec, kept, quantised_dtype, num_ranks, device=kind, natively=natively
+                checkpoint, config, parts, kept, quantised_dtype, num_ranks, device=kind, natively=natively
             )
-    if all_bytes is not None:  # a rank of GPUs has its part of what is saved
-        saved = sum(_core.param_bytes(spec, kept).values()) - all_bytes
-        weight_bytes = all_bytes if on_cpu else weight_bytes - saved // num_ranks
-    weight_bytes += sum(adapter.packed_bytes(num_ranks if on_cpu else 1) for adapter in adapters.values())
+    if all_bytes is not None and on_cpu:
+        weight_bytes = all_bytes
+    elif all_bytes is not None:  # a rank of GPUs, which have one stage, has its part of what is saved
+        weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
     num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
-    workspace = _core.workspace_bytes(
-        spec,
-        device=devices[0],
-        num_ranks=num_ranks,
-        num_threads=num_threads or 0,
-        num_tokens=num_tokens,
-        num_rows=max_num_seqs,
-        num_returned_rows=min(num_tokens, MAX_COLLECTED_ROWS),
-        num_adapters=len(adapters),
-        most_rank=max((adapter.most_rank for adapter in adapters.values()), default=0),
-    )
-    if on_cpu:  # log-probabilities are read, and changed logits drawn from, by way of two copies of these rows
-        workspace += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
-    cache = CacheSizing(
-        devices[0], computed, _auto_cache_dtype(dtype, stored, computed, on_cpu), local, num_ranks if on_cpu else 1
-    )
+    steps: dict[str, Any] = {
+        "device": devices[0],
+        "num_ranks": num_ranks,
+        "num_threads": num_threads or 0,
+        "num_tokens": num_tokens,
+        "num_rows": max_num_seqs,
+        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
+        "num_adapters": len(adapters),
+        "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
+    }
+    workspace = [_core.workspace_bytes(part, **steps) for part in parts]
+    if on_cpu and not stage:  # the first stage reads and changes logits by way of two copies of these rows
+        workspace[0] += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
+    auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, stages)
+    num_bytes = sum(weight_bytes) + sum(a.packed_bytes(num_ranks if on_cpu else 1) for a in adapters.values())
     plan = divide_memory(
-        weight_bytes=weight_bytes,
-        workspace_bytes=workspace,
+        weight_bytes=num_bytes,
+        workspace_bytes=sum(workspace),
         cache=cache,
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
         kv_cache_dtype=kv_cache_dtype,
-        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - weight_bytes - workspace, 0),
+        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace), 0),
     )
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
@@ -529,9 +545,10 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         As for `LLM`.
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
-        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``, ``device_ids``,
-        ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and ``memory``, bytes or a size such as "80GiB": the free
-        memory of each device (on a CPU, of all ranks together) to plan for. The devices need not be present then.
+        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
+        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and
+        ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks together) to
+        plan for. The devices need not be present then.
 
     Raises
     ------
@@ -540,7 +557,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
     """
-    known = plan_model.__kwdefaults__ or ()
+    known = [name for name in plan_model.__kwdefaults__ or () if name != "stage"]
     for name in settings:
         if name not in known:
             raise unknown_parameter("plan_memory", name, known)

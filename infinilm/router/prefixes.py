@@ -8,13 +8,14 @@ enough to choose by, at a fiftieth of the time of rendering and tokenising.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["BLOCK_CHARACTERS", "BLOCK_TOKENS", "PrefixIndex", "prefix_hashes"]
+__all__ = ["BLOCK_CHARACTERS", "BLOCK_TOKENS", "PrefixIndex", "PrefixTable", "prefix_hashes"]
 
 BLOCK_CHARACTERS = 64
 BLOCK_TOKENS = 16
@@ -72,6 +73,50 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
+class PrefixTable:
+    """Which replicas have a block, of all blocks that any has: one look at it answers for all of them.
+
+    Each replica is a bit, so that the replicas of a block are one integer.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        self._bits = 0  # those in use
+
+    def take_bit(self) -> int:
+        """The smallest bit that no index has."""
+        bit = ~self._bits & (self._bits + 1)
+        self._bits |= bit
+        return bit
+
+    def free_bit(self, bit: int) -> None:
+        """No block has it any more."""
+        self._bits &= ~bit
+
+    def matches(self, chain: Sequence[int]) -> list[tuple[int, int]]:
+        """Which replicas know how many blocks of a chain: (blocks, bits) of those that know any, the longest first.
+
+        Whoever knows a block knows those before it, so the bits can only become fewer along the chain. Where two blocks
+        have the same, so have all between them: the places where they change are found by halves.
+        """
+        holders = self.holders.get
+        found: list[tuple[int, int]] = []
+        begin, here = 0, holders(chain[0], 0) if chain else 0
+        while here:
+            low, high = begin, len(chain)  # chain[low] has the bits `here`, chain[high] has others, or is not there
+            while high - low > 1:
+                middle = (low + high) // 2
+                if holders(chain[middle], 0) == here:
+                    low = middle
+                else:
+                    high = middle
+            behind = holders(chain[high], 0) if high < len(chain) else 0
+            found.append((high, here & ~behind))
+            begin, here = high, behind
+        found.reverse()
+        return found
+
+
 class PrefixIndex:
     """What one replica has in its cache, as far as the router knows: the blocks of the prompts it was sent last.
 
@@ -82,35 +127,53 @@ class PrefixIndex:
     ----------
     capacity : int
         Blocks. More than that are forgotten, those longest unused first.
+    table : PrefixTable, optional
+        That of all replicas that are chosen from; default: one of its own.
+
+    Attributes
+    ----------
+    bit : int
+        Its own in the table.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, table: PrefixTable | None = None) -> None:
         self._capacity = max(capacity, 1)
         self._known: OrderedDict[int, None] = OrderedDict()
+        self.table = PrefixTable() if table is None else table
+        self.bit = self.table.take_bit()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def match(self, chain: Sequence[int]) -> int:
         """How many blocks of a chain are known."""
-        known, low, high = self._known, 0, len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if chain[middle] in known:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect.bisect_left(chain, True, key=lambda block: block not in self._known)
 
     def remember(self, chain: Sequence[int]) -> None:
         """Note that the replica computes this prompt."""
-        known = self._known
+        known, holders, bit = self._known, self.table.holders, self.bit
+        if not bit:  # closed while the request was on its way
+            return
         for block in reversed(chain[: self._capacity]):
-            known[block] = None
-            known.move_to_end(block)
+            if block in known:
+                known.move_to_end(block)
+            else:
+                known[block] = None
+                holders[block] = holders.get(block, 0) | bit
         while len(known) > self._capacity:
-            known.popitem(last=False)
+            self._forget(known.popitem(last=False)[0])
 
-    def clear(self) -> None:
-        """Forget everything: the replica has begun anew."""
+    def close(self) -> None:
+        """Forget everything, and leave the table: the replica has gone, or begun anew."""
+        for block in self._known:
+            self._forget(block)
         self._known.clear()
+        self.table.free_bit(self.bit)
+        self.bit = 0
+
+    def _forget(self, block: int) -> None:
+        holders = self.table.holders
+        if rest := holders[block] & ~self.bit:
+            holders[block] = rest
+        else:
+            del holders[block]

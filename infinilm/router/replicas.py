@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from infinilm.errors import ConfigError
-from infinilm.router.prefixes import BLOCK_TOKENS, PrefixIndex
+from infinilm.router.prefixes import BLOCK_TOKENS, PrefixIndex, PrefixTable
 from infinilm.router.settings import RouterSettings
 
 __all__ = ["Pool", "Replica", "choose"]
@@ -45,7 +45,7 @@ class Replica:
         It is silent, and so are its connections: who waits for it need not.
     """
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, table: PrefixTable | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise ConfigError(f"replica_url: expected an address such as http://10.0.0.7:8000, got {url!r}")
@@ -53,7 +53,7 @@ class Replica:
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.state, self.why = "new", "it has not answered yet"
         self.num_running = self.num_sent = self.num_failures = 0
-        self.prefixes = PrefixIndex(_MOST_BLOCKS)
+        self.prefixes = PrefixIndex(_MOST_BLOCKS, table)
         self.lost = asyncio.Event()
         self.parts: Mapping[str, str] = {}
         self._instance: str | None = None
@@ -62,7 +62,9 @@ class Replica:
         """It is there and like the others; `found`: what it says of itself."""
         if found.get("instance") != self._instance:
             self._instance = found.get("instance")
-            self.prefixes = PrefixIndex(min(int(found["cache_tokens"]) // BLOCK_TOKENS, _MOST_BLOCKS))
+            self.prefixes.close()
+            capacity = min(int(found["cache_tokens"]) // BLOCK_TOKENS, _MOST_BLOCKS)
+            self.prefixes = PrefixIndex(capacity, self.prefixes.table)
         if self.state != "up":
             logger.warning("replica %s is up", self.url)
         self.state, self.why, self.parts = "up", "", found["parts"]
@@ -88,23 +90,32 @@ class Replica:
 
 
 def choose(replicas: Sequence[Replica], chain: Sequence[int], imbalance: int) -> tuple[Replica | None, int]:
-    """The best of some replicas for a request, and how many blocks of its chain that has.
+    """The best of some replicas, of one table, for a request, and how many blocks of its chain that has.
 
     The longest match wins, less what the requests weigh that run there; but none that is more than `imbalance` requests
     above the least loaded one. Of equal ones that with fewer requests so far.
     """
     if not replicas:
         return None, 0
-    least = min(replica.num_running for replica in replicas)
+    usable = {replica.prefixes.bit: replica for replica in replicas}
+    least = min([replica.num_running for replica in replicas])
+    everyone = sum(usable)
     best: tuple[int, int, int] | None = None
     found, matched = replicas[0], 0
-    for replica in replicas:
-        if (over := replica.num_running - least) > imbalance:
-            continue
-        match = replica.prefixes.match(chain)
-        rank = (match - BLOCKS_OF_A_REQUEST * over, -over, -replica.num_sent)
-        if best is None or rank > best:
-            best, found, matched = rank, replica, match
+    for blocks, holders in [*replicas[0].prefixes.table.matches(chain), (0, everyone)]:
+        if best is not None and blocks < best[0]:  # no load is less than none
+            break
+        holders &= everyone
+        everyone &= ~holders
+        while holders:
+            bit = holders & -holders
+            holders ^= bit
+            replica = usable[bit]
+            if (over := replica.num_running - least) > imbalance:
+                continue
+            rank = (blocks - BLOCKS_OF_A_REQUEST * over, -over, -replica.num_sent)
+            if best is None or rank > best:
+                best, found, matched = rank, replica, blocks
     return found, matched
 
 
@@ -120,13 +131,14 @@ class Pool:
     def __init__(self, settings: RouterSettings, session: aiohttp.ClientSession) -> None:
         self._settings, self._session = settings, session
         self.replicas: list[Replica] = []
+        self._table = PrefixTable()
         self._turn = itertools.count()
         self._looking: dict[Replica, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
     def add(self, url: str, key: str | None) -> Replica:
         """Use a replica from now on. ConfigError: it is no address, or is there already."""
-        replica = Replica(url, key)
+        replica = Replica(url, key, self._table)
         if any(other.url == replica.url for other in self.replicas):
             raise ConfigError(f"replica_url: {replica.url} was given twice")
         self.replicas.append(replica)
@@ -136,6 +148,7 @@ class Pool:
         """It is gone for good."""
         if replica in self.replicas:
             self.replicas.remove(replica)
+        replica.prefixes.close()
         replica.go("down", "it has ended")
         replica.lost.set()
 

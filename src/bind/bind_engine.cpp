@@ -107,7 +107,34 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false);
+            "return_logits"_a = false)
+        .def(
+            "arrays",
+            [](const Batch& b) {
+                nb::dict out;
+                for (const auto& [name, array] : {std::pair("input_ids", &b.input_ids),
+                                                  {"positions", &b.positions},
+                                                  {"slot_mapping", &b.slot_mapping},
+                                                  {"block_table", &b.block_table},
+                                                  {"cu_seqlens_q", &b.cu_seqlens_q},
+                                                  {"context_lens", &b.context_lens},
+                                                  {"logits_rows", &b.logits_rows},
+                                                  {"temperature", &b.temperature},
+                                                  {"top_k", &b.top_k},
+                                                  {"top_p", &b.top_p},
+                                                  {"min_p", &b.min_p},
+                                                  {"random_val", &b.random_val},
+                                                  {"allowed", &b.allowed},
+                                                  {"allowed_row", &b.allowed_row},
+                                                  {"previous_rows", &b.previous_rows},
+                                                  {"adapter_ids", &b.adapter_ids},
+                                                  {"state_in", &b.state_in},
+                                                  {"state_out", &b.state_out}})
+                    if (*array) out[name] = nb::cast(*array);
+                return out;
+            },
+            nb::sig("def arrays(self) -> dict[str, Tensor]"), "Those that are there, in place, by name.")
+        .def_ro("return_logits", &Batch::return_logits);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
             "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
@@ -236,19 +263,27 @@ void bind_engine(nb::module_& m) {
         .def(
             "__init__",
             [](Engine* self, const ModelSpec& spec, const Devices& devices, int num_threads, const std::string& isa,
-               const std::string& nccl_library, bool graphs) {
+               const std::string& nccl_library, bool graphs, int num_stages,
+               const std::optional<std::tuple<int, int, int>>& stage) {
+                PipelineOptions pipeline{.num_stages = num_stages};
+                if (stage) std::tie(pipeline.stage, pipeline.from_stage_before, pipeline.to_stage_behind) = *stage;
                 const ReleaseGil release;
                 new (self) Engine(spec, {.devices = parse_devices(devices),
                                          .num_threads = num_threads,
                                          .isa = isa,
                                          .graphs = graphs,
-                                         .nccl_library = nccl_library});
+                                         .nccl_library = nccl_library,
+                                         .pipeline = pipeline});
             },
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
+            "num_stages"_a = 1, "stage"_a = nb::none(),
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
-            "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
-            "shape that came before as one.")
-        .def_prop_ro("num_ranks", &InferEngine::num_ranks)
+            "only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode "
+            "steps of a "
+            "shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one "
+            "that is here, the socket from the stage before and that to the stage behind, of which copies are made; "
+            "None: all are.")
+        .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
             "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },

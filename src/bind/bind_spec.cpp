@@ -1,4 +1,5 @@
 // ModelSpec, and what is known of a model without an engine.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -205,6 +206,10 @@ void bind_spec(nb::module_& m) {
         .def_rw("latent", &ModelSpec::latent)
         .def_rw("ropes", &ModelSpec::ropes)
         .def_rw("layers", &ModelSpec::layers, "[num_layers]")
+        .def_prop_ro(
+            "own_layers",
+            [](const ModelSpec& spec) { return std::pair(spec.own_layers().begin, spec.own_layers().end); },
+            "Of a stage of a pipeline the first of its layers and the one behind its last; else of all.")
         .def(
             "kv_bytes_per_token",
             [](const ModelSpec& s, const std::string& dtype) {
@@ -251,7 +256,7 @@ void bind_spec(nb::module_& m) {
             return weight_bytes(spec, dtype_from_string(dtype), num_ranks);
         },
         nb::arg("spec"), nb::arg("dtype"), nb::arg("num_ranks") = 1,
-        "Bytes of the parameters as tensors of a dtype: of the rank that has most.");
+        "Bytes of the parameters as tensors of a dtype: of the rank that has most. spec: of the model, or of a stage.");
     m.def(
         "param_bytes",
         [](const ModelSpec& spec, const std::string& dtype) {
@@ -262,7 +267,8 @@ void bind_spec(nb::module_& m) {
             return out;
         },
         nb::arg("spec"), nb::arg("dtype"), nb::sig("def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]"),
-        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum.");
+        "Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum. "
+        "spec: of the model, or of a stage, where those of others have 0.");
     m.def(
         "workspace_bytes",
         [](const ModelSpec& spec, const std::string& device, int num_ranks, int num_threads, int64_t num_tokens,
@@ -280,7 +286,8 @@ void bind_spec(nb::module_& m) {
         nb::arg("num_tokens"), nb::arg("num_rows"), nb::arg("num_returned_rows"), nb::arg("num_adapters") = 0,
         nb::arg("most_rank") = 0,
         "Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the "
-        "whole model. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws "
+        "whole model, or of a stage. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens "
+        "tokens, draws "
         "tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, "
         "most_rank: of a step, and of them.");
     m.def(
@@ -289,6 +296,9 @@ void bind_spec(nb::module_& m) {
         nb::arg("spec"), nb::arg("tp_rank"), nb::arg("tp_size"),
         "The part of the model that a rank of tensor parallelism has: its heads and intermediate_size. ConfigError: a "
         "tp_size that does not fit the model.");
+    m.def("stage_spec", &stage_spec, nb::arg("spec"), nb::arg("stage"), nb::arg("num_stages"),
+          "The part of the model that a stage of a pipeline has: a run of its layers, with the embedding before the "
+          "first one, and the final norm and the lm_head behind the last one. ConfigError: more stages than layers.");
 }
 
 }  // namespace infinilm

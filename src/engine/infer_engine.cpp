@@ -4,6 +4,7 @@
 
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
+#include "engine/check_spec.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -39,98 +40,6 @@ std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
 }
 
-void validate(const ModelSpec& spec) {
-    auto require = [](bool ok, auto&&... parts) {
-        if (!ok) throw ConfigError(concat("model spec: ", parts...));
-    };
-    require(is_floating(spec.dtype), "dtype must be float32, bfloat16 or float16, got ", name(spec.dtype));
-    require(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.mlp.intermediate_size > 0 &&
-                spec.max_model_len > 0,
-            "vocab_size, hidden_size, num_layers, intermediate_size and max_model_len must be positive, got ",
-            spec.vocab_size, ", ", spec.hidden_size, ", ", spec.num_layers, ", ", spec.mlp.intermediate_size, ", ",
-            spec.max_model_len);
-    require(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
-    require(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(), " entries for ",
-            spec.num_layers, " layers");
-    const ExpertsSpec& e = spec.experts;
-    const bool any_experts = std::ranges::any_of(spec.layers, &LayerSpec::experts);
-    require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
-            "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
-            e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
-    require(e.count == 0 ||
-                (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 && e.top_groups <= e.num_groups &&
-                 e.group_best >= 1 && e.group_best <= 2 && e.top_k <= e.count / e.num_groups * e.top_groups),
-            "groups of experts do not fit: ", e.count, " experts in ", e.num_groups, ", of which ", e.top_groups,
-            " have the ", e.top_k, " of a token");
-    require(!e.beside_mlp || (spec.pre_norms && spec.post_norms && e.shared_intermediate_size == 0),
-            "experts beside an MLP need norms before and after, and none of all tokens");
-    require(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
-    require(!spec.attention.v_norm || spec.attention.qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
-    require(spec.per_layer_size == 0 || (spec.per_layer_size > 0 && spec.post_norms && spec.mlp.gated &&
-                                         spec.per_layer_vocab_size >= spec.vocab_size),
-            "vectors of each layer need post_norms, and a table of at least vocab_size rows; it has ",
-            spec.per_layer_vocab_size);
-    const int num_ropes = static_cast<int>(spec.ropes.size());
-    const DeltaSpec& d = spec.delta;
-    const bool delta_is_whole = d.num_k_heads > 0 && d.num_v_heads > 0 && d.num_v_heads % d.num_k_heads == 0 &&
-                                d.k_dim > 0 && d.k_dim <= 256 && d.v_dim > 0 && d.conv_size > 0 && d.conv_size <= 8;
-    require(spec.num_state_layers() > 0 ? delta_is_whole : d == DeltaSpec(),
-            "layers with a state need heads of v in multiples of those of k, of 1 to 256 elements, and a convolution "
-            "of 1 to 8 tokens; got ",
-            d.num_k_heads, " and ", d.num_v_heads, " heads of ", d.k_dim, " and ", d.v_dim, " elements, and ",
-            d.conv_size, " tokens; without such a layer there are none");
-    const LatentSpec& l = spec.latent;
-    const bool any_latent =
-        std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::latent; });
-    const bool latent_is_whole = l.q_rank >= 0 && l.kv_rank > 0 && l.rope_dim > 0 && l.rope_dim % 2 == 0 &&
-                                 l.nope_dim > 0 && l.v_dim > 0 && spec.attention.num_kv_heads == 1 &&
-                                 spec.attention.head_dim == l.row_dim() && spec.attention.qk_norm == QkNorm::none &&
-                                 !spec.attention.output_gate;
-    require(any_latent ? latent_is_whole : l == LatentSpec(), "a latent cache needs latents of ", l.kv_rank,
-            " elements, heads of ", l.rope_dim, " + ", l.nope_dim, " and ", l.v_dim,
-            ", and attention with one kv head of ", l.row_dim(), "; without such a layer there is no latent");
-    for (int i = 0; i < spec.num_layers; ++i) {
-        const AttentionSpec a = spec.attention_of(i);
-        require(a.num_heads > 0 && a.num_kv_heads > 0 && a.num_heads % a.num_kv_heads == 0, "num_heads (", a.num_heads,
-                ") must be a multiple of num_kv_heads (", a.num_kv_heads, ")");
-        require(a.head_dim > 0 && a.head_dim % 2 == 0, "head_dim must be positive and even, got ", a.head_dim);
-        const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-        require(layer.intermediate_size >= 0, "intermediate_size of a layer must not be negative, got ",
-                layer.intermediate_size);
-        if (layer.cache.kind == CacheKind::shared) {
-            const int owner = layer.cache.owner;
-            require(owner >= 0 && owner < i && spec.layers[static_cast<size_t>(owner)].cache.kind == CacheKind::paged,
-                    "layer ", i, " reads the keys and values of layer ", owner,
-                    ", which is no earlier one with its own");
-            const AttentionSpec of_owner = spec.attention_of(owner);
-            require(of_owner.num_kv_heads == a.num_kv_heads && of_owner.head_dim == a.head_dim, "layer ", i,
-                    " reads the keys and values of layer ", owner, ", whose heads are others");
-        }
-        for (const int own : {layer.rope, layer.q_rope}) {
-            require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
-            if (own < 0) continue;
-            const auto& inv_freq = spec.ropes[static_cast<size_t>(own)].inv_freq;
-            require(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= a.head_dim, "a rope has ",
-                    inv_freq.size(), " frequencies for head_dim ", a.head_dim);
-        }
-    }
-}
-
-// What a model has that GPUs have no kernels for; null: nothing.
-const char* only_on_cpus(const ModelSpec& spec) {
-    if (spec.num_state_layers() > 0) return "layers that have a state";
-    if (spec.latent != LatentSpec()) return "a latent cache";
-    if (spec.experts.group_best != 2) return "groups of experts that are as good as their best one";
-    if (spec.attention.output_gate) return "a gate of attention";
-    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
-        return "layers that differ in their cache";
-    if (spec.attention.v_norm) return "a norm of values";
-    if (spec.layer_scalars) return "a scalar of each layer";
-    if (spec.per_layer_size > 0) return "vectors of each layer";
-    if (spec.experts.beside_mlp) return "experts beside an MLP";
-    return nullptr;
-}
-
 }  // namespace
 
 // A task that every rank runs. The last one to be done tells how it went.
@@ -145,20 +54,29 @@ struct InferEngine::Joint {
     std::atomic<size_t> left;
 };
 
-InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : spec_((validate(spec), spec)) {
-    const int size = static_cast<int>(options.devices.size());
+InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
+    : spec_((validate(spec), spec)), ranks_per_stage_(static_cast<int>(options.devices.size())) {
+    const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
     for (const Device& device : options.devices)
-        if (const char* const what = only_on_cpus(spec); what && device.kind == DeviceKind::cuda)
+        if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);
+            what && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
-    for (int r = 0; r < size; ++r) ranks_.push_back(std::make_shared<Rank>(r, spec_, size));
-    group_ = make_group({.devices = options.devices,
-                         .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
-                         .nccl_library = options.nccl_library});
-    for (int r = 0; r < size; ++r) {
-        workers_.push_back(std::make_unique<RankWorker>(r, cpus_to_bind(options, r)));
-        ranks_[static_cast<size_t>(r)]->worker = workers_.back().get();
+    const PipelineOptions& pipeline = options.pipeline;
+    stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
+    connections_ = connect_stages(pipeline);
+    for (int stage = pipeline.first_here(); stage <= pipeline.last_here(); ++stage) {
+        for (int r = 0; r < size; ++r)
+            ranks_.push_back(std::make_shared<Rank>(num_ranks(), stage_spec(spec, stage, pipeline.num_stages),
+                                                    Shard{.rank = r, .size = size}, groups_.size()));
+        groups_.push_back(make_group({.devices = options.devices,
+                                      .threads_per_rank = std::max(1, threads_of_rank(options, 0)),
+                                      .nccl_library = options.nccl_library}));
+    }
+    for (const auto& rank : ranks_) {
+        workers_.push_back(std::make_unique<RankWorker>(rank->index, cpus_to_bind(options, rank->rank_of_stage)));
+        rank->worker = workers_.back().get();
     }
     try {
         on_ranks([&](Rank& rank) { together([&] { start(rank, options); }); });
@@ -173,8 +91,12 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options) : 
 }
 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
-    rank.backend = make_backend(spec_, options, rank.index);
-    rank.communicator = group_->join(rank.index, rank.backend.get());
+    const int r = rank.rank_of_stage;
+    rank.backend = make_backend(spec_, options, r);
+    rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
+    if (!connections_.empty())
+        rank.stages =
+            std::make_unique<StageLink>(r == 0 ? connections_[rank.stage_here].get() : nullptr, *rank.communicator);
     DeviceQueue* const queue = rank.backend->queue();
     if (queue && num_ranks() > 1 && rank.communicator->capturable())  // else no kernel waits for another rank
         queue->meet_by([&communicator = *rank.communicator] { communicator.barrier(); });
@@ -232,7 +154,7 @@ void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
     } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
-        if (num_ranks() > 1) fail(std::current_exception());
+        if (is_shared()) fail(std::current_exception());
     }
     if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
 }
@@ -284,14 +206,15 @@ auto InferEngine::together(F f) -> decltype(f()) {
     } catch (const StepAborted&) {  // all ranks stop at the same place
         throw;
     } catch (...) {
-        if (num_ranks() > 1) fail(std::current_exception());
+        if (is_shared()) fail(std::current_exception());
         throw;
     }
 }
 
 void InferEngine::fail(std::exception_ptr cause) noexcept {
     if (cause_.set(cause)) dead_ = true;
-    group_->abort(std::move(cause));
+    for (const auto& group : groups_) group->abort(cause);
+    for (const auto& stage : connections_) stage->abort();
 }
 
 std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& errors) {
@@ -322,7 +245,7 @@ std::vector<std::string> InferEngine::loaded_params() {
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
-    if (num_ranks() > 1) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
+    if (is_shared()) throw ConfigError("take_packed: the weights of one rank are packed whole; use one");
     return of_rank0([](Rank& rank) { return rank.params.take_packed(); });
 }
 
@@ -341,12 +264,13 @@ void InferEngine::prepare(Rank& rank) {
 
 void InferEngine::make_decoder(Rank& rank, Backend& backend) {
     if (backend.queue()) rank.previous_ids = {};  // which are the old one's
-    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator);
+    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator,
+                                             rank.stages.get());
 }
 
 void InferEngine::time_ops(bool on) {
     on_ranks([&](Rank& rank) {
-        if (rank.index != 0) return;
+        if (rank.rank_of_stage != 0) return;
         rank.params.check_complete();
         if (!rank.params.prepared()) prepare(rank);
         const ModelWeights& weights = rank.params.weights();
@@ -374,7 +298,14 @@ void InferEngine::time_ops(bool on) {
 }
 
 OpTimes InferEngine::op_times() {
-    return of_rank0([](Rank& rank) { return rank.timed ? rank.timed->times() : OpTimes(); });
+    std::vector<OpTimes> of_ranks(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        if (rank.timed) of_ranks[static_cast<size_t>(rank.index)] = rank.timed->times();
+    });
+    OpTimes sum;
+    for (const OpTimes& own : of_ranks)
+        for (const auto& [name, time] : own) sum[name].calls += time.calls, sum[name].seconds += time.seconds;
+    return sum;
 }
 
 void InferEngine::add_adapter(int32_t id, const std::vector<LoraTensors>& tensors) {
@@ -429,7 +360,7 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
 void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     const bool any = hook && !(names.rank0.empty() && names.all_ranks.empty());
     on_ranks([&](Rank& rank) {
-        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.index) : nullptr;
+        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.rank_of_stage) : nullptr;
     });
 }
 
@@ -455,7 +386,7 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
 // Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
 // there, and all go on.
 StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
-    if (!staged.allowed) return computed;
+    if (!staged.allowed || !rank.params.spec().is_last_stage()) return computed;
     settle(rank);  // masks depend on the tokens of the step before
     if (masks) {
         masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
@@ -474,10 +405,31 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, La
     }
 }
 
+template <class F>
+StepOutput InferEngine::run_stages(Rank& rank, const Batch& batch, F run_own) {
+    const bool is_first = rank.params.spec().is_first_stage(), is_last = rank.params.spec().is_last_stage();
+    StageLink::Result own;
+    try {
+        if (batch.abort && is_first) batch.abort->begin(0);
+        StepOutput output = run_own();
+        if (!batch.return_logits || rank.rank_of_stage != 0) output.logits = {};
+        output = to_host(*rank.backend, output, spec_.vocab_size);
+        own.ids = output.ids;
+        own.logits = output.logits;
+    } catch (const StepAborted&) {  // before anything went to the next stage
+        own.stopped = true;
+        if (!is_last) rank.stages->stop();
+    }
+    const int64_t num_rows = batch.logits_rows.shape(0);
+    own = rank.stages->share(own, is_last, batch.temperature && num_rows > 0, num_rows);
+    if (own.stopped) throw StepAborted();
+    return {.ids = own.ids, .logits = own.logits};
+}
+
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
-    if (abort) abort->begin(0);
+    if (abort && !rank.stages) abort->begin(0);
     if (!rank.decoder) {
         rank.params.check_complete();
         together([&] { prepare(rank); });
@@ -486,13 +438,13 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (num_ranks() > 1 || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
+    if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
         rank.cache.spec().num_states > 0)  // a step that fails later leaves states that nobody can go on from
         check_values(step, spec_, rank.cache.spec(), rank.table);
     rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);
     rank.cache.begin_states(step);
-    StepOutput output = together([&] {
+    const auto run_here = [&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
         };
@@ -509,7 +461,8 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         return rank.graphs->run(
             step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
-    });
+    };
+    StepOutput output = together([&] { return rank.stages ? run_stages(rank, batch, run_here) : run_here(); });
     if (!batch.return_logits || rank.index != 0) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = Tensor(output.ids, nullptr);
@@ -543,9 +496,10 @@ void InferEngine::abandon() {
     struct Leaked {
         std::vector<std::unique_ptr<RankWorker>> workers;
         std::vector<std::shared_ptr<Rank>> ranks;
-        std::shared_ptr<CommunicatorGroup> group;
+        std::vector<std::shared_ptr<CommunicatorGroup>> groups;
+        std::vector<std::shared_ptr<StageConnections>> connections;
     };
-    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, group_};
+    [[maybe_unused]] const auto* leaked = new Leaked{std::exchange(workers_, {}), ranks_, groups_, connections_};
 }
 
 void InferEngine::close() {
@@ -562,7 +516,10 @@ void InferEngine::close() {
     // to each other ends before any of their backends, and graphs, which have a part in it, before that.
     for (const auto& rank : ranks_) rank->graphs.reset();
     for (const auto& rank : ranks_) rank->communicator.reset();
-    group_.reset();
+    groups_.clear();
+    for (const auto& stage : connections_) stage->abort();  // stages elsewhere notice
+    for (const auto& rank : ranks_) rank->stages.reset();
+    connections_.clear();
     cause_.clear();
     for (const auto& rank : ranks_) {
         rank->tap.reset();

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dist/communicator.h"
+#include "dist/stage_link.h"
 #include "engine/rank_worker.h"
 #include "engine/step_graphs.h"
 #include "model/batch.h"
@@ -32,11 +33,13 @@
 namespace infinilm {
 
 struct EngineOptions {
-    std::vector<Device> devices{{}};  // of each rank; several may name the same one
-    int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
-    std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
-    bool graphs = true;               // GPUs: decode steps are recorded and launched as one, see step_graphs.h
-    std::string nccl_library;         // see GroupOptions
+    std::vector<Device> devices{{}};  // of each rank of a stage; several may name the same one
+    // CPU threads of all ranks of a stage together, since one stage computes at a time; 0: one per physical core.
+    int num_threads = 0;
+    std::string isa;           // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
+    bool graphs = true;        // GPUs: decode steps are recorded and launched as one, see step_graphs.h
+    std::string nccl_library;  // see GroupOptions
+    PipelineOptions pipeline = {};
 };
 
 class InferEngine {
@@ -45,8 +48,9 @@ public:
     InferEngine(const ModelSpec& spec, const EngineOptions& options);
     ~InferEngine() { close(); }
 
-    const ModelSpec& spec() const { return spec_; }  // of the whole model
-    int num_ranks() const { return static_cast<int>(ranks_.size()); }
+    const ModelSpec& spec() const { return spec_; }                    // of the whole model
+    int num_ranks() const { return static_cast<int>(ranks_.size()); }  // of all stages that are here, one by one
+    int ranks_per_stage() const { return ranks_per_stage_; }
     const std::vector<ParamRow>& param_rows() const { return ranks_[0]->params.rows(); }
 
     // The full tensor, [out_features, in_features] or [features]; each rank takes its part. A linear is prepared with
@@ -69,8 +73,8 @@ public:
     void reset_cache(const KvCacheSpec& cache);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
-    // Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. WeightError:
-    // parameters are missing. ConfigError: see TimedBackend.
+    // Takes the time of every op of the first rank of each stage from the next step on, beginning at zero; or no more.
+    // WeightError: parameters are missing. ConfigError: see TimedBackend.
     void time_ops(bool on);
     OpTimes op_times();  // so far, of the steps submitted before; none while it is off
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
@@ -98,11 +102,14 @@ private:
     };
     // What a rank has. Only its worker touches it.
     struct Rank {
-        Rank(int index, const ModelSpec& model, int size) : index(index), params(model, {index, size}) {}
+        Rank(int index, const ModelSpec& stage, Shard shard, size_t stage_here)
+            : index(index), rank_of_stage(shard.rank), stage_here(stage_here), params(stage, shard) {}
 
-        const int index;
+        const int index, rank_of_stage;
+        const size_t stage_here;  // of those of this engine
         std::unique_ptr<Backend> backend;
-        std::unique_ptr<Communicator> communicator;
+        std::unique_ptr<Communicator> communicator;  // among the ranks of its stage
+        std::unique_ptr<StageLink> stages;           // null: all layers are here
         Params params;
         std::unique_ptr<TimedBackend> timed;  // null: nobody asks
         std::unique_ptr<Decoder> decoder;     // once all parameters are there
@@ -126,6 +133,10 @@ private:
     void make_decoder(Rank& rank, Backend& backend);
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
+    // Runs the part of a step that a rank of a pipeline has; all stages give what the last one has sampled, in host
+    // memory, and the first stage gives logits. StepAborted: all have stopped.
+    template <class F>
+    StepOutput run_stages(Rank& rank, const Batch& batch, F run_own);
     // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.
     template <class Tap>
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);
@@ -148,12 +159,16 @@ private:
     template <class F>
     auto together(F f) -> decltype(f());
     void fail(std::exception_ptr cause) noexcept;
+    // Whether ranks wait for others, here or in another process.
+    bool is_shared() const { return num_ranks() > 1 || !connections_.empty(); }
     // What a task comes to, from what each rank threw: null if all is well.
     std::exception_ptr outcome(const std::vector<std::exception_ptr>& errors);
 
     const OwnerProcess process_;
     ModelSpec spec_;
-    std::shared_ptr<CommunicatorGroup> group_;
+    const int ranks_per_stage_;
+    std::vector<std::shared_ptr<CommunicatorGroup>> groups_;      // of each stage here
+    std::vector<std::shared_ptr<StageConnections>> connections_;  // the same; none where there is one stage
     std::vector<std::shared_ptr<Rank>> ranks_;
     FirstCause cause_;
     std::atomic<bool> dead_ = false;

@@ -51,6 +51,14 @@ struct Batch {
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
 };
 
+// The pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
+inline void begin_attention(const Batch& batch, int layer) {
+    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 1));
+}
+inline void begin_mlp(const Batch& batch, int layer) {
+    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 2));
+}
+
 struct StepOutput {
     Tensor ids;            // [num_rows] int32, absent when nothing was sampled
     Tensor logits;         // [num_rows, vocab_size] float32, absent unless asked for

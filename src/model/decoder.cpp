@@ -12,21 +12,15 @@ namespace {
 // A layer of several ranks is about 15 launches and copies, and a stream takes about 1000 that have not run.
 constexpr int layers_apart = 16;
 
-// Pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
-void begin_attention(const Batch& batch, int layer) {
-    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 1));
-}
-void begin_mlp(const Batch& batch, int layer) {
-    if (batch.abort) batch.abort->begin(static_cast<uint32_t>(2 * layer + 2));
-}
-
 }  // namespace
 
-Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator)
+Decoder::Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator,
+                 StageLink* stages)
     : spec_(spec),
       weights_(weights),
       backend_(backend),
       communicator_(communicator),
+      stages_(stages),
       logits_(spec, weights, backend, communicator) {
     for (const RopeSpec& rope : spec.ropes) {
         const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
@@ -428,6 +422,7 @@ void Decoder::embed(const TensorView& ids, const LinearWeights& table, int64_t v
 
 template <class Tap>
 Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
+    const LayerRange layers = spec_.own_layers();
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     reserve(backend_, work_, workspace_shapes(spec_, backend_.activation_dtype()), std::max(num_tokens, num_rows));
     if constexpr (Tap::active) {
@@ -435,7 +430,10 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         if (tap.lora) reserve_lora(*tap.lora);
     }
     const Step s{.a = activations(num_tokens), .batch = batch, .cache = cache};
-    embed(batch.input_ids, weights_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.a.x);
+    if (spec_.is_first_stage())
+        embed(batch.input_ids, weights_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.a.x);
+    else if (!stages_->receive(s.a.x))
+        throw StepAborted();
     for (size_t rope = 0; rope < inv_freq_.size(); ++rope)
         ops::rope_table(backend_, {.positions = batch.positions,
                                    .inv_freq = inv_freq_[rope],
@@ -443,14 +441,18 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                    .scale_beta = spec_.ropes[rope].scale_beta,
                                    .scale_positions = spec_.ropes[rope].scale_positions,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
-    tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
+    if (spec_.is_first_stage()) tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
     if (spec_.per_layer_size > 0) embed_layers(s);
     if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
         ops::rms_norm(backend_, {.x = s.a.x,
-                                 .weight = weights_.layers[0].attention_norm.prepared,
+                                 .weight = weights_.layers[layers.begin].attention_norm.prepared,
                                  .out = s.a.normed,
                                  .eps = spec_.rms_norm_eps});
-    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(s, tap, layer);
+    for (int layer = layers.begin; layer < layers.end; ++layer) run_layer(s, tap, layer);
+    if (!spec_.is_last_stage()) {
+        stages_->send(s.a.x);
+        return {};
+    }
 
     if (num_rows == 0) return {};              // a prefill chunk that is not the last
     begin_attention(batch, spec_.num_layers);  // that is, the logits
@@ -470,6 +472,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
 }
 
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
+    if (!spec_.is_last_stage()) return {};
     begin_mlp(batch, spec_.num_layers);
     return logits_.sample(batch, logits);
 }

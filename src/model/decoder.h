@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dist/communicator.h"
+#include "dist/stage_link.h"
 #include "model/batch.h"
 #include "model/buffers.h"
 #include "model/kv_cache.h"
@@ -30,11 +31,12 @@ struct StepTap {
 
 class Decoder {
 public:
-    // spec: of the rank, see local_spec.
-    Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
-    // The logits of the rows that are wanted, as Logits::compute gives them; absent if there are none. Everything is on
-    // the backend's device. StepAborted: see batch.abort, which is asked before each half of a layer and before the
-    // logits.
+    // spec: of the rank, see local_spec. stages: of a rank that has not all layers.
+    Decoder(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator,
+            StageLink* stages = nullptr);
+    // The logits of the rows that are wanted, as Logits::compute gives them; absent if there are none, or another stage
+    // has them. Everything is on the backend's device. StepAborted: see batch.abort, which is asked before each half of
+    // a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // Of what forward() was last called with, and what it gave; batch.allowed, if there, is on the device now.
@@ -187,6 +189,7 @@ private:
     const ModelWeights& weights_;
     Backend& backend_;
     Communicator& communicator_;
+    StageLink* const stages_;       // null: all layers are here
     std::vector<Tensor> inv_freq_;  // of each rope: [rotary_dim / 2] float32
     Workspace work_;
     TapWorkspace taps_;

@@ -29,14 +29,17 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
                                  spec.num_states, " states"));
     Before keys, values;
     int64_t states = 0;  // layers
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    const LayerRange own = model.own_layers();
+    places_.resize(static_cast<size_t>(model.num_layers));
+    for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
+        Place& here = places_[static_cast<size_t>(layer)];
         if (!attention.own_kv) {
-            places_.push_back(place(model.layers[static_cast<size_t>(layer)].cache.owner));
+            here = place(model.layers[static_cast<size_t>(layer)].cache.owner);
             continue;
         }
         const bool has_values = !model.has_latent(layer);
-        places_.push_back({attention.num_kv_heads, attention.head_dim, keys, values, has_values, states});
+        here = {attention.num_kv_heads, attention.head_dim, keys, values, has_values, states};
         if (model.has_state(layer)) {
             ++states;
             continue;
@@ -56,11 +59,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     allocate(k_, k_scales_, keys);
     allocate(v_, v_scales_, values);
     if (num_state_layers > 0) {
-        conv_states_ = backend.allocate(DType::float32, std::array<int64_t, 4>{num_state_layers, spec.num_states,
-                                                                               delta.conv_size - 1, delta.conv_dim()});
+        conv_states_ = backend.allocate(
+            DType::float32, std::array<int64_t, 4>{states, spec.num_states, delta.conv_size - 1, delta.conv_dim()});
         delta_states_ = backend.allocate(
             DType::float32,
-            std::array<int64_t, 5>{num_state_layers, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
+            std::array<int64_t, 5>{states, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
         state_lens_.assign(static_cast<size_t>(spec.num_states), -1);
     }
     if (backend.device().kind == DeviceKind::cuda)
@@ -68,7 +71,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
             backend.allocate(DType::uint8, std::array{workspace_bytes(model, spec.num_blocks * spec.block_size)});
     // Attention jumps from block to block, and small pages make each jump a walk of page tables. Where a layer is small
     // or rows are long, whole large pages would be taken for a few tokens.
-    const bool dense = k_.bytes() / model.num_layers >= large_layer && spec.block_size <= small_block;
+    const bool dense = k_.bytes() / own.size() >= large_layer && spec.block_size <= small_block;
     if (dense && k_.device().kind == DeviceKind::cpu) {
         prefer_huge_pages(k_);
         if (v_.bytes() > 0) prefer_huge_pages(v_);
@@ -91,7 +94,8 @@ TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) c
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
     int64_t most = 0;
-    for (int layer = 0; layer < model.num_layers; ++layer)
+    const LayerRange own = model.own_layers();
+    for (int layer = own.begin; layer < own.end; ++layer)
         if (!model.has_state(layer))
             most = std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens));
     return most;
@@ -100,7 +104,10 @@ int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
 int64_t KvCache::state_bytes(const ModelSpec& model) {
     const DeltaSpec& d = model.delta;
     const int64_t conv = int64_t{d.conv_size - 1} * d.conv_dim(), rule = int64_t{d.v_size()} * d.k_dim;
-    return model.num_state_layers() * (conv + rule) * size_bytes(DType::float32);
+    const LayerRange own = model.own_layers();
+    int64_t num_layers = 0;
+    for (int layer = own.begin; layer < own.end; ++layer) num_layers += model.has_state(layer);
+    return num_layers * (conv + rule) * size_bytes(DType::float32);
 }
 
 void KvCache::check_states(const Batch& batch) const {
@@ -139,7 +146,8 @@ void KvCache::end_states(const Batch& batch) {
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
-    for (int layer = 0; layer < model.num_layers; ++layer) {
+    const LayerRange own = model.own_layers();
+    for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
         if (model.has_state(layer) || !attention.own_kv) continue;
         const int64_t rows = model.has_latent(layer) ? 1 : 2;  // of each head

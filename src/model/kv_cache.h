@@ -1,8 +1,8 @@
-// The cache of one rank: for each layer what its CacheSpec says. Keys and values are cut into blocks, whose numbers are
-// the same in all layers; where they are int8, each row has a scale. States are numbered, too, and each is that of one
-// sequence in all layers that have one. No policy here: who owns which block and which state is the scheduler's. A
-// static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a GPU it has the
-// memory for partial results of attention, too, which depends on the number of its tokens.
+// The cache of one rank: for each of its layers what its CacheSpec says. Keys and values are cut into blocks, whose
+// numbers are the same in all layers; where they are int8, each row has a scale. States are numbered, too, and each is
+// that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
+// scheduler's. A static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a
+// GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
 #pragma once
 
 #include "model/spec.h"
@@ -42,14 +42,14 @@ public:
     // Of a layer that has a state: see CausalConvParams::state and DeltaRuleParams::state.
     TensorView conv_state(int layer) const { return conv_states_.select(0, place(layer).state); }
     TensorView delta_state(int layer) const { return delta_states_.select(0, place(layer).state); }
-    static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers
+    static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers of a rank
     // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
     // the step writes are of no use until `end`.
     void check_states(const Batch& batch) const;
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
     TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
-    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // all layers, K and V, or latents
+    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // the same, K and V, or latents
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens
 
@@ -69,7 +69,7 @@ private:
     TensorView scales(const Tensor& all, int layer, const Before& before) const;
 
     KvCacheSpec spec_;
-    std::vector<Place> places_;        // [num_layers]
+    std::vector<Place> places_;        // [num_layers], of which those of other stages are empty
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
     Tensor conv_states_;               // [layers with a state, num_states, taps - 1, channels] float32

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <set>
 
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -69,13 +70,15 @@ std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight, int ran
 
 Adapter::Adapter(Backend& backend, const Params& params, const std::vector<LoraTensors>& tensors)
     : layers_(static_cast<size_t>(params.spec().num_layers)) {
+    std::set<std::string_view> seen;
     for (const LoraTensors& own : tensors) {
         const Place place = place_of(own.name);
         const ParamRow* const row = params.find(own.name);
         if (!row) throw WeightError(concat("adapter of '", own.name, "': the model has no such weight"));
         check_shapes(*row, own);
+        if (!seen.insert(own.name).second) throw WeightError(concat("adapter of '", own.name, "': it is there twice"));
+        if (!params.is_of_stage(*row)) continue;
         Linear& linear = layers_[static_cast<size_t>(place.layer)][place.site];
-        if (linear.a) throw WeightError(concat("adapter of '", own.name, "': it is there twice"));
         const bool columns = is_columns(row->cut);
         linear = {.a = prepare(backend, columns ? params.part(*row, own.a) : own.a, 0),
                   .b = prepare(backend, columns ? own.b : params.part(*row, own.b), 1),

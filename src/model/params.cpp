@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "model/prepare_vectors.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -23,60 +24,6 @@ std::vector<Range> head_ranges(const std::vector<int>& heads, int64_t head_dim) 
             ranges.push_back(range);
     }
     return ranges;
-}
-
-// out[i] = (vector[i] + offset) * multiplier
-void fill_from(Backend& backend, const TensorView& vector, float offset, float multiplier, const TensorView& out) {
-    const Tensor host = allocate_host(vector.dtype(), vector.shape());
-    backend.copy(vector, host);
-    visit_floating(host.dtype(), [&]<class T>(T) {
-        for (int64_t i = 0; i < out.numel(); ++i)
-            out.as<float>()[i] = (to_float(host.as<const T>()[i]) + offset) * multiplier;
-    });
-}
-
-// What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
-Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier) {
-    const Tensor& weight = norm.loaded;
-    const bool is_layer_norm = spec.norm != NormKind::rms;
-    if (!weight || (!is_layer_norm && spec.norm_offset == 0 && multiplier == 1)) return weight;
-    const int64_t size = weight.shape(0);
-    if (!is_layer_norm) {
-        const Tensor out = allocate_host(DType::float32, {size});
-        fill_from(backend, weight, spec.norm_offset, multiplier, out);
-        return out;
-    }
-    const Tensor out = allocate_host(DType::float32, {2, size});
-    fill_from(backend, weight, spec.norm_offset, multiplier, out.select(0, 0));
-    if (norm.bias) fill_from(backend, norm.bias, 0, multiplier, out.select(0, 1));
-    return out;
-}
-
-Tensor ones_like(const TensorView& tensor) {
-    Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
-    visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
-    return ones;
-}
-
-// The vectors of the gated delta rule, in float32.
-void prepare_delta(Backend& backend, LayerWeights& layer) {
-    const auto widened = [&](const Tensor& loaded) {
-        const Tensor out = allocate_host(DType::float32, loaded.shape());
-        fill_from(backend, loaded, 0, 1, out);
-        return out;
-    };
-    for (VectorWeights* own : {&layer.dt_bias, &layer.delta_norm})
-        own->prepared = backend.prepare_vector(widened(own->loaded));
-    const Tensor rate = widened(layer.decay_rate.loaded);
-    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
-    layer.decay_rate.prepared = backend.prepare_vector(rate);
-    const Tensor by_channel = widened(layer.conv.loaded);
-    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
-    const Tensor by_tap = allocate_host(DType::float32, {taps, channels});
-    for (int64_t channel = 0; channel < channels; ++channel)
-        for (int64_t tap = 0; tap < taps; ++tap)
-            by_tap.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
-    layer.conv.prepared = backend.prepare_vector(by_tap);
 }
 
 }  // namespace
@@ -260,6 +207,22 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         linear(weights_.lm_head, "lm_head", hidden, false, {{"lm_head", vocab, Cut::vocab_rows}});
 }
 
+bool Params::is_of_stage(const ParamRow& row) const {
+    if (row.layer >= 0) return spec_.own_layers().contains(row.layer);
+    const bool also_lm_head = spec_.tie_word_embeddings && spec_.is_last_stage();
+    if (row.linear == &weights_.embed_tokens) return spec_.is_first_stage() || also_lm_head;
+    return spec_.is_last_stage();
+}
+
+std::span<LayerWeights> Params::own_layers() {
+    const LayerRange own = spec_.own_layers();
+    return std::span(weights_.layers).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
+}
+
+std::vector<Range> Params::ranges(const ParamRow& row) const {
+    return is_of_stage(row) ? ranges(row, shard_) : std::vector<Range>();
+}
+
 std::vector<Range> Params::ranges(const ParamRow& row, Shard shard) const {
     const AttentionSpec attention = row.layer < 0 ? model_.attention : model_.attention_of(row.layer);
     const int64_t head_dim = attention.head_dim;
@@ -386,7 +349,8 @@ std::vector<std::string> Params::prepare_if_complete(Backend& backend, LinearWei
     if (linear.packed.panels || linear.packed.scales) return adopt_if_complete(backend, linear);
     for (const size_t index : linear.rows)
         if (!rows_[index].loaded) return {};
-    linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, linear.head_dim, linear.quantization);
+    if (is_of_stage(rows_[linear.rows[0]]))
+        linear.prepared = ops::prepare_linear(backend, linear.parts, linear.kind, linear.head_dim, linear.quantization);
     std::vector<std::string> prepared;
     for (const size_t index : linear.rows) {
         const ParamRow& done = rows_[index];
@@ -424,14 +388,14 @@ std::vector<std::string> Params::adopt_if_complete(Backend& backend, LinearWeigh
     try {
         for (int rank = 0; rank < shard_.size; ++rank)  // of all ranks, so that all refuse alike
             backend.check_packed(packed_source(linear, {rank, shard_.size}));
-        linear.prepared = backend.adopt_linear(packed_source(linear, shard_));
+        if (is_of_stage(rows_[linear.rows[0]])) linear.prepared = backend.adopt_linear(packed_source(linear, shard_));
     } catch (const WeightError& error) {
         throw WeightError(concat("'", linear.name, "': ", error.what()));
     }
     linear.packed = {};
     for (const size_t index : linear.rows) rows_[index].loaded = true;
-    const PackedTensors own = linear.prepared->tensors();
-    bytes_ += own.panels.bytes() + (own.scales ? own.scales.bytes() : 0);
+    const PackedTensors own = linear.prepared ? linear.prepared->tensors() : PackedTensors();
+    if (own.panels) bytes_ += own.panels.bytes() + (own.scales ? own.scales.bytes() : 0);
     std::vector<std::string> copied;
     if (own.panels.owner != panels.owner) copied.push_back(linear.name + ".panels");
     if (scales && own.scales.owner != scales.owner) copied.push_back(linear.name + ".scales");
@@ -537,7 +501,7 @@ void Params::prepare(Backend& backend) {
     auto prepare_vector = [&](VectorWeights& w, float multiplier) {
         w.prepared = backend.prepare_vector(norm_weight(backend, spec_, w, multiplier));
     };
-    for (LayerWeights& layer : weights_.layers) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
+    for (LayerWeights& layer : own_layers()) layer.for_norms([&](VectorWeights& w) { prepare_vector(w, 1); });
     prepare_vector(weights_.norm, spec_.logit_multiplier);  // lm_head is linear
     prepare_vector(weights_.per_layer_norm, per_layer_half);
     const auto prepare_wide = [&](VectorWeights& vector, float multiplier) {
@@ -546,7 +510,7 @@ void Params::prepare(Backend& backend) {
         fill_from(backend, vector.loaded, 0, multiplier, wide);
         vector.prepared = backend.prepare_vector(wide);
     };
-    for (LayerWeights& layer : weights_.layers) {
+    for (LayerWeights& layer : own_layers()) {
         for (VectorWeights* vector : {&layer.sinks, &layer.router_correction, &layer.expert_scales})
             prepare_wide(*vector, 1);
         prepare_wide(layer.router_norm, 1 / std::sqrt(static_cast<float>(spec_.hidden_size)));
@@ -564,7 +528,7 @@ void Params::prepare(Backend& backend) {
         for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
         return out;
     };
-    for (LayerWeights& layer : weights_.layers)
+    for (LayerWeights& layer : own_layers())
         if (!layer.experts_down.empty())
             layer.experts =
                 ops::prepare_experts(backend, prepared(layer.experts_gate_up), prepared(layer.experts_down));

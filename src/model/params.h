@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -130,7 +131,7 @@ struct ParamRow {
 
 class Params {
 public:
-    // Of one rank of the model. ConfigError: see local_spec.
+    // Of one rank of the model; the table has all rows, also those of other stages. ConfigError: see local_spec.
     explicit Params(const ModelSpec& model, Shard shard = {});
     Params(const Params&) = delete;  // rows point into weights_
     Params& operator=(const Params&) = delete;
@@ -155,8 +156,9 @@ public:
     // The rank's part of a tensor that has the row's rows, or its columns where these are divided.
     Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
-    std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
-    void check_complete() const;               // WeightError: names what is missing
+    bool is_of_stage(const ParamRow& row) const;  // else no rank of this stage has a part
+    std::vector<std::string> missing() const;     // names not loaded yet, in checkpoint order
+    void check_complete() const;                  // WeightError: names what is missing
     // The rank's part of a tensor as it was loaded, or what is left of it: see Backend::unpack_linear. Absent: none.
     Tensor stored(Backend& backend, const ParamRow& row) const;
     // Once nothing is missing: what is left to do. WeightError: see check_complete.
@@ -170,9 +172,11 @@ public:
     void clear();  // lets go of every tensor
 
 private:
-    std::vector<Range> ranges(const ParamRow& row) const { return ranges(row, shard_); }
     // Of rows, or columns: see Cut; none: the rank has nothing.
+    std::vector<Range> ranges(const ParamRow& row) const;
+    // The same for any rank of the stage that has the row.
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;
+    std::span<LayerWeights> own_layers();
     std::vector<int64_t> part_shape(const ParamRow& row) const;
     void check(const ParamRow& row, const Tensor& tensor, const Blocks& blocks) const;
     std::vector<std::string> keep(Backend& backend, ParamRow& row, Tensor part);

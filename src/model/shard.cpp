@@ -65,6 +65,26 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     return local;
 }
 
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
+    if (num_stages < 1 || num_stages > model.num_layers)
+        throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
+                                 " layers; a stage has at least one"));
+    if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
+    const bool reads_others = model.per_layer_size > 0 || std::ranges::any_of(model.layers, [](const LayerSpec& layer) {
+                                  return layer.cache.owner >= 0;
+                              });
+    if (num_stages > 1 && reads_others)
+        throw ConfigError(concat("a pipeline of ", num_stages,
+                                 " stages does not fit a model whose layers read the keys "
+                                 "and values of earlier ones, or an embedding of their own; use one stage"));
+    const auto first = [&](int64_t s) {
+        return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
+    };
+    ModelSpec part = model;
+    part.stage = {first(stage), first(stage + 1)};
+    return part;
+}
+
 Range q_heads_of(const AttentionSpec& model, Shard shard) {
     const int local = model.num_heads / shard.size;
     return {shard.rank * local, (shard.rank + 1) * local};

@@ -1,5 +1,6 @@
-// How a model is divided over the ranks of tensor parallelism: which heads, columns of the MLP and tokens of the
-// vocabulary each has. Params cut the weights by it; the decoder, the caches and the ops see a smaller model.
+// How a model is divided: over the stages of a pipeline, each of which has some layers, and over the ranks of tensor
+// parallelism of a stage, each of which has some heads, columns of the MLP and tokens of the vocabulary. Params cut the
+// weights by it; the decoder, the caches and the ops see a smaller model.
 #pragma once
 
 #include <vector>
@@ -13,9 +14,13 @@ struct Shard {
     int rank = 0, size = 1;
 };
 
-// The spec of one rank: its num_heads, num_kv_heads and intermediate sizes; all else is the model's, vocab_size too.
-// ConfigError: a size of tensor parallelism that does not fit the model, with those that do.
+// The spec of one rank: its num_heads, num_kv_heads and intermediate sizes; all else is the model's, vocab_size too, or
+// that of its stage. ConfigError: a size of tensor parallelism that does not fit the model, with those that do.
 ModelSpec local_spec(const ModelSpec& model, Shard shard);
+
+// The spec of one stage: the model's, but for ModelSpec::stage. Stages have equally many layers; of those that are left
+// the first stages have one more each, since the last one has the lm_head. ConfigError: more stages than layers.
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages);
 
 // Consecutive query heads, as many on every rank.
 Range q_heads_of(const AttentionSpec& model, Shard shard);

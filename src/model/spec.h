@@ -146,6 +146,14 @@ struct CacheSpec {
     bool operator==(const CacheSpec&) const = default;
 };
 
+// Consecutive layers.
+struct LayerRange {
+    int begin = 0, end = 0;
+    int size() const { return end - begin; }
+    bool contains(int layer) const { return layer >= begin && layer < end; }
+    bool operator==(const LayerRange&) const = default;
+};
+
 // What differs from layer to layer.
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
@@ -183,7 +191,13 @@ struct ModelSpec {
     LatentSpec latent;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
+    LayerRange stage = {};          // of a stage of a pipeline, which it has; empty: all. See stage_spec
 
+    // A stage is a run of layers, with the embedding before the first one of the model, and the final norm and the
+    // lm_head behind the last one.
+    LayerRange own_layers() const { return stage.size() > 0 ? stage : LayerRange{0, num_layers}; }
+    bool is_first_stage() const { return own_layers().begin == 0; }
+    bool is_last_stage() const { return own_layers().end == num_layers; }
     // With the sizes of one layer.
     AttentionSpec attention_of(int layer) const {
         AttentionSpec own = attention;

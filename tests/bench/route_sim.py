@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from infinilm.router import replicas as replicas_module
-from infinilm.router.prefixes import BLOCK_TOKENS, PrefixIndex
+from infinilm.router.prefixes import BLOCK_TOKENS, PrefixIndex, PrefixTable
 from infinilm.router.replicas import Replica, choose
 
 PREFILL = 20_000.0  # tokens a second of a replica
@@ -49,9 +49,9 @@ class Conversation:
 class Machine:
     """A replica: what it has computed, and until when it is busy with prompts."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, table: PrefixTable) -> None:
         self.replica = Replica(f"http://replica{index}", None)
-        self.replica.prefixes = PrefixIndex(CACHE // BLOCK)
+        self.replica.prefixes = PrefixIndex(CACHE // BLOCK, table)
         self.cache = PrefixIndex(CACHE // BLOCK)
         self.free_at = self.busy = 0.0
 
@@ -69,7 +69,8 @@ class Result:
 def simulate(policy: str, num_replicas: int, conversations: int, rate: float, imbalance: int, seed: int = 1) -> Result:
     """Run all conversations; `rate`: requests a second of each replica."""
     draw = random.Random(seed)
-    machines = [Machine(i) for i in range(num_replicas)]
+    table = PrefixTable()
+    machines = [Machine(i, table) for i in range(num_replicas)]
     replicas = [machine.replica for machine in machines]
     of = {id(machine.replica): machine for machine in machines}
     systems = [[hash((-1 - s, i)) for i in range(SYSTEM // BLOCK)] for s in range(NUM_SYSTEMS)]

@@ -91,16 +91,17 @@ ModelSpec spec() {
     return s;
 }
 
-EngineOptions options(int ranks) {
+EngineOptions options(int ranks, int stages = 1) {
     EngineOptions out;
     out.devices.resize(static_cast<size_t>(ranks));
     out.num_threads = ranks;
+    out.pipeline.num_stages = stages;
     return out;
 }
 
-std::unique_ptr<InferEngine> make_engine(int ranks) {
+std::unique_ptr<InferEngine> make_engine(int ranks, int stages = 1) {
     on_attention = nullptr;
-    auto engine = std::make_unique<InferEngine>(spec(), options(ranks));
+    auto engine = std::make_unique<InferEngine>(spec(), options(ranks, stages));
     engine->load_dummy(DType::float32, 0);
     engine->finish_loading();
     engine->reset_cache({.num_blocks = 8, .block_size = 16});
@@ -216,8 +217,10 @@ TEST(engine_aborted_closed_and_failed_anytime) {
     uint32_t state = 1;
     const auto random = [&state](uint32_t n) { return (state = state * 1664525u + 1013904223u) / 65536 % n; };
     for (int round = 0; round < (rounds ? rounds : 300); ++round) {
-        const int ranks = 1 << random(3), how = static_cast<int>(random(3));
-        const auto engine = make_engine(ranks);
+        const int stages = 1 + static_cast<int>(random(3)), ranks = 1 << random(3 - (stages > 1));
+        const int how = static_cast<int>(random(3));
+        const bool several = ranks * stages > 1;
+        const auto engine = make_engine(ranks, stages);
         const Batch batch = step_of_three();
         const int fails_at = how == 2 ? static_cast<int>(random(40)) : -1;
         std::atomic<int> left{fails_at};
@@ -237,9 +240,9 @@ TEST(engine_aborted_closed_and_failed_anytime) {
                             const StepOutput output = step.get();
                             if (!output.aborted) check_done(output);
                         } catch (const EngineDeadError&) {
-                            CHECK(ranks > 1 && how == 2);
+                            CHECK(several && how == 2);
                         } catch (const std::bad_alloc&) {
-                            CHECK(ranks == 1 && how == 2);
+                            CHECK(!several && how == 2);
                         }
                     }
                 } catch (const EngineDeadError&) {  // closed, or a rank has failed
@@ -268,8 +271,10 @@ TEST(late_masks_given_aborted_closed_and_failed_anytime) {
     const auto random = [&state](uint32_t n) { return (state = state * 1664525u + 1013904223u) / 65536 % n; };
     int num_done = 0, num_aborted = 0;
     for (int round = 0; round < (rounds ? rounds : 200); ++round) {
-        const int ranks = 1 << random(3), how = static_cast<int>(random(4));
-        const auto engine = make_engine(ranks);
+        const int stages = 1 + static_cast<int>(random(3)), ranks = 1 << random(3 - (stages > 1));
+        const int how = static_cast<int>(random(4));
+        const bool several = ranks * stages > 1;
+        const auto engine = make_engine(ranks, stages);
         std::atomic<int> left{how == 2 ? static_cast<int>(random(20)) : -1};
         on_attention = [&](int) {
             if (how == 2 && left.fetch_sub(1) == 0) throw std::bad_alloc();
@@ -288,7 +293,7 @@ TEST(late_masks_given_aborted_closed_and_failed_anytime) {
             try {
                 steps.push_back(engine->submit(batches[i], aborts[i], masks[i]));
             } catch (const EngineDeadError&) {  // a rank has failed meanwhile
-                CHECK(ranks > 1 && how == 2);
+                CHECK(several && how == 2);
             }
         }
         const uint32_t pause = random(400), gives = random(4);  // so many masks come
@@ -311,9 +316,9 @@ TEST(late_masks_given_aborted_closed_and_failed_anytime) {
                 ++(output.aborted ? num_aborted : num_done);
                 if (!output.aborted) check_done(output);
             } catch (const EngineDeadError&) {
-                CHECK(ranks > 1 && how == 2);
+                CHECK(several && how == 2);
             } catch (const std::bad_alloc&) {
-                CHECK(ranks == 1 && how == 2);
+                CHECK(!several && how == 2);
             }
         }
         on_attention = nullptr;

@@ -21,6 +21,7 @@ FLOORS = (
     ("checkpoint", "cache"),
     ("engine", "generation", "lora"),
     ("models", "requests"),
+    ("pipeline",),
     ("llm",),
     ("bench", "debug"),
     ("server",),

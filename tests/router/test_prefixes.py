@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from infinilm.router.prefixes import BLOCK_CHARACTERS, BLOCK_TOKENS, PrefixIndex, prefix_hashes
+from infinilm.router.prefixes import BLOCK_CHARACTERS, BLOCK_TOKENS, PrefixIndex, PrefixTable, prefix_hashes
 from infinilm.router.replicas import BLOCKS_OF_A_REQUEST, Replica, choose
 
 
@@ -81,10 +81,44 @@ def test_what_is_forgotten_are_ends(paths: list[list[int]], capacity: int) -> No
 
 
 def replicas(*running: int) -> list[Replica]:
-    made = [Replica(f"http://r{i}", None) for i in range(len(running))]
+    table = PrefixTable()
+    made = [Replica(f"http://r{i}", None, table) for i in range(len(running))]
     for replica, count in zip(made, running, strict=True):
         replica.num_running = count
     return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 1), max_size=9)), max_size=60), st.data())
+def test_one_table_of_all_replicas_chooses_as_a_look_at_each(
+    sent: list[tuple[int, list[int]]], data: st.DataObject
+) -> None:
+    table = PrefixTable()
+    made = [Replica(f"http://r{i}", None, table) for i in range(5)]
+    for replica in made:
+        replica.prefixes.close()
+        replica.prefixes = PrefixIndex(data.draw(st.integers(1, 20)), table)
+    for which, path in sent:
+        replica = made[which]
+        if not path:  # it has begun anew
+            replica.prefixes.close()
+            replica.prefixes = PrefixIndex(12, table)
+        replica.prefixes.remember(nodes(path))
+        replica.num_running = data.draw(st.integers(0, 4))
+        replica.num_sent += 1
+    for node, bits in table.holders.items():
+        assert bits == sum(r.prefixes.bit for r in made if node in r.prefixes._known) > 0
+    chain = nodes(data.draw(st.lists(st.integers(0, 1), max_size=9)))
+    some = data.draw(st.lists(st.sampled_from(made), min_size=1, unique=True))
+    imbalance = data.draw(st.integers(0, 4))
+    least = min(r.num_running for r in some)
+    ranks = {}
+    for replica in some:
+        over, match = replica.num_running - least, replica.prefixes.match(chain)
+        if over <= imbalance:
+            ranks[replica] = (match - BLOCKS_OF_A_REQUEST * over, -over, -replica.num_sent)
+    found, matched = choose(some, chain, imbalance)
+    assert found is not None and ranks[found] == max(ranks.values())
+    assert matched == found.prefixes.match(chain)
 
 
 def test_the_longest_match_wins_unless_it_is_too_busy() -> None:

@@ -80,6 +80,16 @@ def test_on_a_ray_cluster(tmp_path: Path, replicas: list[ServerProcess]) -> None
         check_restart(router, replicas)
 
 
+@needs_ray
+def test_stages_on_a_ray_cluster(tmp_path: Path, replicas: list[ServerProcess]) -> None:
+    command = ["serve", "demo", "--port", "0", "--api-key", CLIENT_KEY, "--device", "cpu", "--num-threads", "1"]
+    command += ["--pipeline-parallel-size", "3", "--ray-address", "local"]
+    with started("-m", "infinilm", *command, folder=tmp_path) as server:
+        for request in (REQUESTS[0], REQUESTS[4]):
+            assert said(ask(server.url, *request, CLIENT_KEY)) == said(ask(replicas[0].url, *request, KEY))
+        assert server.stop() == 0, server.lines
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from infinilm import _core
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config.llama_config import LlamaConfig
 
-__all__ = ["dtype_of_quantised", "size_of_quantised"]
+__all__ = ["dtype_of_quantised", "size_of_quantised", "sums_of_parts"]
 
 
 def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool) -> str:
@@ -22,18 +24,20 @@ def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool
 def size_of_quantised(
     checkpoint: QuantisedCheckpoint,
     config: LlamaConfig,
-    spec: _core.ModelSpec,
+    parts: Sequence[_core.ModelSpec],
     kept: str,
     quantised_dtype: str,
     num_ranks: int,
     *,
     device: str,
     natively: bool,
-) -> tuple[int, tuple[str, ...]]:
-    """Return the bytes of all weights, and the schemes whose integers are kept.
+) -> tuple[list[int], tuple[str, ...]]:
+    """Return the bytes of the weights of each part, and the schemes whose integers are kept.
 
     Parameters
     ----------
+    parts
+        The model, or each stage of it.
     kept
         Dtype of the other weights.
     quantised_dtype
@@ -43,12 +47,20 @@ def size_of_quantised(
     natively
         Integers are kept where that is possible.
     """
-    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(parts[0]).items()}
     sources = find_tensors(config, shapes, checkpoint.tensors).sources
-    sizes = _core.param_bytes(spec, kept)
-    native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, device) if natively else {}
+    native = checkpoint.native_weights(_core.linears(parts[0], num_ranks), sources, device) if natively else {}
     size = 4 if quantised_dtype == "float32" else 2
+    packed: dict[str, int] = {}
     for name, source in sources.items():
-        nbytes = checkpoint.packed_bytes(source, native.get(name), size, device)
-        sizes[name] = sizes[name] if nbytes is None else nbytes
-    return sum(sizes.values()), tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
+        if (nbytes := checkpoint.packed_bytes(source, native.get(name), size, device)) is not None:
+            packed[name] = nbytes
+    return sums_of_parts(parts, kept, packed), tuple(
+        sorted({checkpoint.info(sources[name].tensor).dtype for name in native})
+    )
+
+
+def sums_of_parts(parts: Sequence[_core.ModelSpec], kept: str, packed: Mapping[str, int]) -> list[int]:
+    """Return the bytes of the weights of each part: those that `packed` has, and others in the dtype `kept`."""
+    sizes = [_core.param_bytes(part, kept) for part in parts]
+    return [sum(packed.get(name, nbytes) for name, nbytes in own.items() if nbytes) for own in sizes]

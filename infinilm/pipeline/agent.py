@@ -1,0 +1,232 @@
+"""A later stage of a pipeline: a process with some layers of the model, which runs the steps that the first sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.config.families import build_spec
+from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
+from infinilm.pipeline.identity import parts_of
+from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, accept, connect, listen, read_key
+from infinilm.requests.memory import ModelPlan, plan_model
+
+__all__ = ["run_stage"]
+
+_CONNECT_SECONDS = 60.0
+
+
+def run_stage(
+    model: str | os.PathLike[str],
+    stage: int,
+    addresses: Sequence[str],
+    settings: Mapping[str, Any],
+    tell: Callable[[str], object] = print,
+) -> int:
+    """Be a stage until the first one ends; returns the exit code of the process.
+
+    Parameters
+    ----------
+    model
+        The same as that of the first stage, on this machine.
+    stage : int
+        1 for the first of the later ones.
+    addresses : sequence of str
+        Of the later stages, in order; this one listens at its own.
+    settings : mapping
+        Keywords of `plan_model` that are this machine's own: `device`, `tensor_parallel_size`, `num_threads`,
+        `revision`. Others are those of the first stage.
+    tell : callable
+        Gets a line for the user: where it listens.
+
+    Raises
+    ------
+    ConfigError
+        The settings or the addresses cannot be; or the first stage has others.
+    EngineDeadError
+        Another stage has ended or failed.
+    """
+    if not 1 <= stage <= len(addresses):
+        raise ConfigError(
+            f"stage is {stage}, and stages has {len(addresses)} addresses, of stages 1 to {len(addresses)}: this one "
+            "is none of them"
+        )
+    key = read_key(list(addresses))
+    with listen(addresses[stage - 1]) as listener:
+        tell(f"stage {stage} of {len(addresses) + 1} listens at {addresses[stage - 1]}")
+        front, greeting = accept(listener, key, lambda greeting: _why_not_front(greeting, stage, addresses))
+        agent = _Agent(model, stage, addresses, key, front)
+        try:
+            agent.start(listener, {**greeting["settings"], **settings})
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                front.send("refused", error=str(error))
+            agent.close()
+            raise
+    return agent.serve()
+
+
+def _why_not_front(greeting: Mapping[str, Any], stage: int, addresses: Sequence[str]) -> str | None:
+    if greeting.get("role") != "front":
+        return "this stage waits for the first one"
+    if greeting.get("stage") != stage or greeting.get("num_stages") != len(addresses) + 1:
+        return (
+            f"this is stage {stage} of {len(addresses) + 1}, but the first stage expects stage {greeting.get('stage')} "
+            f"of {greeting.get('num_stages')} here"
+        )
+    return None
+
+
+class _Agent:
+    def __init__(
+        self, model: str | os.PathLike[str], stage: int, addresses: Sequence[str], key: str, front: Connection
+    ) -> None:
+        self._model, self._stage, self._addresses, self._key = model, stage, addresses, key
+        self._front = front
+        self._links: list[Connection] = []
+        self._engine: _core.InferEngine | None = None
+        self._steps: dict[int, tuple[_core.PendingStep, npt.NDArray[np.int32] | None]] = {}
+        self._running: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._failure: EngineDeadError | None = None
+
+    def start(self, listener: Any, settings: Mapping[str, Any]) -> None:
+        """Plan, connect to the neighbours, load; each when the first stage says so."""
+        num_stages = len(self._addresses) + 1
+        seed = settings["seed"]
+        planned = {name: value for name, value in settings.items() if name != "seed"}
+        plan = plan_model(self._model, **planned, pipeline_parallel_size=num_stages, stage=self._stage)
+        dummy = settings["load_format"] == "dummy"
+        self._front.send("planned", parts=parts_of(plan, dummy=dummy), num_blocks=plan.memory.num_blocks)
+        self._front.receive("connect")
+        self._connect(listener)
+        self._load(plan, settings.get("num_threads") or 0, dummy, seed)
+        self._front.send("loaded")
+        cache, _ = self._front.receive("cache")
+        assert self._engine is not None
+        self._engine.reset_cache(cache["num_blocks"], cache["block_size"], cache["dtype"])
+        self._front.send("ready")
+
+    def _connect(self, listener: Any) -> None:
+        roles = {"activations"}
+        greeting = {"role": "activations", "key": self._key, "stage": self._stage + 1}
+        is_last = self._stage == len(self._addresses)
+        if is_last:
+            roles.add("results")
+        else:
+            link = connect(self._addresses[self._stage], f"stage {self._stage + 1}", greeting, _CONNECT_SECONDS)
+            self._links.append(link)
+            onward = link
+        while roles:
+            link, greeting = accept(
+                listener,
+                self._key,
+                lambda greeting: None if greeting.get("role") in roles else "this stage has its connections already",
+            )
+            self._links.append(link)
+            roles.discard(greeting["role"])
+            if greeting["role"] == "activations":
+                before = link
+            else:
+                onward = link
+        self._sockets = before.sock.fileno(), onward.sock.fileno()
+
+    def _load(self, plan: ModelPlan, num_threads: int, dummy: bool, seed: int) -> None:
+        spec = build_spec(
+            plan.config, dtype=plan.dtype, max_model_len=plan.memory.max_model_len, quantization=plan.quantization
+        )
+        self._engine = _core.InferEngine(
+            spec,
+            plan.devices,
+            num_threads,
+            num_stages=len(self._addresses) + 1,
+            stage=(self._stage, *self._sockets),
+        )
+        if dummy:
+            self._engine.load_dummy(plan.stored_dtype, seed)
+        else:
+            with open_checkpoint(plan.path) as checkpoint:
+                load_weights(checkpoint, self._engine, **plan.loading)
+        self._engine.finish_loading()
+
+    def serve(self) -> int:
+        """Run steps until the first stage ends."""
+        watcher = threading.Thread(target=self._watch, name="infinilm-stage")
+        watcher.start()
+        ended = threading.Event()
+        threading.Thread(target=self._tell_of_life, args=(ended,), name="infinilm-alive", daemon=True).start()
+        told = False
+        try:
+            while not told:
+                told = self._take(*self._front.receive())
+        except OSError:  # the first stage has gone, or this one has failed
+            pass
+        finally:
+            ended.set()
+            self.close()
+            self._running.put(None)
+            watcher.join()
+            assert self._engine is not None
+            self._steps.clear()
+            self._engine.close()
+        if self._failure is not None:
+            raise self._failure
+        if not told:
+            raise EngineDeadError("the first stage of the pipeline has ended")
+        return 0
+
+    def _tell_of_life(self, ended: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(ALIVE_SECONDS):
+                self._front.send("alive")
+
+    def _take(self, head: Mapping[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> bool:
+        """Do what a frame says; returns whether it was the last."""
+        assert self._engine is not None
+        what, number = head["what"], head.get("step", -1)
+        if what == "step":
+            allowed = None
+            if head["late_masks"] is not None:
+                allowed = arrays["allowed"] = np.zeros(head["late_masks"], np.int32)
+            batch = _core.Batch(**arrays, return_logits=head["return_logits"])
+            self._steps[number] = self._engine.submit(batch, allowed is not None), allowed
+            self._running.put(number)
+        elif what == "masks" and number in self._steps:
+            pending, allowed = self._steps[number]
+            if allowed is not None:
+                allowed[:] = arrays["allowed"]
+            pending.give_masks()
+        elif what == "abort" and number in self._steps:
+            self._steps[number][0].abort()
+        return bool(what == "close")
+
+    def _watch(self) -> None:
+        """Take the results of steps. What the first stage finds wrong, too, it tells; other failures end this stage."""
+        while (number := self._running.get()) is not None:
+            try:
+                pending = self._steps[number][0]
+                while not pending.wait(0.5):
+                    pass
+                pending.result()
+            except EngineDeadError as error:
+                self._failure = error
+                with contextlib.suppress(OSError):
+                    self._front.send("failed", error=str(error))
+                self.close()
+            except InfinilmError:
+                pass
+            self._steps.pop(number, None)
+
+    def close(self) -> None:
+        """End the connections, so that nobody waits for this stage, nor this one for others."""
+        for link in (*self._links, self._front):
+            link.close()

@@ -1,0 +1,268 @@
+"""The first stage of a pipeline whose others are processes of their own: it sends them the steps that it runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infinilm import _core
+from infinilm.cache import CacheConfig
+from infinilm.errors import ConfigError, EngineDeadError
+from infinilm.pipeline.identity import check_parts, parts_of
+from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, connect, read_key
+from infinilm.requests.memory import ModelPlan
+
+__all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
+
+_CONNECT_SECONDS = 60.0
+_MOST_SILENCES = 15  # of ALIVE_SECONDS, one behind the other, until a stage counts as lost
+_LOST = "of the pipeline has ended"  # what the core says of a neighbour (src/dist/stage_link.cpp)
+_REPORT_SECONDS = 2.0  # that another stage has to say why it ended
+
+
+def count_stages(addresses: Sequence[str], pipeline_parallel_size: int) -> int:
+    """How many stages there are; `addresses`: of those in other processes. ConfigError: that contradicts the size."""
+    if isinstance(addresses, str) or not all(isinstance(address, str) for address in addresses):
+        raise ConfigError(f"stages: expected a list of addresses such as '10.0.0.7:7000', got {addresses!r}")
+    if addresses and pipeline_parallel_size not in (1, len(addresses) + 1):
+        raise ConfigError(
+            f"pipeline_parallel_size is {pipeline_parallel_size}, but stages has {len(addresses)} addresses, those of "
+            "all but the first stage; pass one of them"
+        )
+    return len(addresses) + 1 if addresses else pipeline_parallel_size
+
+
+def check_settings(kv_cache: object, hooks: object, lora: object) -> None:
+    """ConfigError: what stages in several processes do not have."""
+    for what, is_asked in (
+        ("a CacheConfig as kv_cache", isinstance(kv_cache, CacheConfig)),
+        ("hooks", hooks is not None),
+        ("LoRA adapters", bool(lora)),
+    ):
+        if is_asked:
+            raise ConfigError(f"stages: {what}: this needs all stages in one process; use pipeline_parallel_size alone")
+
+
+class FrontStage:
+    """The other stages, as the first one sees them; then an engine that runs on all of them.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        Of the later stages, in order.
+    settings : mapping
+        Keywords of `plan_model` that hold for all stages, and `seed`.
+    plan : ModelPlan
+        Of the first stage.
+
+    Raises
+    ------
+    ConfigError
+        A stage cannot be reached, differs, or has not enough memory.
+
+    As a context manager it lets the others end if the first stage fails meanwhile.
+    """
+
+    def __init__(self, addresses: Sequence[str], settings: Mapping[str, Any], plan: ModelPlan) -> None:
+        key = read_key(list(addresses))
+        self.num_stages = len(addresses) + 1
+        self._names = [f"stage {i} at {address}" for i, address in enumerate(addresses, start=1)]
+        self._controls: list[Connection] = []
+        self._links: list[Connection] = []
+        self._dummy = settings["load_format"] == "dummy"
+        try:
+            for i, address in enumerate(addresses, start=1):
+                greeting = {"role": "front", "key": key, "stage": i, "num_stages": self.num_stages}
+                greeting["settings"] = {**settings, "max_model_len": plan.memory.max_model_len}
+                self._controls.append(connect(address, f"stage {i}", greeting, _CONNECT_SECONDS))
+            own = parts_of(plan, dummy=self._dummy)
+            blocks = [plan.memory.num_blocks]
+            for control in self._controls:
+                planned = self._receive(control, "planned")
+                check_parts(control.name, own, planned["parts"])
+                blocks.append(planned["num_blocks"])
+            self.num_blocks: int = min(blocks)
+            for control in self._controls:
+                control.send("connect")
+            for address, i, role in ((addresses[0], 1, "activations"), (addresses[-1], len(addresses), "results")):
+                self._links.append(connect(address, f"stage {i}", {"role": role, "key": key}, _CONNECT_SECONDS))
+        except BaseException:
+            self.close()
+            raise
+        to_next, from_last = (link.sock.fileno() for link in self._links)
+        self.stage = (0, from_last, to_next)
+
+    @staticmethod
+    def _receive(control: Connection, expected: str) -> dict[str, Any]:
+        try:
+            return control.receive(expected)[0]
+        except OSError as error:
+            raise ConfigError(f"{control.name} does not start: {error}") from None
+
+    def engine(self, core: _core.InferEngine) -> StagedEngine:
+        """The engine of all stages, once they have loaded their weights; `core` has those of the first."""
+        for control in self._controls:
+            self._receive(control, "loaded")
+        return StagedEngine(core, self._controls, self._links)
+
+    def __enter__(self) -> FrontStage:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is not None:
+            self.close()
+
+    def close(self) -> None:
+        """Let all others end."""
+        for connection in (*self._controls, *self._links):
+            connection.close()
+
+
+class StagedEngine:
+    """What `LLM` uses of a `_core.InferEngine`, for the stages of several processes."""
+
+    def __init__(self, core: _core.InferEngine, controls: Sequence[Connection], links: Sequence[Connection]) -> None:
+        self._core, self._controls, self._links = core, controls, links
+        self._process = os.getpid()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # steps reach all stages in the same order
+        self._reports: list[str] = []  # of stages that have ended, the first first
+        self._reported = threading.Event()
+        self._closed = False
+        self._monitors: list[threading.Thread] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str, num_states: int = 0) -> None:
+        """The cache of all stages, once. ConfigError: there is one."""
+        if self._monitors:
+            raise ConfigError("the cache of stages in several processes keeps its size")
+        self._core.reset_cache(num_blocks, block_size, dtype, num_states)
+        self._tell_all("cache", num_blocks=num_blocks, block_size=block_size, dtype=dtype)
+        for control in self._controls:
+            FrontStage._receive(control, "ready")
+            monitor = threading.Thread(target=self._monitor, args=(control,), name="infinilm-stage", daemon=True)
+            self._monitors.append(monitor)
+            monitor.start()
+
+    def submit(self, batch: _core.Batch, late_masks: bool = False) -> StagedStep:
+        """Queue a step in all stages."""
+        arrays = {name: array.numpy() for name, array in batch.arrays().items()}
+        shape = list(arrays.pop("allowed").shape) if late_masks else None
+        with self._lock:
+            number = next(self._numbers)
+            fields = {"step": number, "late_masks": shape, "return_logits": batch.return_logits}
+            self._tell_all("step", arrays, **fields)
+            return StagedStep(self, number, batch, self._core.submit(batch, late_masks))
+
+    def forward(self, batch: _core.Batch) -> _core.StepOutput:
+        """Run a step."""
+        return self.submit(batch).result()
+
+    def set_hooks(self, callback: Any, *names: Any) -> None:
+        """Hooks would see the layers of one process alone. ConfigError: there are some."""
+        if callback is not None:
+            raise ConfigError("hooks need all stages of the model in one process")
+        self._core.set_hooks(None, [])
+
+    def add_adapter(self, *_: Any) -> None:
+        """ConfigError: adapters are in one process alone."""
+        raise ConfigError("LoRA adapters need all stages of the model in one process")
+
+    def remove_adapter(self, _: int) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        """End all stages."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for control in self._controls:
+                    try:
+                        control.send("close")
+                    except OSError:  # it has gone before
+                        continue
+        self._core.close()
+        for connection in (*self._controls, *self._links):
+            connection.close()
+
+    def tell(self, what: str, arrays: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Send all stages a word about a step. EngineDeadError: one has gone."""
+        with self._lock:
+            self._tell_all(what, arrays, **fields)
+
+    def _tell_all(self, what: str, arrays: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        if self._reports:
+            raise self.explain()
+        for control in self._controls:
+            try:
+                control.send(what, arrays, **fields)
+            except OSError:
+                raise self.explain() from None
+
+    def explain(self, error: EngineDeadError | None = None) -> EngineDeadError:
+        """The error of a pipeline that has stopped: with what another stage says, if one says something."""
+        self._reported.wait(_REPORT_SECONDS)
+        if not self._reports:
+            return error or EngineDeadError("a stage of the pipeline has ended")
+        dead = EngineDeadError(self._reports[0])
+        dead.__cause__ = ConnectionError(self._reports[0])
+        return dead
+
+    def _monitor(self, control: Connection) -> None:
+        """Take note of the end of a stage."""
+        why = f"{control.name} has ended"
+        silences = 0
+        try:
+            while silences < _MOST_SILENCES:  # counted one by one: all processes may have been stopped for a while
+                if not control.has_more(ALIVE_SECONDS):
+                    silences += 1
+                    continue
+                silences = 0
+                head, _ = control.receive()
+                if head["what"] == "failed":
+                    why = f"{control.name} has failed: {head['error']}"
+            why = f"{control.name} has ended, or does not answer"
+        except (OSError, ValueError, ConfigError):  # closed here, or there
+            pass
+        if not self._closed:
+            self._reports.append(why)
+            self._reported.set()
+            for link in self._links:  # the core waits there
+                link.close()
+
+
+class StagedStep:
+    """A step on its way through all stages; as `_core.PendingStep`."""
+
+    def __init__(self, engine: StagedEngine, number: int, batch: _core.Batch, pending: _core.PendingStep) -> None:
+        self._engine, self._number, self._batch, self._pending = engine, number, batch, pending
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is done within so many seconds."""
+        return self._pending.wait(seconds)
+
+    def abort(self) -> None:
+        """End it early, in whichever stage it is."""
+        self._pending.abort()
+        self._engine.tell("abort", step=self._number)
+
+    def give_masks(self) -> None:
+        """Its masks are complete."""
+        self._pending.give_masks()
+        self._engine.tell("masks", {"allowed": self._batch.arrays()["allowed"].numpy()}, step=self._number)
+
+    def result(self) -> _core.StepOutput:
+        """Wait for it."""
+        try:
+            return self._pending.result()
+        except EngineDeadError as error:
+            if _LOST not in str(error):  # it is this stage that failed
+                raise
+            raise self._engine.explain(error) from None

@@ -1,0 +1,46 @@
+"""What must be equal in all stages of a pipeline, and the part of the model's memory that one has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from infinilm._version import __version__
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.errors import ConfigError
+from infinilm.requests.memory import ModelPlan
+
+__all__ = ["check_parts", "parts_of"]
+
+
+def parts_of(plan: ModelPlan, *, dummy: bool) -> dict[str, str]:
+    """Names and values, which the first stage compares with those of each other stage."""
+    tensors = ""
+    if not dummy:
+        with open_checkpoint(plan.path) as checkpoint:
+            tensors = repr(sorted((name, info.dtype, tuple(info.shape)) for name, info in checkpoint.tensors.items()))
+    return {
+        "version": __version__,
+        "config.json": _digest(json.dumps(plan.config.to_dict(), sort_keys=True, default=str)),
+        "tensors of the checkpoint": _digest(tensors),
+        "dtype": plan.dtype,
+        "quantization": f"{plan.quantization}, {', '.join(plan.native_types)}, {plan.quantised_dtype}",
+        "kv_cache_dtype": plan.memory.kv_cache_dtype,
+        "max_model_len": str(plan.memory.max_model_len),
+    }
+
+
+def check_parts(name: str, own: Mapping[str, str], others: Mapping[str, Any]) -> None:
+    """ConfigError: the stage of that name differs."""
+    for what, value in own.items():
+        if others.get(what) != value:
+            raise ConfigError(
+                f"{name}: its {what} is {others.get(what)}, that of the first stage is {value}; all stages must be of "
+                "one model, version and kind of machine"
+            )
+
+
+def _digest(of: str) -> str:
+    return hashlib.sha256(of.encode()).hexdigest()[:16]

@@ -1,0 +1,85 @@
+// The connections of stages: what goes around, and messages that are not due.
+#include <sys/socket.h>
+
+#include "check.h"
+#include "dist/in_process.h"
+#include "dist/stage_link.h"
+
+namespace infinilm::test {
+namespace {
+
+Tensor filled(int64_t size, float value) {
+    Tensor out = allocate_host(DType::float32, {size});
+    std::fill_n(out.as<float>(), size, value);
+    return out;
+}
+
+// Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages.
+TEST(stages_hand_on_and_share) {
+    constexpr int num_stages = 3, ranks = 2;
+    const auto connections = connect_stages({.num_stages = num_stages});
+    std::vector<std::shared_ptr<CommunicatorGroup>> groups;
+    for (int s = 0; s < num_stages; ++s) groups.push_back(make_in_process_group(ranks, 1));
+    rethrow_any(run_ranks(num_stages * ranks, [&](int index) {
+        const int stage = index / ranks, rank = index % ranks;
+        const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, nullptr);
+        StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator);
+        for (int step = 0; step < (rounds ? rounds : 60); ++step) {
+            const int64_t size = 1 + step * step * 37, num_rows = 1 + step % 3;
+            const int stops_at = step % 7 < num_stages ? step % 7 : -1;
+            const bool has_ids = step % 4 != 0, is_last = stage == num_stages - 1;
+            Tensor x = filled(size, 1);
+            bool stopped = stage > 0 && !link.receive(x);
+            CHECK(stopped == (stops_at >= 0 && stops_at < stage));
+            CHECK(stopped || x.as<float>()[size - 1] == static_cast<float>(stage > 0 ? step * 10 + stage : 1));
+            stopped |= stops_at == stage;
+            if (!is_last && stopped) link.stop();
+            if (!is_last && !stopped) link.send(filled(size, static_cast<float>(step * 10 + stage + 1)));
+            StageLink::Result own{.stopped = stopped, .ids = {}, .logits = {}};
+            if (is_last && !stopped && has_ids) {
+                own.ids = allocate_host(DType::int32, {num_rows});
+                std::fill_n(own.ids.as<int32_t>(), num_rows, step);
+            }
+            if (is_last && !stopped && step % 5 == 0) {  // columns that are a part of wider rows
+                const Tensor wide = allocate_host(DType::float32, {num_rows, 8});
+                std::fill_n(wide.as<float>(), wide.numel(), static_cast<float>(step));
+                own.logits = Tensor(wide.slice(1, 0, 5), wide.owner);
+            }
+            const StageLink::Result got = link.share(own, is_last, has_ids, num_rows);
+            CHECK(got.stopped == (stops_at >= 0));
+            if (got.stopped) continue;
+            CHECK(!has_ids || got.ids.as<int32_t>()[num_rows - 1] == step);
+            const bool gives_logits = step % 5 == 0 && stage == 0 && rank == 0;
+            CHECK(is_last || static_cast<bool>(got.logits) == gives_logits);
+            if (gives_logits) CHECK(got.logits.shape(1) == 5 && got.logits.as<float>()[4] == static_cast<float>(step));
+        }
+    }));
+}
+
+TEST(messages_that_are_not_due) {
+    const auto group = make_in_process_group(1, 1);
+    const auto communicator = group->join(0, nullptr);
+    const Tensor x = filled(4, 1);
+    {
+        const auto connections = connect_stages({.num_stages = 2});
+        StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+        first.send(filled(3, 1));  // of another model
+        CHECK(contains(error_of([&] { second.receive(x); }), "with 16 bytes, and got message 1 of step 0 with 12"));
+    }
+    {
+        const auto connections = connect_stages({.num_stages = 2});
+        connections[0]->send(std::as_bytes(std::span("GET / HTTP/1.1 and so on")));
+        StageLink second(connections[1].get(), *communicator);
+        CHECK(contains(error_of([&] { second.receive(x); }), "all stages must be of one version, model and start"));
+    }
+    auto connections = connect_stages({.num_stages = 2});
+    StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+    connections[0]->abort();
+    CHECK(contains(error_of([&] { second.receive(x); }), "stage 0 of the pipeline has ended"));
+    CHECK(contains(error_of([&] { second.share({}, true, false, 0), second.share({}, true, false, 0); }),
+                   "stage 0 of the pipeline has ended"));
+    CHECK(contains(error_of([&] { connect_stages({.num_stages = 2, .stage = 1}); }), "cannot connect the stages"));
+}
+
+}  // namespace
+}  // namespace infinilm::test

@@ -1,0 +1,245 @@
+"""Layers divided over stages: every bit of an answer is that of one stage, whatever else happens to it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llm import tiny
+from llm.support import PATIENCE
+from lora.adapters import make_adapter
+
+import infinilm
+from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, plan_memory
+from infinilm.cli.main import main
+from infinilm.config.families import build_spec
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NUM_LAYERS = 5
+COMMON = np.random.default_rng(1).integers(3, 120, 90).tolist()
+PROMPTS = [[*COMMON[:40], 5], [*COMMON[:40], 9, 4], COMMON[:70], [3, 4], COMMON[20:]]
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
+# What is drawn on the host, from logits; what a mask forbids; several answers of a prompt.
+ON_HOST: dict[str, Any] = {**SAMPLING, "repetition_penalty": 1.3, "logit_bias": {7: 2.0}}
+MASKED: dict[str, Any] = {**SAMPLING, "allowed_token_ids": list(range(20, 60))}
+SEVERAL: dict[str, Any] = {**SAMPLING, "n": 2, "prompt_logprobs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("stages") / "tiny", num_hidden_layers=NUM_LAYERS)
+
+
+def open_llm(folder: Path, stages: int = 1, **changes: Any) -> LLM:
+    settings = {"max_num_seqs": 3, "max_model_len": 120, "num_threads": 2, "use_tqdm": False, **changes}
+    return LLM(folder, pipeline_parallel_size=stages, **settings)
+
+
+def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, **sampling: Any) -> list[Any]:
+    """Tokens and their log-probabilities, whose bits tell more."""
+    outputs = llm.generate(prompts, use_tqdm=False, **(sampling or SAMPLING))
+    return [[(c.token_ids, repr(c.logprobs)) for c in o.outputs] + [repr(o.prompt_logprobs)] for o in outputs]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-odd-mqa",
+        "llama-llama3-rope-tied",
+        "cohere2",  # attention and MLP read the same norm
+        "gemma3-text",  # norms before and behind sublayers
+        "gpt-oss",
+        "granite",
+        "qwen3-moe-window",
+        "qwen3-next",  # layers with a state, and experts; with three stages, one of no keys
+    ],
+)
+def test_families(name: str) -> None:
+    with np.load(GOLDEN / name / "expected.npz") as file:
+        prompts = [file["input_ids"].tolist(), file["input_ids"].tolist()[:-3]]
+    num_layers = infinilm.AutoConfig.from_pretrained(GOLDEN / name).num_layers
+    for ranks in (1, 2):
+        expected = None
+        for stages in range(1, min(num_layers, 3) + 1):
+            with open_llm(GOLDEN / name, stages, tensor_parallel_size=ranks, max_num_batched_tokens=9) as llm:
+                got = answers(llm, prompts)
+                expected = expected or got
+                assert got == expected, (ranks, stages)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"max_num_batched_tokens": 7, "enable_prefix_caching": False},
+        {"kv_cache": PagedKVCacheConfig(num_blocks=32, block_size=4), "max_num_seqs": 4},  # room for one and a half
+        {"quantization": "int8", "kv_cache_dtype": "int8"},
+    ],
+    ids=str,
+)
+def test_requests_of_every_kind(folder: Path, stages: int, settings: dict[str, Any]) -> None:
+    kinds = (SAMPLING, ON_HOST, MASKED, SEVERAL)
+    with open_llm(folder, **settings) as llm:
+        expected = [answers(llm, **kind) for kind in kinds]
+        embedded, scored = llm.embed(PROMPTS[0]), llm.score(PROMPTS[2])[0].logprobs
+    with open_llm(folder, stages, **settings) as llm:
+        for _ in range(2):  # again, from prefixes
+            assert [answers(llm, **kind) for kind in kinds] == expected
+        metrics = llm.metrics()
+        assert (metrics.prefix_hit_rate > 0) == settings.get("enable_prefix_caching", True)
+        assert (metrics.num_preemptions > 0) == ("kv_cache" in settings)
+        assert np.array_equal(llm.embed(PROMPTS[0]), embedded) and llm.score(PROMPTS[2])[0].logprobs == scored
+        llm.reset_cache()
+        assert answers(llm, PROMPTS[::-1]) == expected[0][::-1]
+
+
+def test_packed_weights_go_to_their_stage(folder: Path, tmp_path: Path) -> None:
+    assert main(["pack", str(folder), str(tmp_path / "packed")]) == 0
+    with open_llm(folder) as llm:
+        expected = answers(llm)
+    with open_llm(tmp_path / "packed", 2) as llm:
+        assert answers(llm) == expected
+
+
+def test_adapters(folder: Path, tmp_path: Path) -> None:
+    lora = {"x": make_adapter(tmp_path / "x", folder)}
+    with open_llm(folder, lora=lora) as one, open_llm(folder, 3, lora=lora) as several:
+        plain = answers(one)
+        changed = answers(one, **SAMPLING, lora="x")
+        assert answers(several, **SAMPLING, lora="x") == changed != plain
+        assert answers(several) == plain
+        several.remove_lora("x")
+        assert answers(several) == plain
+
+
+def test_hooks_see_all_layers_in_order(folder: Path) -> None:
+    seen: dict[int, list[tuple[str, int, bytes]]] = {}
+    for stages in (1, 3):
+        registry = HookRegistry()
+
+        def look(name: str, tensor: Any, layer: int, stages: int = stages) -> Any:
+            seen.setdefault(stages, []).append((name, layer, tensor.numpy().tobytes()))
+            return 2 * tensor.numpy() if name == "layer3_residual" else None
+
+        for pattern in ("embedding", "*_q_rope", "*_residual", "final_norm", "logits"):
+            registry.register_hook(pattern, look)
+        with open_llm(folder, stages, hooks=registry, tensor_parallel_size=2) as llm:
+            answers(llm, PROMPTS[:1])
+    assert seen[1] == seen[3]
+    layers = [layer for name, layer, _ in seen[3] if name.endswith("q_rope")]
+    assert layers[: 2 * NUM_LAYERS] == [*range(NUM_LAYERS), *range(NUM_LAYERS)]
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen3-5-text"])
+def test_aborted_steps_leave_nothing_behind(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled in the first stage, in the last one, or between: all stages agree, and go on."""
+    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    path = folder if name == "tiny" else GOLDEN / name
+    with open_llm(path) as llm:
+        expected = answers(llm)
+    cancelled_at: list[str] = []
+    requests: list[Any] = []
+    have_begun = threading.Event()
+    registry = HookRegistry()
+
+    def cancel(name: str, _: Any, __: int) -> None:
+        assert have_begun.wait(PATIENCE)
+        requests[-1].cancel()
+        cancelled_at.append(name)
+
+    with open_llm(path, 2, hooks=registry, max_num_batched_tokens=8) as llm:
+        for site in ("embedding", "layer1_residual", "layer2_input_layernorm", "layer3_residual", "final_norm"):
+            hook = registry.register_hook(site, cancel)
+            running = llm.submit(PROMPTS[2], **{**SAMPLING, "max_tokens": 40})
+            requests.append(running)
+            have_begun.set()
+            assert running.result(PATIENCE).outputs[0].finish_reason == "abort"
+            assert cancelled_at[-1] == site
+            hook.remove()
+            have_begun.clear()
+            assert answers(llm) == expected
+        for count in range(4):
+            list(itertools.islice(llm.stream(PROMPTS[0], **SAMPLING), count))
+        assert answers(llm) == expected
+
+
+@pytest.mark.parametrize("layer", [0, NUM_LAYERS - 1])
+def test_a_stage_that_fails_ends_all_with_the_cause(folder: Path, layer: int) -> None:
+    registry = HookRegistry()
+
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    registry.register_hook(f"layer{layer}_o_proj", fail)
+    model = open_llm(folder, 3, tensor_parallel_size=2, hooks=registry)
+    running = [model.submit(prompt, **SAMPLING) for prompt in PROMPTS[:3]]
+    for request in running:
+        with pytest.raises(EngineDeadError, match="on purpose"):
+            request.result(PATIENCE)
+    with pytest.raises(EngineDeadError, match="on purpose"):
+        model.generate(PROMPTS[3])
+    model.close()
+
+
+def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, three = (plan_memory(folder, pipeline_parallel_size=n, kv_cache="1MiB", max_model_len=64) for n in (1, 3))
+    assert not one.stages and len(three.stages) == 3
+    assert [(s.first_layer, s.end_layer) for s in three.stages] == [(0, 2), (2, 4), (4, 5)]
+    assert sum(s.weight_bytes for s in three.stages) == three.weight_bytes == one.weight_bytes
+    assert sum(s.workspace_bytes for s in three.stages) == three.workspace_bytes > one.workspace_bytes
+    assert sum(s.kv_bytes_per_token for s in three.stages) == three.kv_bytes_per_token == one.kv_bytes_per_token
+    tied = GOLDEN / "llama-llama3-rope-tied"
+    embedding = plan_memory(tied, pipeline_parallel_size=2).weight_bytes - plan_memory(tied).weight_bytes
+    config = infinilm.AutoConfig.from_pretrained(tied)
+    assert embedding in [size * config.vocab_size * config.hidden_size for size in (2, 4)]  # has two places
+    with open_llm(folder, 3) as llm:
+        assert llm._engine.weight_bytes == llm.memory.weight_bytes
+        assert llm.num_stages == 3
+        llm.reset_cache(PagedKVCacheConfig(num_blocks=40, block_size=4, dtype="int8"))
+        assert sum(s.kv_bytes_per_token for s in llm.memory.stages) == llm.memory.kv_bytes_per_token
+    states = plan_memory(GOLDEN / "qwen3-5-text", pipeline_parallel_size=2)
+    assert sum(s.state_bytes for s in states.stages) == states.state_bytes > 0
+    assert main(["plan", str(folder), "--pipeline-parallel-size", "3"]) == 0
+    assert "stage 2, layers 4 to 4: weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pipeline_parallel_size": 6}, "at most 5, the layers of the model; got 6"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer .*; got 0"),
+        ({"pipeline_parallel_size": True}, "pipeline_parallel_size must be an integer .*; got True"),
+        ({"pipeline_parallel_size": 2, "device": "cuda", "memory": "1GiB"}, "'cpu' alone in this version"),
+    ],
+)
+def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_memory(folder, **settings)
+
+
+@pytest.mark.parametrize("name", [p.name for p in GOLDEN.glob("gemma4*")])
+def test_layers_that_read_other_layers_are_refused(name: str) -> None:
+    config = infinilm.AutoConfig.from_pretrained(GOLDEN / name)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    if all(layer.cache.owner < 0 for layer in spec.layers) and not spec.per_layer_size:
+        assert plan_memory(GOLDEN / name, pipeline_parallel_size=2).stages
+        return
+    with pytest.raises(ConfigError, match="layers read the keys and values of earlier ones"):
+        plan_memory(GOLDEN / name, pipeline_parallel_size=2)
+
+
+def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for stages in ("1", "2"):
+        options = ["--temperature", "0", "--max-tokens", "9", "--pipeline-parallel-size", stages]
+        assert main(["generate", "the", "--model", str(folder), *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert main(["generate", "the", "--model", str(folder), "--pipeline-parallel-size", "9"]) == 2
+    assert "at most 5, the layers of the model" in capsys.readouterr().err

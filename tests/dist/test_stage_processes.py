@@ -1,0 +1,251 @@
+"""Stages in processes of their own: the same bits, and an end with a reason for all when one of them is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llm import tiny
+from llm.support import PATIENCE
+
+import infinilm
+from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, RequestError
+from infinilm.cli.main import main
+from infinilm.pipeline.wire import Connection, connect, parse_address
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROMPTS = [list(range(3, 45)), [*range(3, 40), 9], list(range(60, 130)), [5]]
+SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
+KINDS: list[dict[str, Any]] = [
+    SAMPLING,
+    {**SAMPLING, "repetition_penalty": 1.3},  # drawn on the host, from logits
+    {**SAMPLING, "allowed_token_ids": list(range(20, 60))},  # masks that come late
+]
+SETTINGS: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 120, "num_threads": 1, "use_tqdm": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint(tmp_path_factory.mktemp("stages") / "tiny", num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFINILM_STAGE_KEY", "a key")
+
+
+def free_addresses(count: int) -> list[str]:
+    with contextlib.ExitStack() as open_ones:
+        sockets = [open_ones.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
+
+
+@contextlib.contextmanager
+def stage_processes(
+    model: Path, count: int, *options: str, addresses: Sequence[str] = (), **environment: str
+) -> Iterator[tuple[list[str], list[subprocess.Popen[str]]]]:
+    """The later stages of a model, and their addresses."""
+    addresses = list(addresses) or free_addresses(count)
+    command = [sys.executable, "-m", "infinilm", "serve", str(model), "--num-threads", "1", "--device", "cpu"]
+    command += ["--stages", ",".join(addresses)]
+    running = [
+        subprocess.Popen(
+            [*command, "--stage", str(stage), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        for stage in range(1, count + 1)
+    ]
+    try:
+        yield addresses, running
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    text = process.communicate(timeout=PATIENCE)[0]
+    return process.returncode, text
+
+
+def answers(llm: LLM, **sampling: Any) -> list[Any]:
+    outputs = llm.generate(PROMPTS, use_tqdm=False, **(sampling or SAMPLING))
+    return [(o.outputs[0].token_ids, repr(o.outputs[0].logprobs)) for o in outputs]
+
+
+def test_answers_are_those_of_one_process(folder: Path) -> None:
+    with LLM(folder, **SETTINGS) as one:
+        expected = [answers(one, **kind) for kind in KINDS]
+    with stage_processes(folder, 2) as (addresses, processes):
+        with LLM(folder, stages=addresses, max_num_batched_tokens=16, **SETTINGS) as llm:
+            assert llm.num_stages == 3
+            for _ in range(2):
+                assert [answers(llm, **kind) for kind in KINDS] == expected
+            assert llm.metrics().prefix_hit_rate > 0
+            for count in range(3):  # ended early, wherever the step is
+                for i, _ in enumerate(llm.stream(PROMPTS[2], max_tokens=40, ignore_eos=True)):
+                    if i == count:
+                        break
+            with pytest.raises(RequestError, match="embeddings need all stages of the model in one process"):
+                llm.embed("the")
+            with pytest.raises(ConfigError, match="adapters need all stages"):
+                llm._engine.add_adapter(0, [])
+            with pytest.raises(ConfigError, match="keeps its size"):
+                llm.reset_cache(PagedKVCacheConfig(num_blocks=40, block_size=8))
+            llm.reset_cache()
+            assert [answers(llm, **kind) for kind in KINDS] == expected
+        assert [end_of(process)[0] for process in processes] == [0, 0]
+
+
+def test_preemption_and_ranks_of_a_stage(folder: Path) -> None:
+    with LLM(folder, tensor_parallel_size=2, **SETTINGS) as one:
+        expected = answers(one)
+    # Room for one sequence and a bit in the layers of each stage, which are half of all.
+    room = infinilm.plan_memory(folder).kv_bytes_per_token // 2 * 16 * 9
+    settings = {**SETTINGS, "tensor_parallel_size": 2, "kv_cache": room}
+    with (
+        stage_processes(folder, 1, "--tensor-parallel-size", "2") as (addresses, _),
+        LLM(folder, stages=addresses, **settings) as llm,
+    ):
+        assert answers(llm) == expected
+        assert llm.memory.num_blocks == 9 and llm.metrics().num_preemptions > 0
+
+
+@pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_stage_that_is_lost_fails_the_requests_by_name(
+    folder: Path, victim: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infinilm.pipeline.front._MOST_SILENCES", 2)
+    with stage_processes(folder, 2) as (addresses, processes):
+        llm = LLM(folder, stages=addresses, **{**SETTINGS, "max_model_len": 100_000, "kv_cache": "200MB"})
+        running = [llm.submit([1, 2, 3], max_tokens=90_000, ignore_eos=True) for _ in range(3)]
+        for request in running:
+            next(iter(request))
+        processes[victim].send_signal(number)
+        for request in running:
+            with pytest.raises(EngineDeadError, match=r"stage [12] at 127.0.0.1:\d+ has (ended|failed)"):
+                request.result(PATIENCE)
+        with pytest.raises(EngineDeadError, match=r"stage [12] at 127.0.0.1:\d+ has"):
+            llm.generate("the")
+        llm.close()
+        code, text = end_of(processes[1 - victim])
+        assert code == 1 and "of the pipeline has ended" in text
+
+
+def test_stages_end_with_the_first(folder: Path) -> None:
+    program = (
+        "import sys; from infinilm import LLM\n"
+        "llm = LLM(sys.argv[1], stages=sys.argv[2].split(','), num_threads=1, use_tqdm=False)\n"
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    with stage_processes(folder, 2) as (addresses, processes):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(folder), ",".join(addresses)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as front:
+            assert front.stdout is not None and front.stdout.readline() == "up\n"
+            front.kill()
+        for process in processes:
+            code, text = end_of(process)
+            assert code == 1 and "first stage of the pipeline has ended" in text
+
+
+def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    other = tiny.make_checkpoint(tmp_path / "other", num_hidden_layers=4, rms_norm_eps=1e-6)
+    for options, error in (
+        ({"model": other}, r"stage 1 at .*: its config.json is .*, that of the first stage is"),
+        ({"key": "another"}, "its INFINILM_STAGE_KEY is not the one of this stage"),
+        ({"extra": 1}, "this is stage 1 of 2, but the first stage expects stage 1 of 3 here"),
+    ):
+        environment = {"INFINILM_STAGE_KEY": str(options["key"])} if "key" in options else {}
+        model = Path(str(options.get("model", folder)))
+        with stage_processes(model, 1, **environment) as (addresses, _), pytest.raises(ConfigError, match=error):
+            LLM(folder, stages=addresses * (2 if "extra" in options else 1), **SETTINGS)
+
+
+def test_bad_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "127.0.0.1:1"
+    for settings, error in (
+        ({"stages": "127.0.0.1:1"}, "stages: expected a list of addresses"),
+        ({"stages": ["here"]}, "expected addresses such as 10.0.0.7:7000, got 'here'"),
+        ({"stages": [address], "pipeline_parallel_size": 3}, "pipeline_parallel_size is 3, but stages has 1 addresses"),
+        ({"stages": [address], "hooks": HookRegistry()}, "stages: hooks: this needs all stages in one process"),
+        ({"stages": [address], "kv_cache": PagedKVCacheConfig(num_blocks=50)}, "a CacheConfig as kv_cache"),
+        ({"stages": [address] * 4}, "pipeline_parallel_size must be at most 4, the layers of the model; got 5"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            LLM(folder, **{**SETTINGS, **settings})
+    with pytest.raises(ConfigError, match="layers that keep a state"):
+        LLM(GOLDEN / "qwen3-5-text", stages=[address])
+    monkeypatch.setattr("infinilm.pipeline.front._CONNECT_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match=r"stage 1 at 127.0.0.1:1 cannot be reached"):
+        LLM(folder, stages=[address], **SETTINGS)
+    monkeypatch.delenv("INFINILM_STAGE_KEY")
+    with pytest.raises(ConfigError, match=r"other machines need a key, the same for all, in .* INFINILM_STAGE_KEY"):
+        LLM(folder, stages=["10.1.2.3:7000"], **SETTINGS)
+
+
+def test_strangers_are_turned_away_and_the_stage_goes_on(folder: Path) -> None:
+    with stage_processes(folder, 1) as (addresses, _):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"ILS1" + b"\xff" * 12, b"ILS1" + bytes(12), os.urandom(100)):
+            greeted = connect(addresses[0], "stage 1", {"role": "front", "key": "wrong"}, PATIENCE)
+            with pytest.raises(ConfigError, match="INFINILM_STAGE_KEY"):
+                greeted.receive()
+            greeted.close()
+            with socket.create_connection(parse_address(addresses[0])) as stranger:
+                stranger.sendall(noise)
+        with LLM(folder, stages=addresses, **SETTINGS) as llm, LLM(folder, **SETTINGS) as one:
+            assert answers(llm) == answers(one)
+
+
+def test_frames_bring_arrays_as_they_are() -> None:
+    a, b = (Connection(sock, "the other") for sock in _tcp_pair())
+    arrays = {
+        "input_ids": np.arange(3, dtype=np.int32),
+        "slot_mapping": np.array([2**40, 7], np.int64),
+        "none": np.zeros((0, 4), np.int32),
+        "top_p": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    }
+    sender = threading.Thread(target=a.send, args=("step", arrays), kwargs={"step": 3})
+    sender.start()
+    head, got = b.receive()
+    sender.join()
+    assert head == {"what": "step", "step": 3}
+    for name, array in arrays.items():
+        assert got[name].dtype == array.dtype and np.array_equal(got[name], array)
+    a.close()
+    with pytest.raises(OSError, match="the other has ended"):
+        b.receive()
+    b.close()
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def test_a_stage_needs_its_address(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(folder), "--stage", "2", "--stages", "127.0.0.1:7000"]) == 2
+    assert "stage is 2, and stages has 1 addresses, of stages 1 to 1" in capsys.readouterr().err
+    assert main(["serve", str(folder), "--stages", "127.0.0.1:7000", "--replicas", "2"]) == 2
+    assert "--stages are those of one server" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["serve", str(folder), "--stage", "1", "--stages", address]) == 2
+    assert f"cannot listen at {address}" in capsys.readouterr().err
