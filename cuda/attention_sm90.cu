@@ -19,6 +19,16 @@
 
 namespace infinilm::cuda {
 
+// ptxas before 12.8 would wait for each wgmma of heads of 128 columns ("serialized"). What it builds takes mma.sync,
+// which gives the same bits.
+#if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 8
+
+cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
+    return attention(a, work, stream);
+}
+
+#else
+
 constexpr int kSm90Groups = 2, kSm90Threads = 128 * (kSm90Groups + 1), kGroupRows = 64;
 constexpr int kBoxColumns = 64, kPartBytes = kChunk * kBoxColumns * 2, kMostParts = 12;
 constexpr int kLoaders = 4, kLoaderKeys = kChunk / kLoaders;  // warps, and keys of each
@@ -430,7 +440,7 @@ cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t 
     const int tiles = p.work.num_prefill * p.num_kv_heads;
     const LaunchConfig config{dim3(static_cast<unsigned>(tiles < num_sms ? tiles : num_sms)), dim3(kSm90Threads),
                               Sm90Shape<D>::kBytes, stream};
-    return launch<attention_sm90_kernel<T, D>>(config, p, maps);
+    return launch<attention_sm90_kernel<T, D> >(config, p, maps);
 }
 
 template <int D>
@@ -448,5 +458,7 @@ cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work
     if (cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device)) return error;
     return p.head_dim <= 64 ? launch_sm90<64>(p, num_sms, stream) : launch_sm90<128>(p, num_sms, stream);
 }
+
+#endif
 
 }  // namespace infinilm::cuda

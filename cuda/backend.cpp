@@ -13,6 +13,7 @@
 #include "ops/device_queue.h"
 #include "packed_layout.h"
 #include "peers.h"
+#include "sampling_host.h"
 #include "transfers.h"
 
 namespace infinilm::cuda {
@@ -122,8 +123,14 @@ public:
         run(run_lora(p, stream_), "lora", p.out.shape());
     }
     void sum_parts(const SumPartsParams&) override;
-    void find_best(const FindBestParams&) override;
-    void sample(const SampleParams&) override;
+    void find_best(const FindBestParams& p) override {
+        activate();
+        run(run_find_best(p, stream_), "find_best", p.logits.shape());
+    }
+    void sample(const SampleParams& p) override {
+        activate();
+        if (p.ids.numel() > 0) run(run_sample(p, stream_), "sample", p.logits.shape());
+    }
 
 private:
     std::unique_ptr<DeviceMemory> device_memory(size_t bytes, std::string_view what) {
@@ -139,8 +146,7 @@ private:
     static bool few(int64_t num_tokens, const PackedWeight& weight) {
         return num_tokens <= max_decode_tokens(weight.format);
     }
-    // As a prologue every block norms all of x again, which costs more than a kernel of its own when there is much of
-    // it: 16 rows is where the reads from L2 are estimated to take longer than a launch.
+    // As a prologue every block norms all of x again: from 16 rows on that takes as long as a kernel of its own (H100).
     bool norm_fused(int64_t num_tokens, const PackedWeight& weight) const {
         return type_ != Type::f32 && num_tokens <= std::min(16, max_norm_tokens(weight.format));
     }
@@ -576,48 +582,6 @@ void CudaBackend::sum_parts(const SumPartsParams& p) {
                          .type = type_of(p.out.dtype())},
                         stream_),
         "sum_parts", p.parts.shape());
-}
-
-static AllowedArgs allowed_args(const AllowedTokens& mask) {
-    return {.allowed = mask.allowed.as<const uint32_t>(),
-            .allowed_stride = mask.allowed ? mask.allowed.stride(0) : 0,
-            .allowed_row = mask.allowed_row.as<const int>()};
-}
-
-void CudaBackend::find_best(const FindBestParams& p) {
-    activate();
-    run(cuda::find_best({.logits = p.logits.as<const float>(),
-                         .logits_stride = p.logits.stride(0),
-                         .num_rows = count(p.logits.shape(0)),
-                         .n = count(p.logits.shape(1)),
-                         .k = count(p.best.shape(1)),
-                         .first_id = p.first_id,
-                         .best = p.best.as<float>(),
-                         .ids = p.ids.as<int>(),
-                         .mask = allowed_args(p.mask)},
-                        stream_),
-        "find_best", p.logits.shape());
-}
-
-void CudaBackend::sample(const SampleParams& p) {
-    activate();
-    if (p.ids.numel() == 0) return;
-    run(cuda::sample({.logits = p.logits.as<const float>(),
-                      .logits_stride = p.logits.stride(0),
-                      .num_rows = count(p.logits.shape(0)),
-                      .vocab_size = count(p.logits.shape(1)),
-                      .temperature = p.temperature.as<const float>(),
-                      .top_k = p.top_k.as<const int>(),
-                      .top_p = p.top_p.as<const float>(),
-                      .min_p = p.min_p.as<const float>(),
-                      .random_val = p.random_val.as<const float>(),
-                      .ids = p.ids.as<int>(),
-                      .logprobs = nullptr,
-                      .token_ids = p.token_ids.as<const int>(),
-                      .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0,
-                      .mask = allowed_args(p.mask)},
-                     stream_),
-        "sample", p.logits.shape());
 }
 
 std::unique_ptr<Backend> make_backend(const CudaOptions& options) { return std::make_unique<CudaBackend>(options); }

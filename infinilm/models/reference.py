@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,13 +31,23 @@ from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightErr
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
-from infinilm.models.reference_ops import JOINS, Array, attend, rotate, route, sigmoid, silu, soft_cap, stored_array
+from infinilm.models.reference_ops import (
+    JOINS,
+    Array,
+    Emitter,
+    Tap,
+    attend,
+    rotate,
+    route,
+    sigmoid,
+    silu,
+    soft_cap,
+    stored_array,
+)
 from infinilm.text.generation_config import GenerationConfig
 
 __all__ = ["ReferenceModel", "Tap"]
 
-Tap = Callable[[str, int, Array], Array | None]
-"""Called with (name, layer, activation); what it returns, if anything, replaces the activation. Layer -1: outside."""
 
 DTYPES = ("float32", "float64")
 
@@ -198,7 +208,7 @@ class ReferenceModel(GenerationMixin):
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
         tap = self._registry_tap() if tap is None else tap
-        emit = _Emitter(tap)
+        emit = Emitter(tap)
         counts = [len(chunk) for chunk in chunks]
         ids = np.concatenate(chunks)  # [num_tokens]
         starts = np.cumsum([0, *counts])  # row r owns tokens starts[r] .. starts[r + 1]
@@ -232,7 +242,7 @@ class ReferenceModel(GenerationMixin):
         tables: Sequence[tuple[Array, Array]],
         starts: Array,
         cache: DynamicCache,
-        emit: _Emitter,
+        emit: Emitter,
     ) -> Array:
         """One decoder layer: x [num_tokens, hidden_size] -> the same."""
         facts, num_tokens = self.facts, len(x)
@@ -298,7 +308,7 @@ class ReferenceModel(GenerationMixin):
         own: Array = (normed + of_table) * self._scalar(0.5**0.5)
         return own
 
-    def _read_own(self, layer: int, x: Array, own: Array, emit: _Emitter) -> Array:
+    def _read_own(self, layer: int, x: Array, own: Array, emit: Emitter) -> Array:
         """Add what a layer makes of its vectors [num_tokens, per_layer_size] to x [num_tokens, hidden_size]."""
         at = f"model.layers.{layer}"
         x = emit("mlp_residual", layer, x)
@@ -316,7 +326,7 @@ class ReferenceModel(GenerationMixin):
         tables: Sequence[tuple[Array, Array]],
         starts: Array,
         cache: DynamicCache,
-        emit: _Emitter,
+        emit: Emitter,
     ) -> Array:
         """Attention of all rows before o_proj: h [num_tokens, hidden_size] -> [num_tokens, num_heads, head_dim]."""
         facts, num_tokens, shape = self.facts, len(h), self.facts.shapes[layer]
@@ -364,7 +374,7 @@ class ReferenceModel(GenerationMixin):
         tables: Sequence[tuple[Array, Array]],
         starts: Array,
         cache: DynamicCache,
-        emit: _Emitter,
+        emit: Emitter,
     ) -> Array:
         """As `_attention`, of latents (arXiv 2405.04434): out [num_tokens, num_heads, v_dim].
 
@@ -394,7 +404,7 @@ class ReferenceModel(GenerationMixin):
         result: Array = np.einsum("thr,hvr->thv", attended, to_values)
         return result
 
-    def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: _Emitter) -> Array:
+    def _delta_rule(self, layer: int, h: Array, starts: Array, cache: DynamicCache, emit: Emitter) -> Array:
         """The gated delta rule (arXiv 2412.06464), token by token, before out_proj.
 
         h [num_tokens, hidden_size] -> [num_tokens, num_v_heads, v_dim]. The state of a row is its last inputs of the
@@ -583,21 +593,3 @@ class _ReferenceRows(TokenRows):
         tokens = np.zeros(len(chunks), np.int32)
         tokens[busy] = sample_tokens(logits, sampling, random_val[busy], None if seen is None else seen[busy])
         return tokens
-
-
-class _Emitter:
-    """Shows activations to the tap, if there is one, and lets it replace them."""
-
-    def __init__(self, tap: Tap | None) -> None:
-        self._tap = tap
-
-    def __call__(self, site: str, layer: int, activation: Array) -> Array:
-        if self._tap is None:
-            return activation
-        name = site if layer < 0 else f"layer{layer}_{site}"
-        replacement = self._tap(name, layer, activation)
-        if replacement is None:
-            return activation
-        if replacement.shape != activation.shape:
-            raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
-        return replacement.astype(activation.dtype)

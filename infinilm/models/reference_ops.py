@@ -10,10 +10,25 @@ import numpy.typing as npt
 
 from infinilm.config.experts import ExpertFacts
 from infinilm.config.families import ModelFacts
+from infinilm.errors import RequestError
 
-__all__ = ["JOINS", "Array", "attend", "rotate", "route", "sigmoid", "silu", "soft_cap", "stored_array"]
+__all__ = [
+    "JOINS",
+    "Array",
+    "Emitter",
+    "Tap",
+    "attend",
+    "rotate",
+    "route",
+    "sigmoid",
+    "silu",
+    "soft_cap",
+    "stored_array",
+]
 
 Array = npt.NDArray[Any]  # of the model's dtype
+Tap = Callable[[str, int, Array], Array | None]
+"""Called with (name, layer, activation); what it returns, if anything, replaces the activation. Layer -1: outside."""
 
 
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
@@ -117,3 +132,22 @@ def attend(q: Array, k: Array, v: Array, facts: ModelFacts, window: int = 0, sin
 def stored_array(array: Array, dtype: str) -> Array:
     """A tensor of a checkpoint, bfloat16 (uint16 in numpy) widened."""
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
+
+
+class Emitter:
+    """Shows activations to the tap, if there is one, and lets it replace them."""
+
+    def __init__(self, tap: Tap | None) -> None:
+        self._tap = tap
+
+    def __call__(self, site: str, layer: int, activation: Array) -> Array:
+        """The activation, or what replaces it."""
+        if self._tap is None:
+            return activation
+        name = site if layer < 0 else f"layer{layer}_{site}"
+        replacement = self._tap(name, layer, activation)
+        if replacement is None:
+            return activation
+        if replacement.shape != activation.shape:
+            raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
+        return replacement.astype(activation.dtype)

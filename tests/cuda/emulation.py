@@ -30,7 +30,10 @@ Array = NDArray[Any]
 # What the CUDA library is made of; with the emulator it is the backend of the simulated device.
 BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
-    *(ROOT / f"cuda/{name}.cpp" for name in ("backend", "graph", "grouped", "library", "peers", "transfers")),
+    *(
+        ROOT / f"cuda/{name}.cpp"
+        for name in ("backend", "graph", "grouped", "library", "peers", "sampling_host", "transfers")
+    ),
     ROOT / "src/core/tensor.cpp",
     ROOT / "src/ops/backend_defaults.cpp",
 )

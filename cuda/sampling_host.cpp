@@ -1,0 +1,44 @@
+#include "sampling_host.h"
+
+#include "kernels.h"
+
+namespace infinilm::cuda {
+
+static AllowedArgs allowed_args(const AllowedTokens& mask) {
+    return {.allowed = mask.allowed.as<const uint32_t>(),
+            .allowed_stride = mask.allowed ? mask.allowed.stride(0) : 0,
+            .allowed_row = mask.allowed_row.as<const int>()};
+}
+
+cudaError_t run_find_best(const FindBestParams& p, cudaStream_t stream) {
+    return find_best({.logits = p.logits.as<const float>(),
+                      .logits_stride = p.logits.stride(0),
+                      .num_rows = static_cast<int>(p.logits.shape(0)),
+                      .n = static_cast<int>(p.logits.shape(1)),
+                      .k = static_cast<int>(p.best.shape(1)),
+                      .first_id = p.first_id,
+                      .best = p.best.as<float>(),
+                      .ids = p.ids.as<int>(),
+                      .mask = allowed_args(p.mask)},
+                     stream);
+}
+
+cudaError_t run_sample(const SampleParams& p, cudaStream_t stream) {
+    return sample({.logits = p.logits.as<const float>(),
+                   .logits_stride = p.logits.stride(0),
+                   .num_rows = static_cast<int>(p.logits.shape(0)),
+                   .vocab_size = static_cast<int>(p.logits.shape(1)),
+                   .temperature = p.temperature.as<const float>(),
+                   .top_k = p.top_k.as<const int>(),
+                   .top_p = p.top_p.as<const float>(),
+                   .min_p = p.min_p.as<const float>(),
+                   .random_val = p.random_val.as<const float>(),
+                   .ids = p.ids.as<int>(),
+                   .logprobs = nullptr,
+                   .token_ids = p.token_ids.as<const int>(),
+                   .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0,
+                   .mask = allowed_args(p.mask)},
+                  stream);
+}
+
+}  // namespace infinilm::cuda

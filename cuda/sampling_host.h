@@ -1,0 +1,14 @@
+// The ops of sampling, launched: what their kernels get of an op's parameters. The current device is that of the
+// stream.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ops/backend.h"
+
+namespace infinilm::cuda {
+
+cudaError_t run_find_best(const FindBestParams& params, cudaStream_t stream);
+cudaError_t run_sample(const SampleParams& params, cudaStream_t stream);
+
+}  // namespace infinilm::cuda
