@@ -280,7 +280,8 @@ struct Merged {
 // Merges all chunks of a tile from the workspace, by as many threads to a row as there are.
 template <class T, int D, int kThreads>
 __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const DecodeTile& tile) {
-    constexpr int kItems = Merged<D, kThreads>::kItems, kTogether = kItems < 16 ? 16 / kItems : 1;
+    constexpr int kItems = Merged<D, kThreads>::kItems, kMost = D <= 80 ? 4 : 8,  // as registers allow
+        kTogether = kItems < kMost ? kMost / kItems : 1;
     Merged<D, kThreads> merged(tile.num_rows);
     merged.template add<kTogether>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
                                    tile.chunks);

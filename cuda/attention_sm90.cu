@@ -384,7 +384,6 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
 template <class T, int D>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     attention_sm90_kernel(const __grid_constant__ AttentionKernelArgs p, const __grid_constant__ Sm90Maps maps) {
-    grid_dependency_wait();
     using Shape = Sm90Shape<D>;
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);

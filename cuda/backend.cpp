@@ -268,7 +268,8 @@ void CudaBackend::pack(const TensorView& weight, const BlockType* blocks, int fi
     if (rows == 0) return;  // the last ranks may have no token of the vocabulary
     if (weight.device() == device_) {
         require(weight.is_contiguous(), "prepare_linear: a weight on the device must be contiguous");
-        return run_pack(weight.data(), 0, rows);
+        run_pack(weight.data(), 0, rows);
+        return synchronize();  // a linear may read weights before the kernels in front of it have ended
     }
     require(row_bytes <= staging_bytes, "a weight of shape ", shape_string(weight.shape()), " has too long rows");
     const int64_t chunk = std::min(rows, staging_bytes / row_bytes);

@@ -23,7 +23,7 @@ struct LaunchConfig {
     size_t smem_bytes = 0;  // dynamic shared memory
     cudaStream_t stream = nullptr;
     // Starts when all before it has ended, so that kernels behind it find what was written before it even before they
-    // wait: block tables and lengths, which the first kernels of a step bring up to date.
+    // wait: the block table, which the first kernel of a step brings up to date.
     bool in_order = false;
     unsigned cluster = 1;  // blocks of a cluster (sm_90), neighbours in x; divides the grid
 };

@@ -11,19 +11,15 @@ namespace {
 
 std::string version(int number) { return concat(number / 1000, ".", number % 1000 / 10); }
 
+pid_t first_process = 0;  // that found devices
+
 // CUDA is of no use in a process that was forked from one that had used it. There the runtime still counts devices, as
 // its memory was copied (seen with driver 580), and only what comes next fails: so it is told by the process itself.
 void check_process() {
-    static const pid_t first = getpid();
-    if (getpid() == first) return;
+    if (first_process == 0 || getpid() == first_process) return;
     throw DeviceError(
         "CUDA cannot be used in this process, which was forked from one that had used it already; start processes by "
         "multiprocessing's 'spawn', or look at devices in the new process only");
-}
-
-std::unique_ptr<Backend> make_backend_here(const CudaOptions& options) {
-    check_process();
-    return make_backend(options);
 }
 
 }  // namespace
@@ -43,6 +39,7 @@ std::vector<CudaDevice> devices() {
         throw DeviceError("the NVIDIA driver finds no device (is CUDA_VISIBLE_DEVICES set?); use device='cpu'");
     if (error != cudaSuccess)
         throw DeviceError(concat("CUDA is not usable: ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+    first_process = getpid();
     std::vector<CudaDevice> found(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
         CudaDevice& device = found[static_cast<size_t>(i)];
@@ -58,6 +55,7 @@ std::vector<CudaDevice> devices() {
 }
 
 int64_t free_bytes(int device) {
+    check_process();
     size_t free = 0, total = 0;
     cudaError_t error = cudaSuccess;
     on_device(device, [&] { error = cudaMemGetInfo(&free, &total); });
@@ -71,6 +69,6 @@ extern "C" __attribute__((visibility("default"))) const infinilm::CudaLibrary* i
     static const infinilm::CudaLibrary table{.abi = infinilm::cuda_library_abi,
                                              .devices = infinilm::cuda::devices,
                                              .free_bytes = infinilm::cuda::free_bytes,
-                                             .make_backend = infinilm::cuda::make_backend_here};
+                                             .make_backend = infinilm::cuda::make_backend};
     return &table;
 }

@@ -36,14 +36,14 @@ struct DecodeShared {
     // Parts of a stage: turns of x, and units of each of R tiles.
     static constexpr int kTurns = kWeights && F::kUnitSteps > 2 ? F::kUnitSteps / 2 : 1;
     static constexpr int kUnits = F::kUnitSteps == 1 ? 2 : 1;
-    static constexpr int kColumns = kTurns * kRingColumns;
     static constexpr int kTurnBytes = turn_bytes(NT, kNorm);
     static constexpr int kStageBytes = kTurns * kTurnBytes + (kWeights ? kUnits * R * unit_bytes_of<F> : 0);
-    // Tiles of rows that are added at a time. With weights in the ring their sums have room of their own, twice, so
-    // that one barrier is enough; else they lie where the ring did.
+    // Tiles of rows that are added at a time. With weights in the ring their sums have rooms of their own, two of them,
+    // so that one barrier is enough, where 99 KB hold both; else they lie where the ring did.
     static constexpr int kPiece = NT == 4 || R == 1 ? 1 : 2;
     static constexpr int kPieceBytes = kSlices * kPiece * NT * 512;
-    static constexpr int kInverseBytes = 512, kSumBytes = kWeights ? 2 * kPieceBytes : 0;
+    static constexpr int kInverseBytes = 512, kRooms = !kWeights ? 0 : kTurns * NT >= 8 ? 1 : 2;
+    static constexpr int kSumBytes = kRooms * kPieceBytes;
 
     static constexpr int bytes(int stages) {
         const int rings = kSlices * stages * kStageBytes;
@@ -256,8 +256,8 @@ __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][
 #pragma unroll
     for (int piece = 0; piece < R / kPiece; ++piece) {
         // In turns: who comes to write the first room again has met at the barrier those who had read it.
-        float4* partial = rooms + (Shared::kWeights ? turn % 2 * (Shared::kPieceBytes / 16) : 0);
-        if (!Shared::kWeights) __syncthreads();  // nobody reads x or the last piece any more
+        float4* partial = rooms + (Shared::kRooms == 2 ? turn % 2 * (Shared::kPieceBytes / 16) : 0);
+        if (Shared::kRooms < 2) __syncthreads();  // nobody reads x or the last piece any more
         float4* mine = partial + warp_id() * kUnits + lane;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -522,6 +522,7 @@ struct DecodeFit {
 template <class F, bool kNorm, int NT, int R>
 DecodeFit fit_decode(const DecodeDevice& device) {
     using Shared = DecodeShared<F, NT, R, kNorm>;
+    static_assert(Shared::bytes(kFewStages) <= 99 * 1024, "what a block has on sm_86, sm_89 and sm_120");
     auto fits = [&](int blocks, int stages) {
         const int bytes = Shared::bytes(stages);  // and 1 KiB for the system
         return bytes <= device.shared_per_block && blocks * (bytes + 1024) <= device.shared_per_sm;

@@ -22,11 +22,7 @@ cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
                : tokens == 176 ? launch_sm90<T, AsType, 176>(args, num_sms, stream)
                                : launch_sm90<T, AsType, 192>(args, num_sms, stream);
     };
-#ifdef ONLY_BF16
-    return launch_as(bf16{});
-#else
     return args.weight.type == Type::bf16 ? launch_as(bf16{}) : launch_as(f16{});
-#endif
 }
 
 }  // namespace infinilm::cuda

@@ -469,10 +469,6 @@ inline cudaError_t num_sms_of_device(int& num_sms) {
 // Tokens of a tile. Fewer give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but
 // the time of a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md).
 inline int choose_hopper_tokens(const LinearArgs& a, int num_sms) {
-#ifdef CHOOSE_ENV
-    if (const char* e = getenv("SM90_TOKENS"))
-        if (atoi(e)) return atoi(e);
-#endif
     const int pairs = ceil_div(row_blocks(a.weight), kClusterBlocks), clusters = max(1, num_sms / kClusterBlocks);
     auto cost = [&](int tokens) {
         return int64_t{ceil_div(int64_t{pairs} * ceil_div(a.num_tokens, tokens), int64_t{clusters})} * (tokens + 100);

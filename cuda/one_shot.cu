@@ -17,7 +17,7 @@
 // The mail exists twice and rounds use it in turn, hence no barrier is needed behind the reading. Block b of rank r
 // writes the mail of round e + 2 after it has seen the flags of round e + 1, which block b of rank p sent from a later
 // launch than the one in which it read the mail of round e: p is done with what r overwrites. That rests on rounds of a
-// rank being launches of one stream without programmatic dependence.
+// rank being launches of one stream, each of which waits for the one before to have ended (begin_kernel).
 //
 // No block waits for another one of its grid, but block b waits for blocks b elsewhere: all blocks of a grid must be
 // able to run at once. One fits an SM, hence connect_peers refuses GPUs with fewer SMs than one_shot_blocks.

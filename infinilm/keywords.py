@@ -78,7 +78,7 @@ _FEATURES = (
     ("generating without text", "detokenize output_kind"),
     ("swapping to host memory", "swap_space cpu_offload_gb"),
     ("dividing layers between a CPU and GPUs", "n_gpu_layers num_gpu_layers"),
-    ("pipeline or data parallelism", "pipeline_parallel_size data_parallel_size enable_expert_parallel"),
+    ("data or expert parallelism", "data_parallel_size enable_expert_parallel"),
     ("code that comes with a model", "trust_remote_code"),
     ("changing config.json by keyword", "hf_overrides rope_scaling rope_theta"),
     ("a quantised model", "load_in_8bit load_in_4bit quantization_config"),

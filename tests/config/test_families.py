@@ -229,6 +229,7 @@ def test_build_spec_fills_every_field():
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
+        "own_layers": (0, 3),
         "max_model_len": 77,
         "rms_norm_eps": float(np.float32(1e-5)),
         "pre_norms": True,

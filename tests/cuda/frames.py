@@ -71,7 +71,7 @@ def assert_close(
     stored = 0.0 if kind == "f32" else 1.01 * UNIT[kind] * np.abs(want)
     allowed = stored + 8 * UNIT["f32"] * (1 + terms**0.5) * size + SMALLEST[kind] + slack
     with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(values - want) <= allowed)
+        wrong = np.where(np.isinf(want), values != want, ~(np.abs(values - want) <= allowed))
     at = tuple(np.argwhere(wrong)[0]) if wrong.any() else ()
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, first {at}: {values[at]} != {want[at]}"
 

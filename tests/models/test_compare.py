@@ -26,7 +26,7 @@ from infinilm import (
     compare,
     tensor_stats,
 )
-from infinilm.models import EngineModel
+from infinilm.models import EngineModel, reference
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 IDS = [5, 6, 7, 200, 1, 1, 33]
@@ -195,16 +195,16 @@ def test_a_fault_of_the_engine_under_test(folder: Path, tmp_path: Path, oracle: 
     assert (result.layer, result.site) == (1, "k_proj") and result.diverging == (result.first,)
 
 
-def test_wrong_math_is_found_where_it_is(folder: Path, engine: InferEngine) -> None:
+def test_wrong_math_is_found_where_it_is(folder: Path, engine: InferEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that forgets the softmax scale in layer 1, by a hook."""
     wrong = ReferenceModel.from_pretrained(folder)
-    original = wrong._attend
+    original = reference.attend
     calls = iter(range(99))
 
     def attend(q: Any, *rest: Any) -> Any:
         return original(q * 1.1 if next(calls) % 2 else q, *rest)
 
-    wrong._attend = attend  # type: ignore[method-assign]
+    monkeypatch.setattr(reference, "attend", attend)
     result = compare(engine, wrong, IDS)
     assert (result.layer, result.site) == (1, "attention") and len(result.diverging) == 1
 
