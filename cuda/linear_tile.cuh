@@ -105,7 +105,6 @@ template <class T, class F, int kWarps, int kTiles, int kColumns, class Sync>
 __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (&sums)[kTiles][kColumns][4],
                                            float* buffer, int tile, int token, Sync sync) {
     constexpr int kRows = 16 * kTiles * kWarps, kTokens = 8 * kColumns, kThreads = 32 * kWarps;
-    const PackedWeight& w = args.weight;
     const bool gate_up = joins_gate_up(args);
     const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
 #pragma unroll

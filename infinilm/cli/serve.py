@@ -91,6 +91,11 @@ def run_serve(args: argparse.Namespace) -> int:
             raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
         if args.stage:
             return _be_stage(args)
+        if args.ray_address is not None and args.replicas is not None and args.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "--ray-address places replicas or stages of one server, not both; leave out --replicas or "
+                "--pipeline-parallel-size"
+            )
         if args.replicas is None and args.ray_address is not None and args.pipeline_parallel_size > 1:
             return _serve_stages(args)
         return _serve(args) if args.replicas is None and args.ray_address is None else _serve_replicas(args)
@@ -109,6 +114,8 @@ def _be_stage(args: argparse.Namespace) -> int:
     """Have some layers of the model, until the first stage ends."""
     from infinilm.pipeline import run_stage
 
+    if args.lora or args.merge_lora:
+        raise ConfigError("--lora and --merge-lora: stages in processes of their own have no adapters")
     own = ("device", "tensor_parallel_size", "num_threads", "revision")
     return run_stage(args.model, args.stage, args.stages, {name: getattr(args, name) for name in own}, note)
 

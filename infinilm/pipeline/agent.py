@@ -126,12 +126,21 @@ class _Agent:
             link = connect(self._addresses[self._stage], f"stage {self._stage + 1}", greeting, _CONNECT_SECONDS)
             self._links.append(link)
             onward = link
+        listener.settimeout(_CONNECT_SECONDS)  # the others may have ended since they said what they are
         while roles:
-            link, greeting = accept(
-                listener,
-                self._key,
-                lambda greeting: None if greeting.get("role") in roles else "this stage has its connections already",
-            )
+            try:
+                link, greeting = accept(
+                    listener,
+                    self._key,
+                    lambda greeting: (
+                        None if greeting.get("role") in roles else "this stage has its connections already"
+                    ),
+                )
+            except TimeoutError as error:
+                raise ConfigError(
+                    f"stage {self._stage}: no connection for {' and '.join(sorted(roles))} came in "
+                    f"{_CONNECT_SECONDS:.0f} seconds; start all stages again"
+                ) from error
             self._links.append(link)
             roles.discard(greeting["role"])
             if greeting["role"] == "activations":
