@@ -4,8 +4,8 @@
     python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
-16-byte loads or copies; the Hopper linear multiplies with wgmma. Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the
-packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
+16-byte loads or copies; the Hopper linear multiplies with wgmma. Needs cuobjdump and nvdisasm, of the CUDA toolkit or
+from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 """
 
 from __future__ import annotations
