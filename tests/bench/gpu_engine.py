@@ -1,6 +1,6 @@
 """Measures steps of whole models with random weights on the GPU, as shares of what the device gives. Run by gpu.py.
 
-Steps are handed to the engine directly, without the scheduler: eager decode of sequences that have a context of so many
+Steps are handed to the engine directly, without the scheduler: decode of sequences that have a context of so many
 tokens, and prompts of one sequence; greedy sampling; blocks of 16 tokens. A step's time is that of the call, host
 work, launches and the copy of the sampled ids included. Its floor is the time of the linears (weights read once, or
 their operations) and that of attention (keys and values, or its operations) one after the other.
