@@ -77,7 +77,9 @@ def test_hooks_see_queries_and_rows() -> None:
 
     for name in names:
         registry.register_hook(f"layer1_{name}", look)
-    with LLM(V3, dtype="float32", max_model_len=128, hooks=registry, use_tqdm=False) as llm:
+    # One rank: hooks see the heads of a rank.
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "tensor_parallel_size": 1}
+    with LLM(V3, **options, hooks=registry, use_tqdm=False) as llm:
         got = llm.forward(ids)
         with pytest.raises(ConfigError, match="fits no site of this model"):
             registry.register_hook("layer1_v_proj", look)

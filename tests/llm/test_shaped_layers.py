@@ -62,7 +62,9 @@ def test_hooks_see_what_the_reference_computes(name: str) -> None:
         hooks.register_hook(
             pattern, lambda site, value, layer: seen.setdefault(site, value.numpy().copy()) is None or None
         )
-    with LLM(GOLDEN / name, dtype="float32", max_model_len=128, hooks=hooks, use_tqdm=False) as llm:
+    # One rank: hooks see the heads of a rank.
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "tensor_parallel_size": 1}
+    with LLM(GOLDEN / name, **options, hooks=hooks, use_tqdm=False) as llm:
         llm.generate(ids, temperature=0, max_tokens=1, use_tqdm=False)
     assert seen.keys() == reference.keys() - {"final_norm", "logits"}
     for site, value in seen.items():
