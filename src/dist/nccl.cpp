@@ -22,8 +22,10 @@
 // So each communicator is ended by a thread of its own, for which only the destructor of the group waits to the end.
 #include "dist/nccl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <latch>
 #include <thread>
@@ -52,9 +54,17 @@ int nccl_type(DType dtype) {
     return nccl::type_uint8;
 }
 
-// Longest message of a one-shot sum, whose bytes grow with the number of ranks, where those of an exchange do not.
-// Where the one overtakes the other has not been measured.
-constexpr int64_t one_shot_bytes = 256 << 10;
+// How a sum goes, by its bytes: whole to every rank (one-shot) up to the first number, in slices (two-shot) up to the
+// second, else by NCCL. The bytes of a one-shot grow with the number of ranks, those of a two-shot do not, which has a
+// second way across the links; of two ranks both send the same. Numbers after vLLM's custom all-reduce, not measured.
+struct SumLimits {
+    int64_t one_shot, two_shot;
+};
+constexpr SumLimits sum_limits(int size) {
+    constexpr int64_t longest = 4 << 20;
+    if (size <= 2) return {longest, 0};
+    return {size <= 4 ? 512 << 10 : 256 << 10, longest};
+}
 
 // Elements of a rank's slice in a sum of numel.
 int64_t slice_of(int64_t numel, int size) {
@@ -73,6 +83,7 @@ struct Seat {
     Tensor parts, padded;
     std::unique_ptr<OneShot> one_shot;       // as long as the group: kernels of all ranks write to it
     std::atomic<bool> has_one_shot = false;  // for abort, which comes from any thread
+    bool has_proof = false;                  // that peers reach its mailbox
 };
 
 class NcclGroup final : public CommunicatorGroup, public std::enable_shared_from_this<NcclGroup> {
@@ -195,7 +206,9 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
     host.barrier();
     std::vector<Device> devices;
     for (const Seat& seat : seats_) devices.push_back(seat.device);
-    own.one_shot = queue.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
+    const SumLimits limits = sum_limits(size());
+    own.one_shot = queue.make_one_shot(
+        {.devices = devices, .rank = rank, .one_shot_bytes = limits.one_shot, .two_shot_bytes = limits.two_shot});
     own.has_one_shot = own.one_shot != nullptr;
     host.barrier();
     std::vector<void*> mailboxes;
@@ -204,7 +217,17 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
         mailboxes.push_back(seat.one_shot->mailbox());
     }
     own.one_shot->connect(mailboxes);
-    return own.one_shot.get();
+    own.one_shot->send_proof();
+    host.barrier();
+    own.has_proof = own.one_shot->has_proof();
+    host.barrier();
+    if (std::ranges::all_of(seats_, &Seat::has_proof)) return own.one_shot.get();
+    if (rank == 0)
+        std::fputs(
+            "infinilm: the driver says that these GPUs reach each other's memory, but what they write there does not "
+            "arrive; sums of all ranks go over NCCL instead (on PCIe, IOMMU and ACS are often the cause)\n",
+            stderr);
+    return nullptr;
 }
 
 void NcclGroup::end(Seat& seat) noexcept {
