@@ -52,6 +52,9 @@ EXPERT_NAMES = {
 }
 
 
+_LLAMA_NAMES = ("num_hidden_layers", "hidden_act")
+
+
 def sizes(vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None) -> dict[str, Any]:
     values = {
         "vocab_size": vocab,
@@ -2077,6 +2080,89 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "baichuan2": (
+        {
+            "model_type": "baichuan",
+            "architectures": ["BaichuanForCausalLM"],
+            **sizes(96, 48, 40, 2, 3),
+            "max_position_embeddings": 128,
+            "model_max_length": 128,
+            "z_loss_weight": 0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "exaone": (
+        {
+            "model_type": "exaone",
+            "architectures": ["ExaoneForCausalLM"],
+            **{key: size for key, size in sizes(150, 48, 72, 2, 6, 2).items() if key not in _LLAMA_NAMES},
+            "num_layers": 2,
+            "activation_function": "silu",
+            "embed_dropout": 0.0,
+            "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "rope_theta": 10000.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+            "torch_dtype": "float32",
+        },
+        torch.float32,
+        24,
+        128,
+        1,
+    ),
+    "minicpm": (
+        {
+            "model_type": "minicpm",
+            "architectures": ["MiniCPMForCausalLM"],
+            **sizes(150, 48, 72, 3, 4, 2),
+            "scale_emb": 1.5,
+            "scale_depth": 1.4,
+            "dim_model_base": 32,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "mimo": (
+        {
+            "model_type": "mimo",
+            "architectures": ["MiMoForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "max_position_embeddings": 128,
+            "num_nextn_predict_layers": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 640000,
+            "sliding_window": 128,
+            "max_window_layers": 2,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
 }
 
 
@@ -2157,7 +2243,8 @@ def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple
     ]
 
 
-# Families whose code is on the hub and not in transformers: Llama's math, under other names.
+# Families whose code is on the hub and not in transformers: the math of Llama, Granite or Qwen2, under other names.
+# Baichuan 2 divides the rows of lm_head by their lengths (`NormHead`), MiniCPM says multipliers otherwise.
 INTERNLM2 = {
     ".self_attn.o_proj.": ".attention.wo.",
     ".mlp.gate_proj.": ".feed_forward.w1.",
@@ -2168,26 +2255,60 @@ INTERNLM2 = {
     "model.embed_tokens.": "model.tok_embeddings.",
     "lm_head.": "output.",
 }
-AS_LLAMA: dict[str, tuple[str, dict[str, str]]] = {
-    "internlm2": ("attention.wqkv", INTERNLM2),
-    "baichuan": ("self_attn.W_pack", {}),
+EXAONE = {
+    ".self_attn.o_proj.": ".attn.attention.out_proj.",
+    ".self_attn.": ".attn.attention.",
+    ".mlp.gate_proj.": ".mlp.c_fc_0.",
+    ".mlp.up_proj.": ".mlp.c_fc_1.",
+    ".mlp.down_proj.": ".mlp.c_proj.",
+    ".input_layernorm.": ".ln_1.",
+    ".post_attention_layernorm.": ".ln_2.",
+    "model.embed_tokens.": "transformer.wte.",
+    "model.norm.": "transformer.ln_f.",
+    "model.layers.": "transformer.h.",
+}
+# By name: what the tensor of q, k and v is called, other names, and the config.json of the same math.
+AS_OTHERS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "internlm2": ("attention.wqkv", INTERNLM2, LLAMA),
+    "baichuan": ("self_attn.W_pack", {}, LLAMA),
+    "baichuan2": ("self_attn.W_pack", {}, LLAMA),
+    "exaone": (
+        "",
+        EXAONE,
+        {**LLAMA, "num_hidden_layers": 2, "intermediate_size": 72, "hidden_act": "silu", "rms_norm_eps": 1e-5},
+    ),
+    "minicpm": (
+        "",
+        {},
+        {
+            "model_type": "granite",
+            "architectures": ["GraniteForCausalLM"],
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 1.4 * 3**-0.5,
+            "logits_scaling": 48 / 32,
+            "attention_multiplier": 12**-0.5,
+        },
+    ),
+    "mimo": ("", {}, QWEN2),
 }
 
 
 def under_own_names(weights: dict[str, torch.Tensor], name: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What a checkpoint of such a family has of a Llama's weights; q, k and v are one tensor."""
-    qkv_name, renamed = AS_LLAMA[name]
+    """What a checkpoint of such a family has of these weights; in some, q, k and v are one tensor."""
+    qkv_name, renamed, _ = AS_OTHERS[name]
     groups = config.get("num_key_value_heads", 1) if name == "internlm2" else 1  # rows of each kv head by themselves
     own = {}
     for key, value in weights.items():
-        if ".q_proj." in key:
+        if qkv_name and ".q_proj." in key:
             parts = [weights[key.replace("q_proj", part)].chunk(groups) for part in ("q_proj", "k_proj", "v_proj")]
             qkv = torch.cat([part for group in zip(*parts, strict=True) for part in group])
             own[key.replace("self_attn.q_proj", qkv_name)] = qkv
-        elif ".k_proj." not in key and ".v_proj." not in key:
+        elif not qkv_name or (".k_proj." not in key and ".v_proj." not in key):
             for part, stored in renamed.items():
                 key = key.replace(part, stored)
             own[key] = value.clone()
+    if name == "mimo":  # as published ones, with a layer that guesses at later tokens
+        own["model.mtp_layers.0.input_proj.weight"] = torch.zeros(4, 8, dtype=weights["model.norm.weight"].dtype)
     return own
 
 
@@ -2256,18 +2377,23 @@ def make_checkpoint(name: str) -> None:
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    said = {**config, **LLAMA} if name in AS_LLAMA else config
+    said = {**config, **AS_OTHERS[name][2]} if name in AS_OTHERS else config
     (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n")
     first = 1000 * list(CHECKPOINTS).index(name)
     for seed in range(first, first + 100):
         weights = random_weights(folder, dtype, seed)
+        head = weights.get("lm_head.weight")
+        if name == "baichuan2":
+            weights["lm_head.weight"] = torch.nn.functional.normalize(head.float())
         write_weights(folder, weights, files)
         result = expected(folder, prompt, max_model_len, seed)
         if result is not None:
             break
     else:
         raise RuntimeError(f"{name}: no seed of 100 has a clear lead in every greedy step")
-    if name in AS_LLAMA:
+    if name in AS_OTHERS:
+        if name == "baichuan2":
+            weights["lm_head.weight"] = head
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         write_weights(folder, under_own_names(weights, name, config), files)
     np.savez_compressed(folder / "expected.npz", **result)

@@ -99,7 +99,7 @@ INERT = frozenset(
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
-    embedding_dropout residual_dropout initial_context_length
+    embed_dropout embedding_dropout residual_dropout initial_context_length
     mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings
     is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep

@@ -505,7 +505,8 @@ _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT
     | frozenset(UNSUPPORTED)
-    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "rotary_dim", DUAL_CHUNK}
+    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
+    | {"rotary_dim", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
     | {
         key

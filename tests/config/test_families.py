@@ -573,3 +573,22 @@ def test_validate_accepts_exactly_what_build_spec_accepts(model_type, changes, m
         assert flat(build_spec(again, dtype="float32", max_model_len=9)) == flat(
             build_spec(config, dtype="float32", max_model_len=9)
         )
+
+
+def test_baichuan_of_13b_is_refused():
+    baichuan = {**SMALL, "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
+    for said in ({"model_max_length": 128}, {"max_position_embeddings": 128, "hidden_size": 5120}):
+        with pytest.raises(ConfigError, match=r"13B model, whose positions come from ALiBi, .*; 7B models"):
+            LlamaConfig.from_dict({**baichuan, **said})
+    with pytest.raises(ConfigError, match="alibi is True"):
+        LlamaConfig.from_dict({**baichuan, "max_position_embeddings": 128, "alibi": True})
+
+
+def test_multipliers_of_minicpm():
+    got = facts("minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=8)
+    assert got.embedding_multiplier == 12 and got.logit_multiplier == 8 / 32
+    assert got.residual_multiplier == pytest.approx(1.4 / 3**0.5)
+    with pytest.raises(ConfigError, match="scale_depth must be a finite number > 0; got -1"):
+        facts("minicpm", scale_depth=-1)
+    with pytest.raises(ConfigError, match="sparse_config must be None in MiniCPMForCausalLM"):
+        facts("minicpm", sparse_config={"kernel_size": 32})

@@ -57,6 +57,17 @@ _INTERNLM2 = (
     ("tok_embeddings", "embed_tokens"),
     ("output.", "lm_head."),
 )
+_EXAONE = (
+    ("transformer.h.", "model.layers."),
+    ("transformer.wte", "model.embed_tokens"),
+    ("transformer.ln_f", "model.norm"),
+    ("attn.attention.out_proj", "self_attn.o_proj"),
+    ("attn.attention", "self_attn"),
+    ("mlp.c_fc_0", "mlp.gate_proj"),
+    ("mlp.c_fc_1", "mlp.up_proj"),
+    ("ln_1", "input_layernorm"),
+    ("ln_2", "post_attention_layernorm"),
+)
 _OWN_NAMES = (
     ("W_pack", "qkv_proj"),
     ("query_layernorm", "q_norm"),
@@ -74,6 +85,7 @@ _OWN_NAMES = (
 )
 _CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = (
+    "mtp_layers.",
     *("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector."),
     *("embed_vision.", "audio_tower.", "embed_audio."),
 )
@@ -104,6 +116,11 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         if "InternLM2" in config.architecture:
             for own, llama in _INTERNLM2:
                 name = name.replace(own, llama)
+        if config.architecture == "ExaoneForCausalLM":
+            for own, llama in _EXAONE:
+                name = name.replace(own, llama)
+        if config.architecture == "BaichuanForCausalLM" and name == "lm_head.weight":
+            values = values / np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
         if ".experts." in name and ".mlp.experts." not in name:
             name = name.replace(".experts.", ".mlp.experts.")
         if config.attention_k_eq_v and "k_proj" in name and stored.replace("k_proj", "v_proj") not in tensors:
