@@ -467,6 +467,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = Tensor(output.ids, nullptr);
     if (queue && !output.logits) {
+        rank.cache.end_states(step);  // for the steps behind it in the stream, they are
         rank.num_ahead += !rank.under_way.empty();
         rank.arrival = &queue->fetch(rank.index == 0 ? rank.previous_ids : Tensor());
         return {};

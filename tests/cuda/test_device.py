@@ -60,6 +60,11 @@ GOLDEN = (
     "dots1",
     "minimax-m2",
     "ernie4-5-moe",
+    # With layers that have a state:
+    "qwen3-5",
+    "qwen3-5-text",
+    "qwen3-5-moe",
+    "qwen3-next",
 )
 
 
@@ -70,7 +75,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, dtype) for name in GOLDEN for dtype in ("float32", "bfloat16")] + [(n, "float16") for n in GOLDEN[-2:]],
+    [(name, dtype) for name in GOLDEN for dtype in ("float32", "bfloat16")]
+    + [(n, "float16") for n in ("ernie4-5-moe", "qwen3-5")],
 )
 def test_golden(simulate: Run, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:golden", name=name, dtype=dtype)
@@ -103,7 +109,7 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe", "qwen3-5"])
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -129,13 +135,21 @@ def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantizati
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_states(simulate: Run, dtype: str) -> None:
+    outcome = simulate("device_cases:states", dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
 def test_quantised_in_float32(simulate: Run) -> None:
     outcome = simulate("device_cases:quantised_in_float32")
     assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe", "qwen3-5"]
+)
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
