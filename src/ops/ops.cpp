@@ -270,8 +270,7 @@ void act_mul(Backend& backend, const ActMulParams& p) {
         check.require(gate_alone, "up: it is behind gate already");
         check.tensor("up", p.up, {"num_tokens", "intermediate_size"}, check.activation);
     }
-    check.require(p.activation != Activation::sigmoid || (!gate_alone && backend.device().kind == DeviceKind::cpu),
-                  "activation: sigmoid is of a gate, on a CPU");
+    check.require(p.activation != Activation::sigmoid || !gate_alone, "activation: sigmoid is of a gate");
     backend.act_mul(p);
 }
 
