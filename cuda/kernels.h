@@ -476,10 +476,11 @@ struct SampleArgs {
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
+    int blocks = 0;  // of a row: 1, 2, 4, 8 (sm_90: a cluster); 0: as many as suit the device. The same bits with any
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
-// As FindBestParams; n >= 0, 1 <= k <= 1024.
+// As FindBestParams; n >= 0, 1 <= k <= 512.
 struct FindBestArgs {
     const float* logits;  // [num_rows, n]
     int64_t logits_stride;
@@ -487,6 +488,7 @@ struct FindBestArgs {
     float* best;  // [num_rows, k]
     int* ids;     // the same
     AllowedArgs mask = {};
+    int blocks = 0;  // as above
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 
