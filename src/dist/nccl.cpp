@@ -11,14 +11,15 @@
 //     thread enqueues into the capture;
 //   - `call` returns only when NCCL is done: nothing else is at work in the stream when the rank goes on or ends the
 //     capture. To ask for that (ncclCommGetAsyncError) reads the host's memory and joins the thread, no more. Where
-//     `call` throws since the group was aborted, that thread may add something yet, which ends by the abort;
+//     `call` throws since the group was aborted, it waits for the abort first, which stops that thread and joins it: a
+//     capture that ends while it adds something is a crash in the driver (seen with NCCL 2.32.3 and driver 580);
 //   - connections and buffers that a message needs are made by its first call, which is not captured. What NCCL keeps
 //     for a captured call its thread allocates, and may wait for the same call of the peers: all record at once.
 // The guide recommends a GPU a process for graphs, since cudaGraphLaunch may block until other GPUs are launched on,
 // too. Here every rank launches from a thread of its own; whether that is enough only a machine of several GPUs tells.
 // The last of the communicators to be aborted waits until no graph has a captured call of any of them (NVIDIA/nccl,
 // commDestroySync in src/init.cc). Graphs belong to the ranks, which let go of them only when they know of the abort.
-// So each communicator is ended by a thread of its own, for which only the destructor of the group waits.
+// So each communicator is ended by a thread of its own, for which only the destructor of the group waits to the end.
 #include "dist/nccl.h"
 
 #include <atomic>
@@ -65,7 +66,8 @@ int64_t slice_of(int64_t numel, int size) {
 struct Seat {
     std::mutex mutex;  // of comm
     nccl::Comm* comm = nullptr;
-    std::thread ender;  // sleeps until the group ends, and then ends comm
+    std::thread ender;                // sleeps until the group ends, and then ends comm
+    std::atomic<bool> ended = false;  // ncclCommAbort has returned
     Device device;
     // uint8, for exchanges. They stay as long as the group: an aborted one may still write there when its rank is told.
     Tensor parts, padded;
@@ -105,10 +107,12 @@ public:
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
 private:
-    // The lock of the rank's comm. EngineDeadError: the group was aborted.
-    std::unique_lock<std::mutex> lock(int rank);
+    // The lock of the rank's comm. EngineDeadError: the group was aborted. busy: a thread of NCCL is at work for the
+    // rank, and is no more when this throws.
+    std::unique_lock<std::mutex> lock(int rank, bool busy = false);
     [[noreturn]] void fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm);
     void end(Seat& seat) noexcept;
+    void wait_for_end(const Seat& seat);
     bool finish(Seat& seat) noexcept;  // false: it has to be aborted
 
     const nccl::Library& nccl_;
@@ -127,10 +131,11 @@ void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm
                              "; NCCL_DEBUG=WARN in the environment tells more"));
 }
 
-std::unique_lock<std::mutex> NcclGroup::lock(int rank) {
+std::unique_lock<std::mutex> NcclGroup::lock(int rank, bool busy) {
     std::unique_lock held(seat(rank).mutex);
     if (end_ == End::none) return held;
     held.unlock();
+    if (busy) wait_for_end(seat(rank));
     cause_.throw_dead();
 }
 
@@ -150,7 +155,7 @@ void NcclGroup::call(int rank, const char* name, F function) {
             std::this_thread::yield();
         else
             std::this_thread::sleep_for(microseconds(200));
-        const auto held = lock(rank);
+        const auto held = lock(rank, true);
         const nccl::Result asked = nccl_.CommGetAsyncError(comm, &result);
         if (asked != nccl::success) result = asked;
         if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, comm);
@@ -208,6 +213,16 @@ void NcclGroup::end(Seat& seat) noexcept {
     nccl::Comm* comm = std::exchange(seat.comm, nullptr);
     held.unlock();  // before what may take as long as there are graphs
     if (comm) nccl_.CommAbort(comm);
+    seat.ended = true;
+}
+
+// Until NCCL's thread has been joined, which ncclCommAbort does first. The last communicator goes on to wait for
+// graphs, some of which may be those of whoever waits here: hence the bound.
+void NcclGroup::wait_for_end(const Seat& seat) {
+    using namespace std::chrono;
+    constexpr auto patience = seconds(1);
+    for (const auto begin = steady_clock::now(); !seat.ended && steady_clock::now() - begin < patience;)
+        std::this_thread::sleep_for(microseconds(200));
 }
 
 // Nobody is in a call any more, and all work is done; unless a rank has left the others in the middle of a collective.

@@ -58,6 +58,10 @@ class FakeNccl:
         """From now on this function returns `result` on the rank; 0: no more."""
         self._library.fake_nccl_fail(function.encode(), rank, result)
 
+    def linger(self, milliseconds: int) -> None:
+        """From now on NCCL's own threads take so long until they add work to a stream or to what it captures."""
+        self._library.fake_nccl_linger(milliseconds)
+
     def check(self) -> None:
         """NCCL was used as it allows, and nothing of it is left."""
         assert self._library.fake_nccl_violations() == 0
