@@ -164,7 +164,7 @@ class StagedEngine:
                 self._tell_all("step", arrays, **fields)
                 step.start(self._core.submit(batch, late_masks))
             except BaseException:
-                del self._steps[number]
+                self.forget(number)
                 raise
             return step
 

@@ -205,7 +205,11 @@ TEST(an_aborted_step_leaves_the_engine_usable) {
             CHECK(attentions == ranks * (layer + 1) || (ranks > 1 && attentions <= ranks * (layer + 2)));
             check_done(engine->forward(batch));
         }
-        // Before it begins: behind one that runs.
+    }
+    // Before it begins: behind one that runs.
+    for (const auto& [ranks, stages] : {std::pair(1, 1), {2, 1}, {4, 1}, {1, 3}, {2, 2}}) {
+        const auto engine = make_engine(ranks, stages);
+        const Batch batch = step_of_three();
         const auto abort = std::make_shared<StepAbort>();
         abort->request();
         auto first = engine->submit(batch), second = engine->submit(batch, abort), third = engine->submit(batch);
