@@ -101,6 +101,7 @@ ON_CPUS_ALONE = frozenset(
     {
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
         *("Qwen3_5MoeForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        *("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
     }
 )
