@@ -2163,6 +2163,85 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "llama4": (
+        {
+            "model_type": "llama4",
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "boi_token_index": 0,
+            "eoi_token_index": 0,
+            "image_token_index": 0,
+            "text_config": {
+                "model_type": "llama4_text",
+                **sizes(128, 48, 24, 4, 4, 2),
+                "head_dim": 16,
+                "intermediate_size_mlp": 40,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 2,
+                "moe_layers": [1, 3],
+                "no_rope_layers": [1, 1, 1, 0],
+                "no_rope_layer_interval": 4,
+                "use_qk_norm": True,
+                "attention_chunk_size": 10,
+                "attn_temperature_tuning": True,
+                "floor_scale": 6,
+                "attn_scale": 0.4,
+                "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 16.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "router_jitter_noise": 0.0,
+                "for_llm_compressor": False,
+                "torch_dtype": "bfloat16",
+            },
+            "vision_config": {
+                "model_type": "llama4_vision_model",
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 8,
+                "patch_size": 4,
+                "projector_input_dim": 8,
+                "projector_output_dim": 8,
+                "vision_output_dim": 8,
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "llama4-text": (
+        {
+            "model_type": "llama4_text",
+            "architectures": ["Llama4ForCausalLM"],
+            **sizes(96, 32, 16, 2, 2, 1),
+            "head_dim": 16,
+            "intermediate_size_mlp": 24,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": [],
+            "no_rope_layer_interval": 2,
+            "use_qk_norm": False,
+            "attention_chunk_size": 64,
+            "attn_temperature_tuning": False,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "float16",
+        },
+        torch.float16,
+        20,
+        128,
+        1,
+    ),
 }
 
 
@@ -2173,6 +2252,8 @@ def model_class(config: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
+    if not hasattr(model, "model"):  # of Llama 4
+        return model.language_model.model
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
@@ -2212,6 +2293,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             inputs = parameter.shape[-1] if ".experts." in name else parameter[0].numel()
             if ".experts." in name and config.model_type == "gpt_oss":  # [experts, inputs, outputs]; some are clamped
                 gain, inputs = 4.0 if "gate_up" in name else 1.0, parameter.shape[-2]
+            if ".experts." in name and "llama4" in config.model_type:
+                inputs = parameter.shape[-2]
             value = gain * noise / math.sqrt(inputs)
         for prefix, stored in STORED_NAMES.get(folder.name, {}).items():
             if name.startswith(prefix):

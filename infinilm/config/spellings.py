@@ -56,6 +56,8 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         values["sliding_window_pattern"] = len(pattern)
     if "rotary_dim" in family.keys:
         _part_of_head(values, family)
+    if "moe_layers" in family.keys:
+        _sizes_of_llama4(values, family)
     if "model_max_length" in family.keys:
         _refuse_alibi(values, family)
     if "scale_depth" in family.keys:
@@ -85,6 +87,26 @@ def _part_of_head(values: dict[str, Any], family: Family) -> None:
     size, head_dim = as_integer("rotary_dim", size), as_integer("head_dim", head_dim)
     values["rotary_dim"] = size / head_dim
     rename(values, "rotary_dim", "partial_rotary_factor")
+
+
+def _sizes_of_llama4(values: dict[str, Any], family: Family) -> None:
+    """Bring sizes of MLPs, `intermediate_size` being that of experts, and `moe_layers`, a list, to those of others."""
+    if values.get("no_rope_layers") == []:
+        del values["no_rope_layers"]
+    if values.get("moe_intermediate_size") is None:
+        defaults = family.defaults
+        size = values.pop("intermediate_size", None) or defaults["moe_intermediate_size"]
+        values["moe_intermediate_size"] = values["shared_expert_intermediate_size"] = size
+        values["intermediate_size"] = values.pop("intermediate_size_mlp", None) or defaults["intermediate_size"]
+    given = values.pop("moe_layers", None)
+    if given is None:
+        return
+    number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    if not isinstance(given, (list, tuple)) or any(type(layer) is not int or layer not in layers for layer in given):
+        raise ConfigError(f"moe_layers must be a list of numbers of layers; got {short_repr(given)}")
+    values["decoder_sparse_step"] = 1  # whatever interleave_moe_layer_step says
+    values["mlp_only_layers"] = [layer for layer in layers if layer not in given]
 
 
 def _refuse_alibi(values: dict[str, Any], family: Family) -> None:

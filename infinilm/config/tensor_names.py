@@ -29,6 +29,7 @@ __all__ = [
     "IDEFICS3",
     "INTERNLM2",
     "LLAMA",
+    "LLAMA4",
     "MIMO",
     "MINIMAX_M2",
     "MISTRAL3",
@@ -251,6 +252,21 @@ _VISION_TOWER = (
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+)
+
+LLAMA4 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed={
+        "mlp.gate": "feed_forward.router",
+        **{
+            f"mlp.{module}{part}_proj": f"feed_forward.{module}{part}_proj"
+            for module in ("", "shared_expert.", "experts.{}.")
+            for part in ("gate", "up", "down")
+        },
+    },
+    stacked={f"feed_forward.{name.removeprefix('mlp.')}": parts for name, parts in _STACKED.items()},
+    stacked_columns=True,
+    not_read=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
 )
 
 MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)

@@ -105,7 +105,7 @@ IN_BFLOAT16 = frozenset(
 )
 ON_CPUS_ALONE = frozenset(
     {
-        *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
     }
 )

@@ -6,6 +6,8 @@ Logits against transformers: tests/model. Ranks: tests/dist. GPUs: tests/cuda.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,19 @@ def test_sites_and_bits(folder: Path) -> None:
         assert told(again) == alone[:1]
         if not any(oracle.facts.delta.layers):  # whose prefixes are some thousand tokens apart: see test_states.py
             assert again[0].metrics.cached_tokens == (len(ids) - 1) // 16 * 16
+
+
+def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
+    """Attention in chunks that end inside of what kernels take at a time."""
+    folder = shutil.copytree(GOLDEN[0].parent / "llama4", tmp_path / "llama4")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"attention_chunk_size": 300, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = np.random.default_rng(3).integers(0, 128, 700).tolist()
+    want = ReferenceModel.from_pretrained(folder, dtype="float64").forward(ids)
+    with LLM(folder, dtype="float32", num_threads=1, use_tqdm=False) as whole:
+        logits = whole.forward(ids)
+        token = whole.generate(ids, **GREEDY)
+    assert np.abs(logits - want).max() < 2e-5 * np.abs(want).max()
+    with LLM(folder, dtype="float32", num_threads=3, max_num_batched_tokens=90, use_tqdm=False) as parts:
+        assert np.array_equal(parts.forward(ids), logits) and told(parts.generate(ids, **GREEDY)) == told(token)

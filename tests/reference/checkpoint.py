@@ -95,7 +95,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
     q, kv = config.num_attention_heads, config.num_key_value_heads
     sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
-    turned = ("Glm", "Cohere", "Ernie", "Helium")
+    turned = ("Glm", "Cohere", "Ernie", "Helium", "Llama4")
     neighbours = config.architecture.startswith(turned) and "Glm4Moe" not in config.architecture
     found = {}
     for stored, values in tensors.items():
@@ -106,6 +106,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             name.replace("language_model.", "")
             .replace("text_model.", "")
             .replace("block_sparse_moe", "mlp")
+            .replace("feed_forward.", "mlp." if "Llama4" in config.architecture else "feed_forward.")
             .replace("mlp.router", "mlp.gate")
             .replace(".router.proj.", ".router.")  # of Gemma 4, whose routers and experts are beside an MLP
             .replace(".router.", ".mlp.gate.")
@@ -134,7 +135,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
             turns = "GptOss" in config.architecture
             for expert, matrix in enumerate(values):
-                matrix = matrix.T if turns or "Qwen3VLMoe" in config.architecture else matrix
+                columns = turns or "Qwen3VLMoe" in config.architecture or "Llama4" in config.architecture
+                matrix = matrix.T if columns else matrix
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows
