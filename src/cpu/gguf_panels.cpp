@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "gguf/blocks.h"
 
@@ -129,6 +130,8 @@ void pack_panels(std::span<const gguf::Rows> parts, bool pairs, std::byte* panel
                 if (!row) continue;
                 uint8_t q[Block::block];
                 Block::integers(row + i * Block::bytes, q);
+                if constexpr (is_f8(format))
+                    for (size_t quad = 0; quad < sizeof q; quad += 4) std::swap(q[quad + f8_place(1)], q[quad + 1]);
                 for (int64_t group = 0; group < groups; ++group)
                     write_integers<bits>(q + group * group_size, lane, lines + group * group_bytes);
                 write_scales<Block>(row + i * Block::bytes, {of_block, lane});

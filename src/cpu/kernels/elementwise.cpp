@@ -50,7 +50,7 @@ INFINILM_INLINE void for_row_of_integers(const PackedWeight& weight, const char*
 // k of an f8 row; see F8Widened.
 INFINILM_INLINE float f8_at(const PackedWeight& weight, const char* lines, const char* scales, int64_t k,
                             int64_t lane) {
-    const uint32_t code = ((const uint8_t*)lines)[k / 4 * line_bytes + 4 * lane + k % 4];
+    const uint32_t code = ((const uint8_t*)lines)[k / 4 * line_bytes + 4 * lane + f8_place((int)(k % 4))];
     const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
     float value;
     memcpy(&value, &bits, sizeof value);

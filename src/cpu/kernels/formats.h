@@ -64,9 +64,12 @@ struct F8Widened : FloatX {
     static constexpr Format format = Format::f8_row;
     static constexpr int line_units = 4;
     static constexpr bool has_scales = true;
+    typedef int16_t svec __attribute__((vector_size(4 * INFINILM_WIDTH)));
     static INFINILM_MEMBER vec weight(const char* line, const char* scales, int unit, int part) {
         const uvec quad = load_uint(line + part * sizeof(uvec));
-        const uvec bits = (uvec)((ivec)(quad << (24 - 8 * unit)) >> 4) & 0x87f00000u;
+        // Two at a time, as the upper 16 bits of floats: the even bytes of a lane, then the odd ones.
+        const uvec pair = (uvec)((unit < 2 ? (svec)quad << 8 : (svec)quad) >> 4) & 0x87f087f0u;
+        const uvec bits = unit % 2 == 0 ? pair << 16 : pair & 0xffff0000u;
         return as_float(bits) * load((const float*)scales + part * width);
     }
 };

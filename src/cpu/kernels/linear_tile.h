@@ -141,7 +141,8 @@ void multiply_floats(const TileArgs& args) {
                         sum = F::add(sum, v, w[j / panel_parts][j % panel_parts]);
                     }
                 }
-                asm volatile("" ::: "memory");  // the line is read again for the next unit: registers are few
+                // The line is read again for the next unit, or the next two that share work: registers are few.
+                if (F::line_units < 4 || unit % 2 == 1) asm volatile("" ::: "memory");
             }
         }
     }

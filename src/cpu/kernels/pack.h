@@ -3,7 +3,7 @@
 //   f32   [k][16]              a line holds 1 k
 //   bf16  [k / 2][16][2]       2
 //   f16   [k / 2][2][16]       2, one behind the other: they are widened 16 at a time
-//   f8    [k / 4][16][4]       4: f8_row, f8_32 and f8_128
+//   f8    [k / 4][16][4]       4 in the order 0, 2, 1, 3 (f8_place): f8_row, f8_32 and f8_128
 // Integers of b bits have b lines for each group of 32 k. A lane has 4 k beside each other, one a byte: k 4n .. 4n + 3
 // are quad n of the group. Integers of 8 bits are signed, others are not, and have a plane of lines for each bit of b,
 // the widest first: in a plane of p bits, a line holds 8 / p quads, quad n in the bits from p * (n % (8 / p)) on of
@@ -31,6 +31,7 @@ constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
 
 constexpr float f8_scale_factor = 0x1p120f;
+static inline constexpr int f8_place(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }  // of k 0 to 3 in a lane
 
 // What formats of integers differ in.
 struct Integers {
