@@ -63,16 +63,10 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
     }
     sampler.set_reach(logit_of(key), INFINITY);
     sampler.keep_first(args.k);
-    const int found = sampler.gather();
+    const int found = sampler.list_kept();
     if (!sampler.leave() || i >= args.k) return;
-    if (i >= found) return write(i, kAll, 0);
-    key = shared[0].low[i], id = shared[0].high[i];
-    int place = 0;  // as many come before
-    for (int j = 0; j < found; ++j) {
-        const uint32_t other = shared[0].low[j];
-        place += other < key || (other == key && shared[0].high[j] < id);
-    }
-    write(place, key, id);
+    const uint64_t order = i < found ? shared[0].sorted[i] : kLast;
+    write(i, key_of(order), static_cast<uint32_t>(order));
 }
 
 // Launches with as many blocks for a row as there are SMs for and work, unless the arguments say how many.
@@ -87,8 +81,9 @@ cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {
         if (cudaError_t error = has_dependent_launch(has_clusters)) return error;
         constexpr int least = 4096;  // logits for a block
         args.blocks = 1;
-        while (has_clusters && args.blocks < kMostBlocks && 2 * args.blocks * args.num_rows <= num_sms &&
-               2 * args.blocks * least <= size)
+        // Clusters of more than two that fill the device would wait for each other: SMs come in groups of 16 or 18.
+        while (has_clusters && args.blocks < kMostBlocks && 2 * args.blocks * least <= size &&
+               2 * args.blocks * args.num_rows <= (args.blocks == 1 ? num_sms : num_sms / 2))
             args.blocks *= 2;
     }
     LaunchConfig config{dim3(static_cast<unsigned>(args.num_rows * args.blocks)), dim3(kThreads), 0, stream};

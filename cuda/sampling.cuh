@@ -3,11 +3,11 @@
 // Every filter keeps a prefix of the candidates in order (logit descending, id ascending), and so it is enough to find
 // where counts or sums along that order pass a goal. Nothing is sorted. A first pass over the row finds the largest
 // logit. A second fills a histogram of 2048 bins, equal parts of the distance from the largest, with counts or sums of
-// weights: one of them holds the boundary. A third gathers the candidates of that bin, mostly a few hundred, into a
-// list in shared memory, and three passes (11, 11, 10 bits) over the 32-bit keys of these find it; candidates with the
-// very same logit weigh the same, so among them it is a division. Where the bin does not fit the list, as many logits
-// are equal, those passes go over the row. The histogram of sums serves top_p and the draw, and whatever is kept by
-// top_k is a list from then on, if it fits.
+// weights: one of them holds the boundary. A third gathers the candidates of that bin, mostly one or two hundred, into
+// a list in shared memory, where each finds its place by comparing itself with all others. The histogram of sums serves
+// top_p and the draw, and whatever is kept by top_k is a list from then on, if it fits. Where a bin does not fit the
+// list, as many logits are equal, three passes (11, 11, 10 bits) over the row find the 32-bit key, and three the id;
+// candidates with the very same logit weigh the same, so among them it is a division.
 //
 // Weights are integers (exp to a multiple of 2^-45, by the arithmetic of src/cpu/sampling.cpp), so sums are exact in
 // any order: integer atomics give the same bits every time, however many blocks there are, and the same token as the
@@ -30,9 +30,9 @@ namespace infinilm::cuda {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kBins = 2048, kThreadBins = kBins / kThreads;
-constexpr int kListed = kBins;  // candidates that fit the list
-constexpr int kBatch = 16;      // loads in flight per thread
-constexpr int kMostBlocks = 8;  // of a row: a cluster that every GPU with clusters has room for
+constexpr int kListed = kThreads;  // candidates that fit the list
+constexpr int kBatch = 16;         // loads in flight per thread
+constexpr int kMostBlocks = 8;     // of a row: a cluster that every GPU with clusters has room for
 constexpr unsigned kAll = 0xffffffffu;
 
 // ---- the order ---------------------------------------------------------------------------------------------------
@@ -47,7 +47,24 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
     return __uint_as_float(key >> 31 ? key : ~key & 0x7fffffffu);
 }
 
+// A candidate's place in the order.
+__device__ __forceinline__ uint64_t order_of(float logit, int id) {
+    return static_cast<uint64_t>(order_key(logit)) << 32 | static_cast<uint32_t>(id);
+}
+__device__ __forceinline__ uint32_t key_of(uint64_t order) { return static_cast<uint32_t>(order >> 32); }
+constexpr uint64_t kLast = ~uint64_t{0};
+
 // ---- weights -----------------------------------------------------------------------------------------------------
+
+// p times 2^n, where n is in the low bits of `shifted`.
+__device__ __forceinline__ double times_power(double p, double shifted) {
+    uint64_t bits, exponent;
+    memcpy(&bits, &p, 8);
+    memcpy(&exponent, &shifted, 8);
+    bits += exponent << 52;
+    memcpy(&p, &bits, 8);
+    return p;
+}
 
 // exp_vectorised of src/cpu/sampling.cpp, operation by operation: e^x for x in [-700, 0] to 1 ulp.
 __device__ __forceinline__ double exp_exact(double x) {
@@ -59,12 +76,7 @@ __device__ __forceinline__ double exp_exact(double x) {
     double p = coefficients[0];
 #pragma unroll
     for (int i = 1; i < 14; ++i) p = __dadd_rn(__dmul_rn(p, r), coefficients[i]);
-    uint64_t bits, exponent;
-    memcpy(&bits, &p, 8);
-    memcpy(&exponent, &shifted, 8);
-    bits += exponent << 52;
-    memcpy(&p, &bits, 8);
-    return p;
+    return times_power(p, shifted);
 }
 
 // exp((logit - largest) / temperature) in units of 1 / one; 0 for what weighs less than least.
@@ -88,14 +100,38 @@ struct Weights {
         // Rounding of weights, 2^-11 of what is least, and of this line are far less than what is added here.
         if (exact >= 1024.0) reach = fminf(reach, temperature_f * (0.001f - 1.001f * logf(min_p)));
     }
-    // Without branches, so that two of them take turns in the double units.
     __device__ __forceinline__ uint64_t operator()(float logit) const {
         // The quotient, correctly rounded (Markstein 1990): two corrections of a product.
         const double x = __dadd_rn(static_cast<double>(logit), -static_cast<double>(largest));
         double quotient = __dmul_rn(x, inverse);
 #pragma unroll
         for (int i = 0; i < 2; ++i) quotient = __fma_rn(__fma_rn(-quotient, temperature, x), inverse, quotient);
-        const double rounded = __dadd_rn(__dmul_rn(exp_exact(quotient), one), 0x1p52);
+        return cut(__dadd_rn(__dmul_rn(exp_exact(quotient), one), 0x1p52), logit);
+    }
+    // The same in half as many operations, and without branches, so that two of them take turns in the double units.
+    // `sure`: what it lacks in exactness, 2^-45 of itself, is less than what is left to the next rounding.
+    __device__ __forceinline__ uint64_t quick(float logit, bool& sure) const {
+        // Against operator(): the quotient is off by 2^-46.4 at most (2^-52 of up to 32, and its rounding), the
+        // polynomial by 2^-50.
+        const double x = __dadd_rn(static_cast<double>(logit), -static_cast<double>(largest));
+        const double quotient = __dmul_rn(x, inverse);
+        const double shifted = __fma_rn(quotient, 0x1.71547652b82fep0, 0x1.8p52), n = __dadd_rn(shifted, -0x1.8p52);
+        const double r = __fma_rn(-n, 0x1.a39ef35793c76p-33, __fma_rn(-n, 0x1.62e42fee00000p-1, quotient));
+        constexpr double coefficients[] = {
+            1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+            1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
+        double p = coefficients[0];
+#pragma unroll
+        for (int i = 1; i < 13; ++i) p = __fma_rn(p, r, coefficients[i]);
+        const double weight = __dmul_rn(times_power(p, shifted), one), rounded = __dadd_rn(weight, 0x1p52);
+        const double off = __dadd_rn(weight, -__dadd_rn(rounded, -0x1p52));
+        sure = fabs(off) < __fma_rn(weight, -0x1p-45, 0.5);
+        return cut(rounded, logit);
+    }
+
+private:
+    // The integer that 2^52 was added to, if it counts.
+    __device__ __forceinline__ uint64_t cut(double rounded, float logit) const {
         uint64_t weight;
         memcpy(&weight, &rounded, 8);
         weight &= 0xfffffffffffffu;
@@ -129,13 +165,12 @@ struct Bins {
 // ---- the blocks of a row -----------------------------------------------------------------------------------------
 
 struct SharedRow {
-    uint32_t low[kBins], high[kBins];  // a bin is low + 2^32 high; or a block's part of a list: logits and ids
-    float list_logits[kListed];
-    int list_ids[kListed];
+    uint32_t low[kBins], high[kBins];         // a bin is low + 2^32 high; or ids and keys of a block's part of a list
+    uint64_t list[kListed], sorted[kListed];  // order_of
     uint64_t warps[kWarps];
     uint64_t told[2][2];      // to the other blocks, by turns
-    uint64_t before, amount;  // of the bin that was found: what runs before it and what it holds
-    int bin, listed;
+    uint64_t before, amount;  // of the bin or candidate that was found: what runs before it and what it holds
+    int found, listed;
 };
 
 // Running counts or sums pass at `goal`: when they reach it, or (strict) when they exceed it.
@@ -148,14 +183,12 @@ struct Goal {
     }
 };
 
-// The first `count` of the candidates with this key, and all with a smaller one.
-struct Prefix {
-    uint32_t key;
-    uint64_t count;
-};
-
 struct One {
     __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
+    __device__ __forceinline__ uint64_t quick(float, bool& sure) const {
+        sure = true;
+        return 1;
+    }
 };
 
 // The bits of the tokens that a row may draw.
@@ -220,40 +253,30 @@ public:
         Goal target{static_cast<double>(count), false};
         fill_bins(One{});
         if (!descend(row_share_, 0, target, false)) return;  // there are fewer
-        const uint64_t before = s_.before, most = before + s_.amount;
-        const int bin = s_.bin;
-        if (most <= kListed && list_bins(0, bin)) {
-            has_all_ = true;
-            bin_ = kBins - 1;  // of a list that is never left
-            kept_ = refine(One{}, target, false, 0);
-        } else {
-            list_bins(bin, bin);
-            kept_ = refine(One{}, target, false, before);
-        }
+        const uint64_t before = s_.before;
+        const int bin = s_.found;
+        has_all_ = before + s_.amount <= kListed;
+        const bool is_listed = list_bins(has_all_ ? 0 : bin, bin);
+        if (has_all_)
+            listed_ = count;  // in order, and all of them
+        else if (is_listed)
+            kept_ = s_.sorted[count - static_cast<int>(before) - 1];
+        else
+            kept_ = find_on_row(One{}, target, before);
     }
     // Keeps the shortest prefix that has that share of the sum over all that are kept.
     __device__ __forceinline__ void keep_share(const Weights& weights, float share) {
         kept_ = find_share(weights, static_cast<double>(share), false);
+        if (has_all_) listed_ = s_.found + 1;
         sums_end_ = bin_;
     }
     // The id of the first candidate whose running sum exceeds that share of the sum over all that are kept.
     __device__ __forceinline__ uint32_t draw(const Weights& weights, float share) {
-        return last_id(find_share(weights, static_cast<double>(share), true));
+        return static_cast<uint32_t>(find_share(weights, static_cast<double>(share), true));
     }
-
-    // All that are kept, at most kListed, in any order: keys into the lower halves of the bins, ids into the upper
-    // ones. Their number.
-    __device__ __forceinline__ int gather() {
-        const uint32_t last = kept_.count ? last_id(kept_) : 0;
-        if (!has_all_) leave_list();
-        make_list([&](float logit, int id) {
-            const uint32_t key = order_key(logit);
-            return key < kept_.key || (key == kept_.key && static_cast<uint32_t>(id) <= last);
-        });
-        __syncthreads();
-        for (int i = threadIdx.x; i < listed_; i += kThreads)
-            s_.low[i] = order_key(s_.list_logits[i]), s_.high[i] = static_cast<uint32_t>(s_.list_ids[i]);
-        __syncthreads();
+    // All that are kept, at most kListed, in order: how many there are in `sorted`.
+    __device__ __forceinline__ int list_kept() {
+        if (!has_all_) list_bins(0, kBins - 1);
         return listed_;
     }
 
@@ -267,7 +290,6 @@ public:
         });
         sum = reduce(sum, [](uint64_t a, uint64_t b) { return a + b; });
         uint64_t total = 0;
-        leave_list();
         tell(sum, 0, [&](int, uint64_t of_sum, uint64_t) { total += of_sum; });
         const double log_sum = log(static_cast<double>(total) / static_cast<double>(one));
         return static_cast<float>(static_cast<double>(logit) - static_cast<double>(largest) - log_sum);
@@ -276,23 +298,20 @@ public:
 private:
     // ---- the blocks ----
 
-    // How many work together now: on a list each is alone.
-    __device__ __forceinline__ int parts() const { return on_list_ ? 1 : blocks_; }
     __device__ __forceinline__ void sync() const {
-        if (parts() > 1)
+        if (blocks_ > 1)
             cluster_sync();
         else
             __syncthreads();
     }
-    // Of another of those that work together.
     template <class T>
-    __device__ __forceinline__ T* of(T* mine, int part) const {
-        return parts() > 1 ? shared_of_rank(mine, static_cast<uint32_t>(part)) : mine;
+    __device__ __forceinline__ T* of(T* mine, int block) const {
+        return blocks_ > 1 ? shared_of_rank(mine, static_cast<uint32_t>(block)) : mine;
     }
     // f(part, a, b) of the two words that each block gives, which all its threads have.
     template <class F>
     __device__ __forceinline__ void tell(uint64_t a, uint64_t b, F f) {
-        if (parts() == 1) return f(0, a, b);
+        if (blocks_ == 1) return f(0, a, b);
         uint64_t* const told = s_.told[turn_];
         if (threadIdx.x == 0) told[0] = a, told[1] = b;
         cluster_sync();
@@ -325,55 +344,49 @@ private:
             f(logits, first);
         }
     }
-    // f(logit, id) for every candidate of the bins first_bin_ to bin_: of this block's part, or of the list.
+    // f(logit, id) for every one that is kept of the bins first_bin_ to bin_, of this block's part.
     template <class F>
     __device__ __forceinline__ void for_candidates(F f) const {
-        if (on_list_) {
-            for (int i = threadIdx.x; i < listed_; i += kThreads) f(s_.list_logits[i], s_.list_ids[i]);
-            return;
-        }
         for_row([&](const float (&logits)[kBatch], int first) {
 #pragma unroll
-            for (int j = 0; j < kBatch; ++j)
-                if (in_bins(logits[j])) f(logits[j], first + j * kThreads);
+            for (int j = 0; j < kBatch; ++j) {
+                const int bin = bins_(logits[j]), id = first + j * kThreads;
+                if (bins_.holds(logits[j]) && bin >= first_bin_ && bin <= bin_ && order_of(logits[j], id) <= kept_)
+                    f(logits[j], id);
+            }
         });
     }
-    __device__ __forceinline__ bool in_bins(float logit) const {
-        const int bin = bins_(logit);
-        return bins_.holds(logit) && bin >= first_bin_ && bin <= bin_;
-    }
-    __device__ __forceinline__ void leave_list() { on_list_ = false, first_bin_ = 0, bin_ = kBins - 1; }
 
-    // A list of the candidates that pass, in any order, if they fit: all that later passes look at.
-    template <class Passes>
-    __device__ __forceinline__ bool make_list(Passes passes) {
+    // Lists all that are kept of these bins, in order, in every block. False: they do not fit.
+    __device__ __forceinline__ bool list_bins(int first, int last) {
+        first_bin_ = first, bin_ = last;
         if (threadIdx.x == 0) s_.listed = 0;
         __syncthreads();
         for_candidates([&](float logit, int id) {
-            if (!passes(logit, id)) return;
             const int at = atomicAdd(&s_.listed, 1);
-            if (at < kBins) s_.low[at] = __float_as_uint(logit), s_.high[at] = static_cast<uint32_t>(id);
+            if (at < kListed) s_.low[at] = static_cast<uint32_t>(id), s_.high[at] = order_key(logit);
         });
         sync();
         int total = 0;
-        for (int part = 0; part < parts(); ++part) {
-            const int count = *of(&s_.listed, part);
-            if (total + count <= kListed)
-                for (int i = threadIdx.x; i < count; i += kThreads) {
-                    s_.list_logits[total + i] = __uint_as_float(*of(&s_.low[i], part));
-                    s_.list_ids[total + i] = static_cast<int>(*of(&s_.high[i], part));
-                }
+        for (int block = 0; block < blocks_; ++block) {
+            const int count = *of(&s_.listed, block), i = static_cast<int>(threadIdx.x);
+            if (total + count <= kListed && i < count)
+                s_.list[total + i] = static_cast<uint64_t>(*of(&s_.high[i], block)) << 32 | *of(&s_.low[i], block);
             total = min(total + count, kListed + 1);
         }
         sync();  // before anyone fills bins
         if (total > kListed) return false;
-        listed_ = total, on_list_ = true;
+        listed_ = total;
+        const int i = static_cast<int>(threadIdx.x);
+        if (i < total) {
+            const uint64_t mine = s_.list[i];
+            int place = 0;  // as many come before
+#pragma unroll 8
+            for (int j = 0; j < total; ++j) place += s_.list[j] < mine;
+            s_.sorted[place] = mine;
+        }
+        __syncthreads();
         return true;
-    }
-    // All that are kept of these bins.
-    __device__ __forceinline__ bool list_bins(int first, int last) {
-        first_bin_ = first, bin_ = last;
-        return make_list([&](float logit, int) { return order_key(logit) <= kept_.key; });
     }
 
     // ---- boundaries ----
@@ -381,29 +394,29 @@ private:
     template <class Amount>
     __device__ __forceinline__ void fill_bins(const Amount& amount) {
         clear();
-        for_row([&](const float (&logits)[kBatch], int) {
+        for_row([&](const float (&logits)[kBatch], int first) {
 #pragma unroll
             for (int j = 0; j < kBatch; j += 2) {
-                bool counts[2];
+                bool counts[2], sure[2];
+                uint64_t amounts[2];
+#pragma unroll
                 for (int k = 0; k < 2; ++k)
-                    counts[k] = bins_.holds(logits[j + k]) && order_key(logits[j + k]) < kept_.key;
+                    counts[k] =
+                        bins_.holds(logits[j + k]) && order_of(logits[j + k], first + (j + k) * kThreads) <= kept_;
                 if (!counts[0] && !counts[1]) continue;
-                const uint64_t one = amount(logits[j]), other = amount(logits[j + 1]);
-                if (counts[0]) add(bins_(logits[j]), one);
-                if (counts[1]) add(bins_(logits[j + 1]), other);
+#pragma unroll
+                for (int k = 0; k < 2; ++k) amounts[k] = amount.quick(logits[j + k], sure[k]);
+#pragma unroll
+                for (int k = 0; k < 2; ++k)
+                    if (counts[k]) add(bins_(logits[j + k]), sure[k] ? amounts[k] : amount(logits[j + k]));
             }
         });
-        if (threadIdx.x == 0 && rank_ == 0 && kept_.count) {
-            const float logit = logit_of(kept_.key);
-            add(bins_(logit), kept_.count * amount(logit));
-        }
     }
 
-    // Up to where the running sum passes a share of the sum over all that are kept.
-    __device__ __forceinline__ Prefix find_share(const Weights& weights, double share, bool strict) {
+    // The first candidate whose running sum passes a share of the sum over all that are kept.
+    __device__ __forceinline__ uint64_t find_share(const Weights& weights, double share, bool strict) {
         Goal target{share, strict};
-        if (has_all_) return refine(weights, target, true, 0);
-        leave_list();
+        if (has_all_) return find_on_list(weights, target, true, 0);
         if (sums_end_ >= 0 && weights.least == 0) {  // the sums are known, and end in that bin
             sync();                                  // some may be reading what was found before
             target.amount = __dmul_rn(target.amount, static_cast<double>(sum_));
@@ -421,36 +434,34 @@ private:
             descend(row_share_, 0, target, true);
         }
         const uint64_t before = s_.before;
-        const int bin = s_.bin;
-        list_bins(bin, bin);
-        return refine(weights, target, false, before);
+        const int bin = s_.found;
+        return list_bins(bin, bin) ? find_on_list(weights, target, false, before)
+                                   : find_on_row(weights, target, before);
     }
 
-    // The boundary among the candidates of first_bin_ to bin_; is_share: the goal is a share of the sum over them.
+    // On the list, by every block for itself. Its place is `found`.
+    __device__ __forceinline__ uint64_t find_on_list(const Weights& weights, Goal& target, bool is_share,
+                                                     uint64_t before) {
+        const int i = static_cast<int>(threadIdx.x);
+        const uint64_t mine = i < listed_ ? weights(logit_of(key_of(s_.sorted[i]))) : 0;
+        __syncthreads();  // others may be reading what was found before
+        uint64_t total = 0;
+        const uint64_t running = before + scan(mine, total);  // before this one
+        if (is_share) target.amount = __dmul_rn(target.amount, static_cast<double>(total));
+        if (mine && target.passed_by(running + mine) && (running == 0 || !target.passed_by(running)))
+            s_.found = i, s_.before = running + mine;
+        __syncthreads();
+        sum_ = s_.before;
+        return s_.sorted[s_.found];
+    }
+
+    // Among candidates that are too many for the list: by the digits of their keys, then by those of their ids.
     template <class Amount>
-    __device__ __forceinline__ Prefix refine(const Amount& amount, Goal& target, bool is_share, uint64_t before) {
-        Prefix found{0, 0};
-        uint32_t known = 0;  // the bits of found.key that are found
-        const bool adds_kept =
-            threadIdx.x == 0 && (on_list_ || rank_ == 0) && kept_.count && in_bins(logit_of(kept_.key));
-        Share share;
-#pragma unroll 1
-        for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
-            clear();
-            for_candidates([&](float logit, int) {
-                const uint32_t key = order_key(logit);
-                if (key < kept_.key && !((key ^ found.key) & known)) add(key >> shift, amount(logit));
-            });
-            if (adds_kept && !((kept_.key ^ found.key) & known))
-                add(kept_.key >> shift, kept_.count * amount(logit_of(kept_.key)));
-            descend(share, before, target, is_share && shift == 21);
-            before = s_.before;
-            found.key |= static_cast<uint32_t>(s_.bin) << shift;
-            known = kAll << shift;
-        }
+    __device__ __forceinline__ uint64_t find_on_row(const Amount& amount, Goal& target, uint64_t before) {
+        const uint32_t key = find_digits(target, before, [&](float logit, int) { return order_key(logit); }, amount);
         // Candidates of one key weigh the same: the first of them to pass, by bisection.
-        const uint64_t each = amount(logit_of(found.key));
-        uint64_t low = 1, high = on_list_ ? listed_ : size_;
+        const uint64_t each = amount(logit_of(key));
+        uint64_t low = 1, high = size_;
         while (low < high) {
             const uint64_t middle = (low + high) / 2;
             if (target.passed_by(before + middle * each))
@@ -458,31 +469,33 @@ private:
             else
                 low = middle + 1;
         }
-        found.count = low;
         sum_ = before + low * each;
-        return found;
+        Goal of_ids{static_cast<double>(low), false};
+        uint64_t none = 0;
+        const uint32_t id = find_digits(
+            of_ids, none, [&](float logit, int i) { return order_key(logit) == key ? static_cast<uint32_t>(i) : kAll; },
+            One{});
+        return static_cast<uint64_t>(key) << 32 | id;
     }
-
-    // The last id of a prefix whose last candidates are those of the bins that for_candidates looks at.
-    __device__ __forceinline__ uint32_t last_id(Prefix prefix) {
-        Goal target{static_cast<double>(prefix.count), false};
+    // The first digit word (kAll: none) up to which amounts pass the goal; `before` becomes what runs before it.
+    template <class Digits, class Amount>
+    __device__ __forceinline__ uint32_t find_digits(Goal& target, uint64_t& before, Digits digits_of,
+                                                    const Amount& amount) {
         Share share;
-        uint64_t before = 0;
-        uint32_t id = 0, known = 0;
+        uint32_t found = 0, known = 0;  // the bits of it that are found
 #pragma unroll 1
         for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
-            if (shift > 0 && size_ >> shift == 0) continue;  // no id has these bits
             clear();
-            for_candidates([&](float logit, int i) {
-                const uint32_t at = static_cast<uint32_t>(i);
-                if (order_key(logit) == prefix.key && !((at ^ id) & known)) add(at >> shift, 1);
+            for_candidates([&](float logit, int id) {
+                const uint32_t digits = digits_of(logit, id);
+                if (digits != kAll && !((digits ^ found) & known)) add(digits >> shift, amount(logit));
             });
             descend(share, before, target, false);
             before = s_.before;
-            id |= static_cast<uint32_t>(s_.bin) << shift;
+            found |= static_cast<uint32_t>(s_.found) << shift;
             known = kAll << shift;
         }
-        return id;
+        return found;
     }
 
     // ---- histograms ----
@@ -509,33 +522,27 @@ private:
     // before it, and what it holds, in shared memory. False: none does.
     __device__ __forceinline__ bool descend(Share& share, uint64_t before, Goal& goal, bool is_share) {
         sync();
-        const int num_parts = parts(), bins = kBins / num_parts, each = max(1, bins / kThreads);
-        const int mine = static_cast<int>(threadIdx.x) * each, part_of_bins = num_parts > 1 ? rank_ : 0;
+        const int bins = kBins / blocks_, each = max(1, bins / kThreads);
+        const int mine = static_cast<int>(threadIdx.x) * each;
         share = {};
-        share.first = part_of_bins * bins + mine;
+        share.first = rank_ * bins + mine;
         share.count = mine < bins ? each : 0;
         if (share.count)
-            for (int i = 0; i < num_parts; ++i) {
-                const int part = (part_of_bins + i) % num_parts;  // so that not all read from the same one
+            for (int i = 0; i < blocks_; ++i) {
+                const int block = (rank_ + i) % blocks_;  // so that not all read from the same one
 #pragma unroll
                 for (int j = 0; j < kThreadBins; ++j)
                     if (j < share.count)
-                        share.bins[j] += static_cast<uint64_t>(*of(&s_.high[share.first + j], part)) << 32 |
-                                         *of(&s_.low[share.first + j], part);
+                        share.bins[j] += static_cast<uint64_t>(*of(&s_.high[share.first + j], block)) << 32 |
+                                         *of(&s_.low[share.first + j], block);
             }
-        uint64_t own = 0;
+        uint64_t own = 0, of_block = 0, total = 0;
 #pragma unroll
         for (int j = 0; j < kThreadBins; ++j) own += share.bins[j];
-        const uint64_t up_to_own = warp_scan(own);
-        if (lane_id() == 31) s_.warps[warp_id()] = up_to_own;
-        __syncthreads();
-        const uint64_t warps = warp_scan(lane_id() < kWarps ? s_.warps[lane_id()] : 0);
-        const uint64_t earlier = __shfl_sync(kAll, warps, static_cast<int>(warp_id() + 31) % 32);
-        share.running = before + up_to_own - own + (warp_id() ? earlier : 0);
-        uint64_t total = 0;
-        tell(__shfl_sync(kAll, warps, 31), 0, [&](int part, uint64_t of_part, uint64_t) {
-            share.running += part < part_of_bins ? of_part : 0;
-            total += of_part;
+        share.running = before + scan(own, of_block);
+        tell(of_block, 0, [&](int block, uint64_t of_other, uint64_t) {
+            share.running += block < rank_ ? of_other : 0;
+            total += of_other;
         });
         if (is_share) goal.amount = __dmul_rn(goal.amount, static_cast<double>(total));
         if (!goal.passed_by(before + total)) return false;
@@ -548,16 +555,26 @@ private:
         for (int j = 0; j < kThreadBins; ++j) {
             const uint64_t after = running + share.bins[j];
             if (share.bins[j] && goal.passed_by(after) && (running == 0 || !goal.passed_by(running)))
-                for (int part = 0; part < parts(); ++part) {
-                    *of(&s_.bin, part) = share.first + j;
-                    *of(&s_.before, part) = running;
-                    *of(&s_.amount, part) = share.bins[j];
+                for (int block = 0; block < blocks_; ++block) {
+                    *of(&s_.found, block) = share.first + j;
+                    *of(&s_.before, block) = running;
+                    *of(&s_.amount, block) = share.bins[j];
                 }
             running = after;
         }
         sync();
     }
 
+    // The sum over the threads before this one, and over all.
+    __device__ __forceinline__ uint64_t scan(uint64_t mine, uint64_t& total) {
+        const uint64_t up_to_mine = warp_scan(mine);
+        if (lane_id() == 31) s_.warps[warp_id()] = up_to_mine;
+        __syncthreads();
+        const uint64_t warps = warp_scan(lane_id() < kWarps ? s_.warps[lane_id()] : 0);
+        const uint64_t earlier = __shfl_sync(kAll, warps, static_cast<int>(warp_id() + 31) % 32);
+        total = __shfl_sync(kAll, warps, 31);
+        return up_to_mine - mine + (warp_id() ? earlier : 0);
+    }
     // Sum over the lanes up to this one.
     __device__ static __forceinline__ uint64_t warp_scan(uint64_t value) {
 #pragma unroll
@@ -588,11 +605,10 @@ private:
     SharedRow& s_;
     Bins bins_;
     float smallest_ = 0;                   // above -inf
-    int first_bin_ = 0, bin_ = kBins - 1;  // whose candidates for_candidates looks at
+    uint64_t kept_ = kLast;                // the last candidate that is kept
+    int first_bin_ = 0, bin_ = kBins - 1;  // whose candidates for_candidates looks at, or that are listed
     int listed_ = 0;
-    bool on_list_ = false;
     bool has_all_ = false;  // the list, of all that are kept
-    Prefix kept_{kAll, 0};  // of the order
     uint64_t sum_ = 0;      // up to the boundary that was found last
     Share row_share_;       // of the sums of the row
     int sums_end_ = -1;     // the last bin of row_share_ that is kept; -1: there are none
