@@ -89,6 +89,35 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// ---- clusters (sm_90: "Parallel Synchronization: barrier.cluster", "Data Movement: mapa"). Before it every block is
+// alone, and nothing here is called.
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
+// kernel and the last.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+// The same place in the shared memory of block `rank` of the cluster.
+template <class T>
+__device__ __forceinline__ T* shared_of_rank(T* pointer, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    T* other;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(pointer), "r"(rank));
+    return other;
+#else
+    return pointer;
+#endif
+}
+
 // ---- asynchronous copies, global to shared ("Data Movement: cp.async") -------------------------------------------
 
 // Starts a copy of 16 bytes past L1; with valid false it writes zeros and does not read `src`. Both 16-byte aligned.

@@ -66,6 +66,13 @@ inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
     return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);
 }
 
+inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
+inline void cluster_sync() { emulator::cluster_sync(); }
+template <class T>
+T* shared_of_rank(T* pointer, uint32_t rank) {
+    return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
+}
+
 inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }
 
 // The copy itself happens when the group is waited for.
