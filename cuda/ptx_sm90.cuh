@@ -1,4 +1,4 @@
-// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, clusters, register shares. Include
+// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, register shares. Include
 // only from files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
 // Sources: the PTX ISA manual, section named with each. In the emulator: emulator/ptx_sm90_emulated.h.
 #pragma once
@@ -110,18 +110,7 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* column, const uint32_t (
                  : "memory");
 }
 
-// ---- clusters ("Parallel Synchronization: barrier.cluster") ------------------------------------------------------
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
-// kernel and the last.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+// ---- other blocks of the cluster ---------------------------------------------------------------------------------
 
 // What lies at the same place in the shared memory of block `rank` of the cluster, and 16 bytes (aligned) written
 // there: they count on a barrier of that block when they have arrived, and are seen by those who waited for it. Short
