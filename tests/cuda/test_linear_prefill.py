@@ -129,7 +129,7 @@ def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["attention_sm90", "linear_sm90", "linear_sm90_quantised"])
+@pytest.mark.parametrize("name", ["attention_sm90", "linear_sm90", "linear_sm90_quantised", "linear_split_sm90"])
 def test_wgmma_stays_asynchronous(emulator_cache: Path, name: str) -> None:
     """ptxas neither serializes wgmma nor adds waits of its own."""
     log = compile_kernels(ROOT / f"cuda/{name}.cu", "90a", emulator_cache)[1]
