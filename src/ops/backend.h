@@ -192,8 +192,8 @@ struct AttentionParams {
     TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
-    float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
-    int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
+    int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
     bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more

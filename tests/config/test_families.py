@@ -612,5 +612,5 @@ def test_sizes_and_layers_of_llama_4():
     ):
         with pytest.raises(ConfigError, match=message):
             make("llama4_text", **of_file, **values).validate()
-    with pytest.raises(ConfigError, match="attention_chunk_size is 8192.*more than their own chunk"):
+    with pytest.raises(ConfigError, match=r"attention_chunk_size is 8192.*more than their own chunk"):
         make("llama", attention_chunk_size=8192)
