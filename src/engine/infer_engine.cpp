@@ -59,9 +59,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
     for (const Device& device : options.devices)
-        if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);
-            what && device.kind == DeviceKind::cuda)
-            throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
+        if (options.pipeline.num_stages > 1 && device.kind == DeviceKind::cuda)
+            throw ConfigError(concat("models with stages of a pipeline do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
     const PipelineOptions& pipeline = options.pipeline;
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
