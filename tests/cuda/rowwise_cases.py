@@ -176,9 +176,7 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int, has_v: bool = True) -> list[Array]:
-    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows. data may have v_norm, and q_turned [rows, heads
-    * rotary_dim].
-    """
+    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows. data may have v_norm and q_turned."""
     heads, kv_heads, head_dim, block_size = (shape[n] for n in ("heads", "kv_heads", "head_dim", "block_size"))
     qkv = of(gpu, data["qkv"], kind, pad)
     caches = [of(gpu, data["cache"], kind) for _ in range(2)]
@@ -266,8 +264,9 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Values that are normed, queries without keys, keys without values whose queries are turned from elsewhere: each is
-    what it is in a call that has all.
+    """Values that are normed, queries without keys, keys without values whose queries are turned from elsewhere.
+
+    Each is what it is in a call that has all.
     """
     for shape in shapes:
         tokens, heads, kv_heads, head_dim = (shape[n] for n in ("rows", "heads", "kv_heads", "head_dim"))
@@ -275,7 +274,7 @@ def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
         shape, first_v = {**shape, "rotary_dim": rotary}, (heads + kv_heads) * head_dim
         for kind in KINDS:
             data = _rope_data(kind, shape)
-            got, k_cache, v_cache = _rope_call(gpu, kind, shape, data, shape["pad"])
+            got, k_cache, _ = _rope_call(gpu, kind, shape, data, shape["pad"])
             v_norm = normal(shape["seed"] + 9, head_dim)
             normed, k_of_normed, v_of_normed = _rope_call(gpu, kind, shape, {**data, "v_norm": v_norm}, shape["pad"])
             assert_bitwise(normed[:, :first_v], got[:, :first_v])
@@ -340,7 +339,7 @@ def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
             for number, activation in enumerate(("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid")):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
                 alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
-                behind = ctypes.c_void_p(dx.pointer.value + width * x.itemsize)  # type: ignore[operator]
+                behind = ctypes.c_void_p((dx.pointer.value or 0) + width * x.itemsize)
                 for frame, ups, stride, to in (
                     (dx, behind, dx.stride, out),
                     (alone, apart.pointer, apart.stride, alone),
