@@ -354,7 +354,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     }
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
+    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
