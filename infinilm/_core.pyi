@@ -357,6 +357,13 @@ class ExpertsSpec:
     @beside_mlp.setter
     def beside_mlp(self, arg: bool, /) -> None: ...
 
+    @property
+    def weigh_inputs(self) -> bool:
+        """An expert reads the token times its weight."""
+
+    @weigh_inputs.setter
+    def weigh_inputs(self, arg: bool, /) -> None: ...
+
 class DeltaSpec:
     """What layers with a state have in place of attention."""
 
@@ -434,7 +441,7 @@ class LatentSpec:
     def norm_eps(self, arg: float, /) -> None: ...
 
 class RopeSpec:
-    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
+    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0) -> None: ...
 
     @property
     def scale_beta(self) -> float: ...
@@ -447,6 +454,12 @@ class RopeSpec:
 
     @scale_positions.setter
     def scale_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def scale_offset(self) -> int: ...
+
+    @scale_offset.setter
+    def scale_offset(self, arg: int, /) -> None: ...
 
     @property
     def inv_freq(self) -> list[float]:
@@ -484,7 +497,14 @@ class CacheSpec:
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0, chunked: bool = False) -> None: ...
+
+    @property
+    def chunked(self) -> bool:
+        """The window begins at multiples of its size, and does not slide."""
+
+    @chunked.setter
+    def chunked(self, arg: bool, /) -> None: ...
 
     @property
     def cache(self) -> CacheSpec: ...

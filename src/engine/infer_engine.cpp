@@ -477,6 +477,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = Tensor(output.ids, nullptr);
     if (queue && !output.logits) {
+        rank.cache.end_states(step);  // for the steps behind it in the stream, they are
         rank.num_ahead += !rank.under_way.empty();
         rank.arrival = &queue->fetch(gives_output(rank) ? rank.previous_ids : Tensor());
         return {};
