@@ -236,8 +236,7 @@ def divide_memory(
     blocks_per_seq = -(-max(length, 1) // block_size)
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
-        setting = "max_cache_len" if is_static else "kv_cache"
-        remedy = f"{advice}raise {setting}"
+        remedy = f"{advice}raise {'max_cache_len' if is_static else 'kv_cache'}"
         if free_bytes == 0 and workspace_bytes > weight_bytes:
             remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
         elif free_bytes == 0 and cache.parts:  # of stages on several machines
