@@ -10,6 +10,7 @@
 #include "grouped.h"
 #include "kernel_list.h"
 #include "kernels.h"
+#include "mixing_host.h"
 #include "ops/device_queue.h"
 #include "packed_layout.h"
 #include "peers.h"
@@ -121,6 +122,14 @@ public:
     void lora(const LoraParams& p) override {
         activate();
         run(run_lora(p, stream_), "lora", p.out.shape());
+    }
+    void causal_conv(const CausalConvParams& p) override {
+        activate();
+        run(run_causal_conv(p, type_, stream_), "causal_conv", p.x.shape());
+    }
+    void delta_rule(const DeltaRuleParams& p) override {
+        activate();
+        run(run_delta_rule(p, type_, stream_), "delta_rule", p.qkv.shape());
     }
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override {

@@ -181,7 +181,7 @@ struct RmsNormArgs {
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
 // As core/activation.h has them.
-enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2 };
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid };
 
 struct ActMulArgs {
     const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up
@@ -381,6 +381,47 @@ struct CombineArgs {
 };
 cudaError_t combine(const CombineArgs&, cudaStream_t);
 
+// ---- layers with a state -----------------------------------------------------------------------------------------
+
+// As StateSteps of src/ops/backend.h.
+struct StateStepsArgs {
+    const int* cu_seqlens_q;  // [num_seqs + 1]
+    const int* state_in;      // [num_seqs], -1: zeros
+    const int* state_out;     // [num_seqs]
+    int num_seqs;
+};
+
+// As CausalConvParams. At most 8 taps.
+struct CausalConvArgs {
+    const void* x;        // [num_tokens, channels] T
+    const float* weight;  // [taps, channels]
+    float* state;         // [num_states, taps - 1, channels]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, channels] T
+    int64_t x_stride, out_stride;
+    int num_tokens, channels, taps;
+    Type type;
+};
+cudaError_t causal_conv(const CausalConvArgs&, cudaStream_t);
+
+// As DeltaRuleParams. k_dim at most 256, v_dim even; what the state reads is rounded to T before it is normed.
+struct DeltaRuleArgs {
+    const void* qkv;          // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] T
+    const void* z;            // [num_tokens, num_v_heads * v_dim] T
+    const void *a, *b;        // [num_tokens, num_v_heads] T
+    const float* decay_rate;  // [num_v_heads]
+    const float* dt_bias;     // [num_v_heads]
+    const float* norm;        // [v_dim]
+    float* state;             // [num_states, num_v_heads, k_dim, v_dim]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, num_v_heads * v_dim] T
+    int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
+    int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;
+    float eps;
+    Type type;
+};
+cudaError_t delta_rule(const DeltaRuleArgs&, cudaStream_t);
+
 // ---- attention ---------------------------------------------------------------------------------------------------
 
 // As AttentionParams of src/ops/backend.h. head_dim is a multiple of 8, at most 256.
@@ -435,10 +476,11 @@ struct SampleArgs {
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
+    int blocks = 0;  // of a row: 1, 2, 4, 8 (sm_90: a cluster); 0: as many as suit the device. The same bits with any
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
-// As FindBestParams; n >= 0, 1 <= k <= 1024.
+// As FindBestParams; n >= 0, 1 <= k <= 512.
 struct FindBestArgs {
     const float* logits;  // [num_rows, n]
     int64_t logits_stride;
@@ -446,6 +488,7 @@ struct FindBestArgs {
     float* best;  // [num_rows, k]
     int* ids;     // the same
     AllowedArgs mask = {};
+    int blocks = 0;  // as above
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 

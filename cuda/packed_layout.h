@@ -39,13 +39,14 @@ inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKi
     weight.type = type;
     weight.format = blocks ? blocks->format : format_of(quantization);
     weight.k = static_cast<int>(parts[0].in_features());
-    const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
+    // Of parts in their natural order any number of rows is packed: a vocabulary's, or a row for each head.
+    const bool any_rows = kind == LinearKind::plain && (parts.size() == 1 || weight.format != WeightFormat::fp8_blocks);
     for (const LinearPart& part : parts) {
         require(part.blocks.type == parts[0].blocks.type,
                 "on CUDA the parts of a linear must be blocks of one type, or numbers; got ", parts[0].blocks.type,
                 " and ", part.blocks.type);
         if (blocks) check_rows_of_blocks(part, *blocks);
-        require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
+        require((any_rows || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
                 shape_string(part.weight.shape()),
                 ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");
         weight.n += static_cast<int>(part.weight.shape(0));

@@ -64,6 +64,8 @@ class Source:
         These rows are so many matrices of equal size, each of which is transposed. 0: none is.
     column_order : numpy.ndarray, optional
         Which column of the tensor each of the parameter is; of GGUF files alone.
+    unit_rows : bool
+        The parameter is these rows divided by their lengths, which is left to who reads them.
     """
 
     tensor: str
@@ -75,6 +77,7 @@ class Source:
     step: int = 1
     transposed: int = 0
     column_order: npt.NDArray[np.int64] | None = None
+    unit_rows: bool = False
 
     @property
     def places(self) -> slice:
@@ -173,10 +176,12 @@ def find_by_names(
             module, _, kind = name.removeprefix("model.").partition(".")
             own = f"{names.outside.get(module, module)}.{kind}"
             tensor = model + own if name.startswith("model.") else head + own
-            sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
+            unit_rows = names.unit_head and name == "lm_head.weight"
+            sources[name], shapes[tensor] = Source(tensor, 0, rows, unit_rows=unit_rows), shape
             continue
-        layer, module, kind = match.groups()
-        if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
+        own_layer, module, kind = match.groups()
+        layer = own_layer.replace("layers", names.layers, 1)
+        if module == "self_attn.v_proj" and layers[int(own_layer.split(".")[1])].values_are_keys:
             module = "self_attn.k_proj"
         if module in by_head:
             whole, own_rows, num_rows, transposed, column_order = by_head[module]
@@ -198,7 +203,7 @@ def find_by_names(
             renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}{kind}"
-        sizes = [expected[f"model.{layer}{part}{kind}"][0] for part in parts]
+        sizes = [expected[f"model.{own_layer}{part}{kind}"][0] for part in parts]
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
         if is_stacked:
@@ -223,7 +228,7 @@ _OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
 def _is_not_read(tensor: str, names: TensorNames, model: str, layers: Sequence[LayerShape]) -> bool:
     if names.not_read and tensor.startswith(names.not_read):
         return True
-    number, _, rest = tensor.removeprefix(f"{model}layers.").partition(".")
+    number, _, rest = tensor.removeprefix(f"{model}{names.layers}.").partition(".")
     if not number.isdecimal():
         return False
     if int(number) >= len(layers):

@@ -31,8 +31,9 @@ from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import format_bytes, parse_size
-from infinilm.requests.stages import StageMemory, StagePart, stage_specs
+from infinilm.requests.stages import StageMemory, StagePart, stage_specs, threads_per_stage
 from infinilm.requests.states import plan_states, snapshot_interval
+from infinilm.requests.steps import tokens_of_a_step
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
@@ -443,12 +444,11 @@ def plan_model(
         weight_bytes = all_bytes
     elif all_bytes is not None:  # a rank of GPUs, which have one stage, has its part of what is saved
         weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
-    num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     steps: dict[str, Any] = {
         "device": devices[0],
         "num_ranks": num_ranks,
-        "num_threads": num_threads or 0,
-        "num_tokens": num_tokens,
+        "num_threads": threads_per_stage(num_threads, len(parts)),
+        "num_tokens": (num_tokens := tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)),
         "num_rows": max_num_seqs,
         "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
         "num_adapters": len(adapters),

@@ -319,6 +319,17 @@ void CpuBackend::experts(const ExpertsParams& p) {
     const int64_t num_tokens = p.ids.shape(0);
     if (num_tokens == 0) return;
     expert_rows_.group(p.ids, experts.num_experts);
+    const int64_t top_k = p.ids.shape(1);
+    if (p.weigh_inputs)  // what each part reads lies where it goes to in the end
+        split(num_tokens * top_k, p.parts.numel(), [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) {
+                const int64_t token = i / top_k;
+                const float* const x = p.x.as<const float>() + token * p.x.stride(0);
+                const float weight = p.weights.as<const float>()[token * p.weights.stride(0) + i % top_k];
+                float* const weighed = p.parts.as<float>() + expert_rows_.part_of()[i] * p.parts.stride(0);
+                for (int64_t column = 0; column < p.x.shape(1); ++column) weighed[column] = weight * x[column];
+            }
+        });
     const auto run_all = [&](bool down) {
         linears_.clear();
         for (int64_t expert = 0; expert < experts.num_experts; ++expert) {
@@ -326,11 +337,12 @@ void CpuBackend::experts(const ExpertsParams& p) {
             if (begin == end) continue;
             const PackedLinear& linear = down ? experts.down(expert) : experts.gate_up(expert);
             LinearArgs args = linear_args(linear.pieces()[0], linear.kind);  // of one or two parts, which are alike
-            const TensorView x = down ? p.inner : p.x, out = down ? p.parts : p.inner;
-            args.x = x.as<const float>() + (down ? begin * x.stride(0) : 0);
+            const bool of_parts = down || p.weigh_inputs;
+            const TensorView x = down ? p.inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
+            args.x = x.as<const float>() + (of_parts ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
             args.activation = activation(p.activation);
-            args.rows = down ? nullptr : expert_rows_.tokens() + begin;
+            args.rows = of_parts ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
             args.out_stride = out.stride(0);
@@ -343,7 +355,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
     const CombineArgs args{.parts = p.parts.as<const float>(),
                            .parts_stride = p.parts.stride(0),
                            .part_of = expert_rows_.part_of(),
-                           .weights = p.weights.as<const float>(),
+                           .weights = p.weigh_inputs ? nullptr : p.weights.as<const float>(),
                            .weights_stride = p.weights.stride(0),
                            .shared = p.shared.as<const float>(),
                            .shared_stride = p.shared ? p.shared.stride(0) : 0,
@@ -354,7 +366,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
                            .out = p.out.as<float>(),
                            .out_stride = p.out.stride(0),
                            .num_tokens = num_tokens,
-                           .top_k = p.ids.shape(1),
+                           .top_k = top_k,
                            .hidden_size = p.out.shape(1)};
     run(kernels_.combine, args, p.parts.numel());
 }
@@ -458,7 +470,7 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
         for (int64_t t = begin; t < end; ++t) {
             const int32_t at = p.positions.as<const int32_t>()[t];
             const double position = at;
-            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p(at / p.scale_positions));
+            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p((at + p.scale_offset) / p.scale_positions));
             float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
             for (int64_t i = 0; i < half; ++i) {
                 const double angle = position * double{inv_freq[i]};
@@ -477,7 +489,7 @@ void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
                              .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
                              .cos_sin = p.cos_sin.as<const float>(),
                              .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
-                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
+                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : p.q_cos_sin ? p.q_cos_sin.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
                              .v_norm = p.v_norm.data(),
@@ -530,6 +542,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .softmax_scale = p.softmax_scale,
                        .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
+                       .chunked = p.chunked,
                        .num_threads = pool_.size(),
                        .next_item = &next_item,
                        .scratch = nullptr,

@@ -220,7 +220,7 @@ def test_build_spec_fills_every_field():
     inv_freq = written["ropes"][0].pop("inv_freq")
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(10) / 10), rtol=5e-7)
     cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0, "owner": -1}
-    alike = {"rope": 0, "q_rope": -1, "experts": False, "cache": cache, "intermediate_size": 0}
+    alike = {"rope": 0, "q_rope": -1, "experts": False, "chunked": False, "cache": cache, "intermediate_size": 0}
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
@@ -271,8 +271,9 @@ def test_build_spec_fills_every_field():
             "top_groups": 1,
             "group_best": 2,
             "beside_mlp": False,
+            "weigh_inputs": False,
         },
-        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
+        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1, "scale_offset": 0}],
         "layers": [{"sliding_window": window, **alike} for window in (0, 0, 9)],
         "layer_scalars": False,
         "per_layer_size": 0,
@@ -299,6 +300,7 @@ def test_build_spec_of_experts():
         "top_groups": 1,
         "group_best": 2,
         "beside_mlp": False,
+        "weigh_inputs": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 
@@ -322,6 +324,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "top_groups": 2,
         "group_best": 2,
         "beside_mlp": False,
+        "weigh_inputs": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
     assert written["attention"]["qk_norm"] == "none"
@@ -573,3 +576,41 @@ def test_validate_accepts_exactly_what_build_spec_accepts(model_type, changes, m
         assert flat(build_spec(again, dtype="float32", max_model_len=9)) == flat(
             build_spec(config, dtype="float32", max_model_len=9)
         )
+
+
+def test_baichuan_of_13b_is_refused():
+    baichuan = {**SMALL, "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
+    for said in ({"model_max_length": 128}, {"max_position_embeddings": 128, "hidden_size": 5120}):
+        with pytest.raises(ConfigError, match=r"13B model, whose positions come from ALiBi, .*; 7B models"):
+            LlamaConfig.from_dict({**baichuan, **said})
+    with pytest.raises(ConfigError, match="alibi is True"):
+        LlamaConfig.from_dict({**baichuan, "max_position_embeddings": 128, "alibi": True})
+
+
+def test_multipliers_of_minicpm():
+    got = facts("minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=8)
+    assert got.embedding_multiplier == 12 and got.logit_multiplier == 8 / 32
+    assert got.residual_multiplier == pytest.approx(1.4 / 3**0.5)
+    with pytest.raises(ConfigError, match="scale_depth must be a finite number > 0; got -1"):
+        facts("minicpm", scale_depth=-1)
+    with pytest.raises(ConfigError, match="sparse_config must be None in MiniCPMForCausalLM"):
+        facts("minicpm", sparse_config={"kernel_size": 32})
+
+
+def test_sizes_and_layers_of_llama_4():
+    of_file = {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 4}
+    config = make("llama4_text", **of_file, attention_chunk_size=10, no_rope_layers=[1, 0, 1], moe_layers=[2])
+    assert (config.intermediate_size, config.moe_intermediate_size) == (40, 24)
+    got = model_facts(config, 128)
+    assert got.experts.layers == (False, False, True) and got.experts.shared_intermediate_size == 24
+    assert got.sliding_window == (10, 0, 10) and got.rope_of_layer == (0, -1, 0) and got.q_rope_of_layer == (-1, 1, -1)
+    for values, message in (
+        ({"moe_layers": [3]}, r"moe_layers must be a list of numbers of layers; got \[3\]"),
+        ({"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is not supported in Llama4ForCausalLM"),
+        ({"attn_scale": 0}, "attn_scale must be a finite number > 0; got 0"),
+        ({"attention_chunk_size": -1}, "attention_chunk_size"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make("llama4_text", **of_file, **values).validate()
+    with pytest.raises(ConfigError, match="attention_chunk_size is 8192.*more than their own chunk"):
+        make("llama", attention_chunk_size=8192)

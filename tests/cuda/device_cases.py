@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 import infinilm
-from infinilm import LLM, AutoConfig, InferEngine, _core
+from infinilm import LLM, AutoConfig, InferEngine, PagedKVCacheConfig, _core
 from infinilm.config.families import build_spec
 from infinilm.engine.hooks import ModelSites
 
@@ -130,6 +130,18 @@ MODELS: dict[str, dict[str, Any]] = {
             "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
         },
     },
+    "qwen3-5": {
+        **BASE,
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "head_dim": 32,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 3,
+        "linear_key_head_dim": 40,
+        "linear_value_head_dim": 48,
+        "linear_conv_kernel_dim": 4,
+    },
     "smollm3": {
         **BASE,
         "model_type": "smollm3",
@@ -153,6 +165,11 @@ def make_model(name: str, folder: Path, **changes: Any) -> Path:
         noise = rng.standard_normal(shape).astype(np.float32)
         weights[key] = 1 + 0.1 * noise if key.endswith("norm.weight") else noise / np.float32(shape[-1] ** 0.5)
     weights["model.embed_tokens.weight"] *= np.float32(spec.hidden_size**0.5)
+    for key in [key for key in weights if key.endswith("self_attn.gate_proj.weight")]:  # checkpoints have it with q
+        q = key.replace("gate_proj", "q_proj")
+        heads = [weights[name].reshape(-1, spec.attention.head_dim, spec.hidden_size) for name in (q, key)]
+        weights[q] = np.stack(heads, 1).reshape(-1, spec.hidden_size)
+        del weights[key]
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -260,6 +277,31 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
         assert llm.forward(prompt).tobytes() == (2 * before).tobytes()
         engine.set_hooks(None, [])
         assert llm.forward(prompt).tobytes() == before.tobytes()
+
+
+def states(_: Gpu, dtype: str) -> None:
+    """Bit for bit: each prompt alone, all at once, in chunks, from prefixes of before, after a preemption."""
+    model = GOLDEN / "qwen3-5"
+    rng = np.random.default_rng(1)
+    common, other = (rng.integers(3, 128, n).tolist() for n in (100, 40))
+    texts = [[*common[:75], 5], [*common[:75], 9, 4, 7], common[:98], [3, 4], other]
+
+    def open_small(**settings: Any) -> LLM:
+        return open_llm(model, dtype=dtype, **{"max_num_seqs": 3, "max_model_len": 160, **settings})
+
+    def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
+        sampling = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "logprobs": 1}
+        outputs = [o.outputs[0] for o in llm.generate(prompts, ignore_eos=True, use_tqdm=False, **sampling)]
+        return [(list(o.token_ids), repr(o.logprobs)) for o in outputs]
+
+    with open_small(enable_prefix_caching=False, max_num_seqs=1) as llm:
+        want = [answers(llm, [text])[0] for text in texts]
+    few_blocks = PagedKVCacheConfig(num_blocks=48, block_size=4)
+    for settings in ({"max_num_batched_tokens": 7}, {"kv_cache": few_blocks, "max_num_seqs": 4}):
+        with open_small(**settings) as llm:
+            for _ in range(2):
+                assert answers(llm, texts) == want
+            assert (llm.metrics().num_preemptions if "kv_cache" in settings else llm.metrics().prefix_hit_rate) > 0
 
 
 # ---- errors ----

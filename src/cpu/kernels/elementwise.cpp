@@ -145,7 +145,7 @@ void soft_cap(const SoftCapArgs& args, Share share) {
 void combine(const CombineArgs& args, Share share) {
     for_pieces(args.num_tokens, args.hidden_size, share, [&](int64_t t, int64_t first, int64_t n) {
         const int32_t* const part_of = args.part_of + t * args.top_k;
-        const float* const weights = args.weights + t * args.weights_stride;
+        const float* const weights = args.weights ? args.weights + t * args.weights_stride : nullptr;
         const vec gate =
             args.shared_gate ? 1.0f / (1.0f + exp(-set1(args.shared_gate[t * args.shared_gate_stride]))) : set1(1);
         for (int64_t i = first; i < first + n; i += width) {
@@ -154,7 +154,7 @@ void combine(const CombineArgs& args, Share share) {
                                 __attribute__((always_inline)) { return load_partial(row + i, count); };
             vec sum = zero();
             for (int64_t k = 0; k < args.top_k; ++k)
-                sum = fma(set1(weights[k]), at(args.parts + part_of[k] * args.parts_stride), sum);
+                sum = fma(set1(weights ? weights[k] : 1), at(args.parts + part_of[k] * args.parts_stride), sum);
             if (args.shared) sum = fma(gate, at(args.shared + t * args.shared_stride), sum);
             if (args.residual) sum += at(args.residual + t * args.residual_stride);
             store_partial(args.out + t * args.out_stride + i, sum, count);
