@@ -31,7 +31,7 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
 }
 
 // activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first,
-// relu2 the gate.
+// relu2 and sigmoid the gate.
 // silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 __device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
     if (activation == Activation::clamped_swiglu) {
@@ -42,6 +42,11 @@ __device__ __forceinline__ float activation_divisor(Activation activation, float
     if (activation == Activation::relu2) {
         gate = gate < 0.0f ? 0.0f : __fmul_rn(gate, gate);
         return 1.0f;
+    }
+    if (activation == Activation::sigmoid) {
+        const float divisor = 1.0f + expf(-gate);
+        gate = 1.0f;
+        return divisor;
     }
     const float u = activation == Activation::silu
                         ? gate

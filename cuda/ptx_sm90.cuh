@@ -1,4 +1,4 @@
-// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, clusters, register shares. Include
+// Hopper's instructions (sm_90a), each in one named wrapper: mbarriers, bulk copies, register shares. Include
 // only from files compiled with -gencode=arch=compute_90a,code=sm_90a. wgmma is in wgmma.cuh, which this includes.
 // Sources: the PTX ISA manual, section named with each. In the emulator: emulator/ptx_sm90_emulated.h.
 #pragma once
@@ -108,19 +108,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* column, const uint32_t (
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_u32(column)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
-}
-
-// ---- clusters ("Parallel Synchronization: barrier.cluster") ------------------------------------------------------
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
-// kernel and the last.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- registers per thread of a warpgroup ("Miscellaneous: setmaxnreg"): kCount a multiple of 8, 24..256 ----------

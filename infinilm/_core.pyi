@@ -850,7 +850,7 @@ class InferEngine:
 
     def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
         """
-        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made; None: all are.
+        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are.
         """
 
     @property
@@ -870,6 +870,11 @@ class InferEngine:
 
     def loaded_params(self) -> list[str]:
         """Names of the parameters that are loaded."""
+
+    def own_params(self) -> list[str]:
+        """
+        Names that load_param takes and that are needed here: of parameters, and of the packed tensors of linears. Those of stages elsewhere count as loaded.
+        """
 
     def take_packed(self) -> dict[str, Tensor]:
         """

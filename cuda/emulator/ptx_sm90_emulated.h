@@ -126,9 +126,6 @@ inline void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
                 static_cast<uint16_t>(r[j] >> 16 * c);
 }
 
-inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
-inline void cluster_sync() { emulator::cluster_sync(); }
-
 template <int kCount>
 void registers_increase() {
     static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256, "setmaxnreg takes a multiple of 8 in 24..256");

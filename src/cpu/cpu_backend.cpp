@@ -14,6 +14,7 @@
 #include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
+#include "cpu/rope_rows.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
 
@@ -457,22 +458,7 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
     const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
-    const float* inv_freq = p.inv_freq.as<const float>();  // [half]
-    // Angles in double: at position 100000 a float32 angle is off by 0.004.
-    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-            const int32_t at = p.positions.as<const int32_t>()[t];
-            const double position = at;
-            const double factor =
-                p.attention_factor * (1 + p.scale_beta * std::log1p((at + p.scale_offset) / p.scale_positions));
-            float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
-            for (int64_t i = 0; i < half; ++i) {
-                const double angle = position * double{inv_freq[i]};
-                row[i] = static_cast<float>(std::cos(angle) * factor);
-                row[half + i] = static_cast<float>(std::sin(angle) * factor);
-            }
-        }
-    });
+    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) { rope_rows(p, begin, end); });
 }
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {

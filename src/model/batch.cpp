@@ -42,12 +42,14 @@ int count_candidates(const Batch& b) {
 }
 
 // Each once, in the order of the layers.
-std::vector<int> windows_of(const ModelSpec& spec) {
-    std::vector<int> windows;
-    if (spec.dtype == DType::float32) return windows;  // whose attention needs no list
-    for (const LayerSpec& layer : spec.layers)
-        if (std::ranges::find(windows, layer.sliding_window) == windows.end()) windows.push_back(layer.sliding_window);
-    return windows;
+std::vector<AttentionLayer> attention_layers(const ModelSpec& spec) {
+    std::vector<AttentionLayer> layers;
+    if (spec.dtype == DType::float32) return layers;  // whose attention needs no list
+    for (int i = 0; i < spec.num_layers; ++i) {
+        const AttentionLayer layer{spec.layers[static_cast<size_t>(i)].sliding_window, heads_of(spec.attention_of(i))};
+        if (!spec.has_state(i) && std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
+    }
+    return layers;
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
@@ -123,12 +125,12 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                                   .context_lens = batch.context_lens.as<const int32_t>()},
-                                                 heads_of(spec.attention), windows_of(spec), queue->num_sms(),
-                                                 cache.workspace().bytes());
+                                                 attention_layers(spec), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
-                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row};
+                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
+                                  &staged.state_in,     &staged.state_out};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});

@@ -39,7 +39,7 @@ struct Batch {
     Tensor allowed;      // [num_masks, ceil(vocab_size / 32)] int32
     Tensor allowed_row;  // [num_rows] int32, -1: no mask
     bool return_logits = false;
-    // Set by stage() on a device with a queue: for each window of the layers, what attention has to do.
+    // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
     // Set by check_values(): what of block_table its sequences use and BlockTable has not.

@@ -53,7 +53,7 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
                        {&Workspace::queries, 1, spec.attention.num_heads * latent.query_dim(), activation},
                        {&Workspace::latents, 1, spec.attention.num_heads * latent.kv_rank, activation}});
     if (const DeltaSpec& delta = spec.delta; delta != DeltaSpec())
-        shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.in_dim(), activation},
+        shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.padded_in_dim(), activation},
                                      {&Workspace::conv, 1, delta.conv_dim(), activation},
                                      {&Workspace::delta_gates, 1, 2 * delta.num_v_heads, DType::float32}});
     if (experts.count > 0)
@@ -354,7 +354,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     }
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
+    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),

@@ -480,6 +480,21 @@ void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& bloc
         throw WeightError(concat("parameter '", row.name, "': expected a contiguous tensor; pass a contiguous copy"));
 }
 
+std::vector<std::string> Params::names_of_stage() const {
+    std::vector<std::string> names;
+    for (const ParamRow& row : rows_)
+        if (is_of_stage(row)) names.push_back(row.name);
+    for (const LinearWeights* linear : linears_)
+        if (is_of_stage(rows_[linear->rows[0]]))
+            for (const char* const part : {".panels", ".scales"}) names.push_back(linear->name + part);
+    return names;
+}
+
+void Params::skip_other_stages(Backend& backend) {
+    for (ParamRow& row : rows_)
+        if (!is_of_stage(row)) keep(backend, row, {});
+}
+
 std::vector<std::string> Params::missing() const {
     std::vector<std::string> out;
     for (const ParamRow& row : rows_)

@@ -97,6 +97,7 @@ struct DeltaSpec {
     int v_size() const { return num_v_heads * v_dim; }
     int conv_dim() const { return 2 * k_size() + v_size(); }
     int in_dim() const { return conv_dim() + v_size() + 2 * num_v_heads; }  // with z, b and a
+    int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }            // GPUs write 8 at a time
     bool operator==(const DeltaSpec&) const = default;
 };
 

@@ -198,7 +198,7 @@ struct AttentionParams {
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
-    int list = 0;               // of that, for this window
+    int list = 0;               // of that, for layers like this one
     AttentionList known = {};   // of that list
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
 };
@@ -249,7 +249,7 @@ struct RouteParams {
     bool normalize = false;
     float scale = 1;
     int num_groups = 1, top_groups = 1;
-    int group_best = 2;  // 1 or 2; on GPUs 2
+    int group_best = 2;  // 1 or 2
 };
 
 // The experts of a layer, made once at load time by prepare_experts.

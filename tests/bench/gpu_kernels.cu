@@ -177,13 +177,14 @@ public:
           lens_(static_cast<size_t>(num_seqs), context),
           cu_seqlens_(edges_),
           lengths_(lens_),
-          workspace_bytes_(attention_workspace_bytes(heads, int64_t{num_seqs} * context)),
+          workspace_bytes_(
+              attention_workspace_bytes(heads, int64_t{num_seqs} * context, attention_row_floats(heads.head_dim))),
           workspace_(static_cast<size_t>(workspace_bytes_)) {
         args_.q = q_.as<void>(), args_.out = out_.as<void>(), args_.q_stride = args_.out_stride = width_;
         args_.block_table = table_.as<int>(), args_.block_table_stride = per_seq_;
         args_.cu_seqlens_q = cu_seqlens_.as<int>(), args_.context_lens = lengths_.as<int>();
         args_.num_seqs = num_seqs, args_.num_heads = heads.num_heads, args_.num_kv_heads = heads.num_kv_heads;
-        args_.head_dim = heads.head_dim, args_.block_size = block_size;
+        args_.head_dim = args_.value_dim = heads.head_dim, args_.block_size = block_size;
         args_.max_query_len = queries;
         args_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
         args_.type = Type::bf16;
@@ -191,7 +192,7 @@ public:
         int sms = 0;
         check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
         const AttentionWork listed =
-            list_attention_work({num_seqs, edges_.data(), lens_.data()}, heads, {0}, sms, workspace_bytes_);
+            list_attention_work({num_seqs, edges_.data(), lens_.data()}, {{0, heads}}, sms, workspace_bytes_);
         const AttentionList& list = listed.lists[0];
         array_ = std::make_unique<Memory>(listed.array);
         work_ = {array_->as<int4>(),
@@ -199,6 +200,7 @@ public:
                  static_cast<int>(list.num_decode),
                  static_cast<int>(list.prefill_begin),
                  static_cast<int>(list.num_prefill),
+                 list.row_floats,
                  workspace_.as<void>()};
         check(cudaStreamSynchronize(nullptr));
     }
@@ -382,9 +384,13 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
                                  cos_sin.as<float>(),
                                  norm_weight,
                                  norm_weight,
+                                 nullptr,
                                  slot_mapping.as<int64_t>(),
                                  k.as<void>(),
                                  v.as<void>(),
+                                 nullptr,
+                                 0,
+                                 0,
                                  num_heads,
                                  num_kv_heads,
                                  head_dim,

@@ -32,7 +32,7 @@ BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     *(
         ROOT / f"cuda/{name}.cpp"
-        for name in ("backend", "graph", "grouped", "library", "peers", "sampling_host", "transfers")
+        for name in ("backend", "graph", "grouped", "library", "mixing_host", "peers", "sampling_host", "transfers")
     ),
     ROOT / "src/core/tensor.cpp",
     ROOT / "src/ops/backend_defaults.cpp",

@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
-from device_cases import make_model
+from device_cases import MODELS, make_model
 from emulation import HERE, ON_GPU, Gpu
 from numpy.typing import NDArray
 
@@ -46,6 +46,7 @@ class Sequences:
     num_seqs: int = 4
     block_size: int = 16
     max_len: int = 320
+    has_states: bool = False
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class Sequences:
         self.blocks_per_seq = -(-self.max_len // self.block_size)
         self.num_blocks = self.num_seqs * self.blocks_per_seq
         self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
+
+    def states(self, seqs: list[int], before: NDArray[np.int64]) -> dict[str, Any]:
+        """Of models with layers that have a state: that of a sequence has its number."""
+        own = np.array(seqs, np.int32)
+        return {"state_in": np.where(before == 0, np.int32(-1), own), "state_out": own}
 
     def batch(
         self,
@@ -105,6 +111,7 @@ class Sequences:
             "previous_rows": None if previous_rows is None else np.array(previous_rows, np.int32),
             "return_logits": logits,
             **draws,
+            **(self.states(seqs, before) if self.has_states else {}),
         }
         return _core.Batch(**self.arrays)
 
@@ -121,7 +128,8 @@ class Twins:
     def __init__(
         self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
     ) -> None:
-        model = make_model(name, Path(folder), num_hidden_layers=1)
+        self.has_states = "full_attention_interval" in MODELS[name]
+        model = make_model(name, Path(folder), num_hidden_layers=2 if self.has_states else 1)
         self.recording, self.eager = (
             open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
@@ -129,9 +137,10 @@ class Twins:
 
     def reset(self, **sequences: int) -> None:
         """New sequences in a new cache."""
-        self.sequences = Sequences(self.recording.spec.vocab_size, **sequences)
+        self.sequences = Sequences(self.recording.spec.vocab_size, has_states=self.has_states, **sequences)
+        num_states = self.sequences.num_seqs if self.has_states else 0
         for engine in (self.recording, self.eager):
-            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size)
+            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size, num_states=num_states)
 
     def step(self, seqs: list[int], count: int = 1, **options: Any) -> None:
         batch = self.sequences.batch(seqs, count, **options)

@@ -27,6 +27,7 @@ def test_graphs(simulate: Run, models: str, case: str) -> None:
         ("mistral-window", "bfloat16", "late", 3),
         ("qwen2", "float32", "late", 4),
         ("qwen2-moe", "bfloat16", "late", 5),
+        ("qwen3-5", "bfloat16", "late", 6),
     ],
 )
 def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: str, seed: int) -> None:

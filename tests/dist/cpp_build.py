@@ -46,6 +46,7 @@ ENGINE = [path for path in ENGINE if path not in CORE and path.stem != "workspac
 TESTS = [*ENGINE, *sorted((ROOT / "tests/cpp").glob("*.cpp"))]
 BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
+WATCHED_NCCL = ROOT / "tests/cpp/fake_nccl/watched_nccl.cpp"
 HEADERS = [*ROOT.glob("src/**/*.h"), *ROOT.glob("tests/cpp/**/*.h")]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-pthread", "-fPIC", "-fvisibility=hidden",
          f"-I{ROOT / 'src'}", f"-I{ROOT / 'tests/cpp'}"]  # fmt: skip

@@ -107,7 +107,7 @@ def relu2(x: F64) -> F64:
     return np.square(np.maximum(x, 0))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2, "sigmoid": _sigmoid}
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:

@@ -47,6 +47,9 @@ enum class Format : uint8_t {
     z4_32,  // 4 bits with zero points, of groups of so many
     z4_64,
     z4_128,
+    f8_row,  // e4m3 with a scale for each output, or for each 32 or 128 k of it
+    f8_32,
+    f8_128,
 };
 
 // Rows of a linear before they are packed.
@@ -262,7 +265,10 @@ struct Kernels {
         switch (args.weight.format) {
             case Format::f32:
             case Format::bf16:
-            case Format::f16: return *linear_floats;
+            case Format::f16:
+            case Format::f8_row:
+            case Format::f8_32:
+            case Format::f8_128: return *linear_floats;
             default: return *linear_integers;
         }
     }
