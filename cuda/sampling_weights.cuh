@@ -8,7 +8,7 @@ namespace infinilm::cuda {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kBins = 2048, kThreadBins = kBins / kThreads;
 constexpr int kListed = kThreads;  // candidates that fit the list
-constexpr int kBatch = 16;         // loads in flight per thread
+constexpr int kBatch = 8;          // loads in flight per thread
 constexpr int kMostBlocks = 8;     // of a row: a cluster that every GPU with clusters has room for
 constexpr unsigned kAll = 0xffffffffu;
 
