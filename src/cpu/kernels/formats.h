@@ -57,9 +57,9 @@ struct Bf16Widened : FloatX {
         return as_float(unit == 0 ? pair << 16 : pair & 0xffff0000u);
     }
 };
-// e4m3 times its scale, rounded to float32: what these weights are as plain numbers. The 7 bits of exponent and mantissa
-// are placed where float32 has theirs, which is 2 ** 120 too small since the exponents are counted from other numbers;
-// the scales make up for it. That is right of subnormal ones as well, which become subnormal ones of float32.
+// e4m3 times its scale, rounded to float32: what these weights are as plain numbers. The 7 bits of exponent and
+// mantissa are placed where float32 has theirs, which is 2 ** 120 too small since the exponents are counted from other
+// numbers; the scales make up for it. That is right of subnormal ones as well, which become subnormal ones of float32.
 struct F8Widened : FloatX {
     static constexpr Format format = Format::f8_row;
     static constexpr int line_units = 4;
