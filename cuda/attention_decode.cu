@@ -288,6 +288,16 @@ __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const D
     merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
 }
 
+// A key and its value to L2, while the kernel in front, which may write them, still runs: nothing is read.
+__device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int row) {
+    if (row < 0) return;
+    const int64_t bytes = int64_t{2} * p.head_dim;
+    for (int64_t i = 0; i < bytes; i += 128) {
+        prefetch_l2(static_cast<const uint8_t*>(p.k_cache) + row * bytes + i);
+        prefetch_l2(static_cast<const uint8_t*>(p.v_cache) + row * bytes + i);
+    }
+}
+
 // One item of the list from its chunk `first` on, for one kv head, by the whole block.
 template <class T, int D>
 __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, int first, uint8_t* smem) {
@@ -321,6 +331,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         cp_async_commit();
     };
     locate(0);
+    prefetch_key(p, room.rows_of(0)[threadIdx.x]);
     locate(1);
     grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
     load_keys(0);

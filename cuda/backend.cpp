@@ -10,6 +10,7 @@
 #include "grouped.h"
 #include "kernel_list.h"
 #include "kernels.h"
+#include "linear_choice.h"
 #include "mixing_host.h"
 #include "ops/device_queue.h"
 #include "packed_layout.h"
@@ -156,13 +157,7 @@ private:
         if (launched == cudaSuccess && sync_) launched = cudaStreamSynchronize(stream_);
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
-    static bool few(int64_t num_tokens, const PackedWeight& weight) {
-        return num_tokens <= max_decode_tokens(weight.format);
-    }
-    // As a prologue every block norms all of x again: from 16 rows on that takes as long as a kernel of its own (H100).
-    bool norm_fused(int64_t num_tokens, const PackedWeight& weight) const {
-        return type_ != Type::f32 && num_tokens <= std::min(16, max_norm_tokens(weight.format));
-    }
+    LinearKernel kernel_of(const LinearArgs& args) const { return choose_linear(args, is_hopper_, num_sms_); }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
@@ -411,7 +406,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (p.norm.weight.ndim() == 1 && norm_fused(args.num_tokens, args.weight)) {
+    if (p.norm.weight.ndim() == 1 && fuses_norm(kernel_of(args), args.num_tokens, args.weight.format)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -422,15 +417,8 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
 }
 
 void CudaBackend::run_linear(const LinearArgs& args) {
-    auto launch = [&] {
-        if (type_ == Type::f32) return linear_f32(args, stream_);
-        if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
-#if INFINILM_SM90
-        if (is_hopper_) return linear_sm90(args, stream_);
-#endif
-        return linear_prefill(args, stream_);
-    };
-    run(launch(), "linear", std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
+    run(launch_linear(kernel_of(args), args, stream_), "linear",
+        std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
 }
 
 void CudaBackend::linear(const LinearParams& p) {
@@ -442,8 +430,8 @@ void CudaBackend::linear(const LinearParams& p) {
 }
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
-    const PackedWeight& weight = packed(p.weight);
-    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0), weight) && p.x.numel() > 0 &&
+    LinearArgs args = linear_args(p);
+    const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
                        !rope.q_norm && !rope.q_cos_sin && rope.slot_mapping && rope.cos_sin &&
                        rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
@@ -451,7 +439,6 @@ void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStorePar
         return qk_norm_rope_store_kv(rope);
     }
     activate();
-    LinearArgs args = linear_args(p);
     add_norm(p, args);
     args.has_rope = true;
     args.rope = rope_args(rope);

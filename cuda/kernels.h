@@ -36,8 +36,8 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 //   int8_groups  as int4
 //   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
 //   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
-// The first three are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4 are
-// then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
+// int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
+// are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
 enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
@@ -299,14 +299,15 @@ struct LinearArgs {
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
 };
 
-// At most this many tokens go through linear_decode, and this many with a norm. Quantised weights, of which more
-// kernels are compiled, have fewer of each.
+// linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
+// many with a norm, which every block computes again. Of quantised weights, of which more kernels are compiled, fewer.
 constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
-constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 8; }
-cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens as above; all of LinearArgs
-cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
-cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
-cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope
+constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 8; }
+cudaError_t linear_decode(const LinearArgs&, cudaStream_t);      // num_tokens as above; all of LinearArgs
+cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);     // any num_tokens; without norm and rope
+cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);        // the same on Hopper (wgmma)
+cudaError_t linear_split_sm90(const LinearArgs&, cudaStream_t);  // the same with rope; as_type, int8 and fp8
+cudaError_t linear_f32(const LinearArgs&, cudaStream_t);         // Type::f32, without norm and rope
 
 // ---- linears of listed rows --------------------------------------------------------------------------------------
 
@@ -497,10 +498,11 @@ struct SampleArgs {
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
+    int blocks = 0;  // of a row: 1, 2, 4, 8 (sm_90: a cluster); 0: as many as suit the device. The same bits with any
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
-// As FindBestParams; n >= 0, 1 <= k <= 1024.
+// As FindBestParams; n >= 0, 1 <= k <= 512.
 struct FindBestArgs {
     const float* logits;  // [num_rows, n]
     int64_t logits_stride;
@@ -508,6 +510,7 @@ struct FindBestArgs {
     float* best;  // [num_rows, k]
     int* ids;     // the same
     AllowedArgs mask = {};
+    int blocks = 0;  // as above
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 

@@ -357,6 +357,13 @@ class ExpertsSpec:
     @beside_mlp.setter
     def beside_mlp(self, arg: bool, /) -> None: ...
 
+    @property
+    def weigh_inputs(self) -> bool:
+        """An expert reads the token times its weight."""
+
+    @weigh_inputs.setter
+    def weigh_inputs(self, arg: bool, /) -> None: ...
+
 class DeltaSpec:
     """What layers with a state have in place of attention."""
 
@@ -434,7 +441,7 @@ class LatentSpec:
     def norm_eps(self, arg: float, /) -> None: ...
 
 class RopeSpec:
-    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
+    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0) -> None: ...
 
     @property
     def scale_beta(self) -> float: ...
@@ -447,6 +454,12 @@ class RopeSpec:
 
     @scale_positions.setter
     def scale_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def scale_offset(self) -> int: ...
+
+    @scale_offset.setter
+    def scale_offset(self, arg: int, /) -> None: ...
 
     @property
     def inv_freq(self) -> list[float]:
@@ -484,7 +497,14 @@ class CacheSpec:
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
+    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0, chunked: bool = False) -> None: ...
+
+    @property
+    def chunked(self) -> bool:
+        """The window begins at multiples of its size, and does not slide."""
+
+    @chunked.setter
+    def chunked(self, arg: bool, /) -> None: ...
 
     @property
     def cache(self) -> CacheSpec: ...
@@ -830,7 +850,7 @@ class InferEngine:
 
     def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
         """
-        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made; None: all are.
+        devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are.
         """
 
     @property
@@ -850,6 +870,11 @@ class InferEngine:
 
     def loaded_params(self) -> list[str]:
         """Names of the parameters that are loaded."""
+
+    def own_params(self) -> list[str]:
+        """
+        Names that load_param takes and that are needed here: of parameters, and of the packed tensors of linears. Those of stages elsewhere count as loaded.
+        """
 
     def take_packed(self) -> dict[str, Tensor]:
         """

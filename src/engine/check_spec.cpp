@@ -73,6 +73,7 @@ void validate(const ModelSpec& spec) {
             require(of_owner.num_kv_heads == a.num_kv_heads && of_owner.head_dim == a.head_dim, "layer ", i,
                     " reads the keys and values of layer ", owner, ", whose heads are others");
         }
+        require(layer.sliding_window > 0 || !layer.chunked, "a layer that is chunked needs the size as sliding_window");
         for (const int own : {layer.rope, layer.q_rope}) {
             require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
             if (own < 0) continue;
@@ -81,6 +82,14 @@ void validate(const ModelSpec& spec) {
                     inv_freq.size(), " frequencies for head_dim ", a.head_dim);
         }
     }
+}
+
+const char* only_on_cpus(const ModelSpec& spec) {
+    if (spec.experts.weigh_inputs) return "experts that read weighed tokens";
+    if (std::ranges::any_of(spec.layers, &LayerSpec::chunked)) return "attention in chunks";
+    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.rope < 0 && layer.q_rope >= 0; }))
+        return "queries that are scaled by their position in layers without RoPE";
+    return nullptr;
 }
 
 }  // namespace infinilm

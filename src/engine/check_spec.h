@@ -7,4 +7,7 @@ namespace infinilm {
 
 void validate(const ModelSpec& spec);  // ConfigError: sizes that contradict each other
 
+// What a model has that GPUs have no kernels for; null: nothing.
+const char* only_on_cpus(const ModelSpec& spec);
+
 }  // namespace infinilm

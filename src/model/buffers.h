@@ -24,14 +24,20 @@ int64_t buffer_bytes(const std::vector<BufferShape<Buffers>>& shapes, int64_t n)
     return bytes;
 }
 
+constexpr int64_t large_buffer = 4 << 20;  // bytes
+
 // Makes room for n, where buffers.capacity says that there is less.
 template <class Buffers>
 void reserve(Backend& backend, Buffers& buffers, const std::vector<BufferShape<Buffers>>& shapes, int64_t n) {
     if (n <= buffers.capacity) return;
     while_quiet(backend, [&] {
         buffers = {};  // give back before asking for more
-        for (const auto& shape : shapes)
-            buffers.*shape.buffer = backend.allocate(shape.dtype, std::array{shape.rows * n, shape.columns});
+        for (const auto& shape : shapes) {
+            Tensor& buffer = buffers.*shape.buffer;
+            buffer = backend.allocate(shape.dtype, std::array{shape.rows * n, shape.columns});
+            // A token's row may be pages away from the next one's.
+            if (buffer.device().kind == DeviceKind::cpu && buffer.bytes() >= large_buffer) prefer_huge_pages(buffer);
+        }
         buffers.capacity = n;
     });
 }

@@ -147,10 +147,10 @@ struct RopeTableParams {
     TensorView positions;    // [num_tokens] int32
     TensorView inv_freq;     // [rotary_dim / 2] float32
     float attention_factor;  // multiplies both (yarn, longrope); else 1
-    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)); scale_beta 0: they are
-    // not.
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions));
+    // scale_beta 0: they are not.
     float scale_beta = 0;
-    int scale_positions = 1;
+    int scale_positions = 1, scale_offset = 0;  // on GPUs scale_offset is 0
     TensorView cos_sin;  // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
@@ -161,7 +161,7 @@ struct RopeStoreParams {
     TensorView qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation; without v where v_cache is
                      // absent
     TensorView cos_sin;        // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
-    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent
+    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent. Alone: k is not turned
     TensorView q_turned = {};  // [num_tokens, num_heads, rotary_dim] activation: what is turned into the beginning of
                                // each head of q; absent: that itself
     TensorView q_norm;         // [head_dim] prepared by prepare_vector, or absent
@@ -192,8 +192,9 @@ struct AttentionParams {
     TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
-    float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
-    int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
+    int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
@@ -273,6 +274,7 @@ struct ExpertsParams {
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
     TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
+    bool weigh_inputs = false;    // the sum is of down(gate_up(weights[t, k] * x[t]))
 };
 inline constexpr int64_t expert_list_ints = 12;
 

@@ -7,7 +7,7 @@
 //   ./attention_bench [--isa name] [--element bf16|f16|f32] [--huge] [--case heads,kv_heads,head_dim,keys,queries]...
 //
 // Keys and values lie in blocks of 16 tokens in random order, in as many layers as no cache of the machine holds where
-// there is one query; --huge asks for huge pages, as a large cache of the engine does.
+// there is one query; --huge asks for huge pages, as a large cache and the activations of many tokens do in the engine.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -47,11 +47,16 @@ void time_best(double& best, F f) {
     best = std::min(best, cpu_seconds() - start);
 }
 
-// Random numbers in [-1, 1), cheaply: a small table that is repeated.
-char* make_cache(Element element, size_t bytes, bool huge, std::mt19937& random) {
+char* map_memory(size_t bytes, bool huge) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) std::abort();
     if (huge) madvise(data, bytes, MADV_HUGEPAGE);
+    return static_cast<char*>(data);
+}
+
+// Random numbers in [-1, 1), cheaply: a small table that is repeated.
+char* make_cache(Element element, size_t bytes, bool huge, std::mt19937& random) {
+    char* const data = map_memory(bytes, huge);
     std::vector<char> some(1 << 16);
     const size_t size = element == Element::f32 ? 4 : 2;
     for (size_t i = 0; i < some.size(); i += size) {
@@ -65,8 +70,8 @@ char* make_cache(Element element, size_t bytes, bool huge, std::mt19937& random)
                     size);
     }
     for (size_t i = 0; i < bytes; i += some.size())
-        std::memcpy(static_cast<char*>(data) + i, some.data(), std::min(some.size(), bytes - i));
-    return static_cast<char*>(data);
+        std::memcpy(data + i, some.data(), std::min(some.size(), bytes - i));
+    return data;
 }
 
 void measure(const Kernels& kernels, Element element, bool huge, const Case& c) {
@@ -80,8 +85,9 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
     char* const k_cache = make_cache(element, num_layers * layer_bytes, huge, random);
     char* const v_cache = make_cache(element, num_layers * layer_bytes, huge, random);
     const int64_t q_stride = int64_t{c.heads} * c.head_dim;
-    std::vector<float> q(size_t(c.queries * q_stride)), out(q.size());
-    for (float& x : q) x = static_cast<float>(random() % 2000) * 1e-3f - 1;
+    const auto activation_bytes = static_cast<size_t>(c.queries * q_stride) * sizeof(float);
+    auto* const q = reinterpret_cast<float*>(make_cache(Element::f32, activation_bytes, huge, random));
+    auto* const out = reinterpret_cast<float*>(map_memory(activation_bytes, huge));
     std::vector<int32_t> table(static_cast<size_t>(num_blocks));
     for (int i = 0; i < num_blocks; ++i) table[static_cast<size_t>(i)] = i;
     std::shuffle(table.begin(), table.end(), random);
@@ -89,7 +95,7 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
     int64_t next_item = 0;
 
     AttentionArgs args{};
-    args.q = q.data(), args.q_stride = q_stride, args.out = out.data(), args.out_stride = q_stride;
+    args.q = q, args.q_stride = q_stride, args.out = out, args.out_stride = q_stride;
     args.cache_element = element, args.block_table = table.data(), args.block_table_stride = num_blocks;
     args.cu_seqlens_q = cu_seqlens_q, args.context_lens = context_lens, args.num_seqs = 1;
     args.block_size = block_size, args.num_heads = c.heads, args.num_kv_heads = c.kv_heads;
@@ -134,6 +140,8 @@ void measure(const Kernels& kernels, Element element, bool huge, const Case& c) 
                     bytes / read * 1e-9);
     std::printf("   %5.1f GFLOP/s = %4.1f%% of %5.1f%s\n", flops / attention * 1e-9, 100 * flops * flop / attention,
                 1e-9 / flop, checksum == 1 ? "." : "");
+    munmap(q, activation_bytes);
+    munmap(out, activation_bytes);
     munmap(k_cache, num_layers * layer_bytes);
     munmap(v_cache, num_layers * layer_bytes);
 }

@@ -13,6 +13,7 @@
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
+#include "linear_choice.h"
 #include "ptx.cuh"
 
 namespace infinilm::cuda {
@@ -133,21 +134,21 @@ int guarded(const Body& body) {
     return cudaSuccess;
 }
 
-enum Kernel : int { decode, prefill, sm90 };
+enum Kernel : int { decode, prefill, sm90, split, chosen };
 cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
-    switch (kernel) {
-        case decode: return linear_decode(args, stream);
-        case prefill: return linear_prefill(args, stream);
-#if INFINILM_SM90
-        case sm90: return linear_sm90(args, stream);
-#endif
-        default: return cudaErrorNotSupported;
-    }
+    constexpr LinearKernel kernels[] = {LinearKernel::decode, LinearKernel::prefill, LinearKernel::sm90,
+                                        LinearKernel::split_sm90};
+    if (kernel != chosen) return launch_linear(kernels[kernel], args, stream);
+    int major = 0, num_sms = 0;
+    if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
+    if (cudaError_t error = device_sms(num_sms)) return error;
+    return launch_linear(choose_linear(args, major == 9, num_sms), args, stream);
 }
 
-PackedWeight weight_shape(int n, int k, int order, int head_dim) {
+PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     PackedWeight w;
     w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
+    w.format = static_cast<WeightFormat>(format);
     return w;
 }
 
@@ -278,12 +279,13 @@ int bench_read(int64_t bytes, int calls, float* milliseconds) {
     });
 }
 
-// kernel: 0 linear_decode, 1 linear_prefill, 2 linear_sm90. order: RowOrder. norm: with the norm as a prologue.
-int bench_linear(int kernel, int num_tokens, int n, int k, int order, int head_dim, int norm, int out_float32,
-                 int64_t flush_bytes, int calls, float* milliseconds) {
+// kernel: 0 linear_decode, 1 linear_prefill, 2 linear_sm90, 3 linear_split_sm90, 4 what linear_choice.h says. format:
+// WeightFormat, whose bits are of chance, too. order: RowOrder. norm: with the norm as a prologue.
+int bench_linear(int kernel, int format, int num_tokens, int n, int k, int order, int head_dim, int norm,
+                 int out_float32, int64_t flush_bytes, int calls, float* milliseconds) {
     return guarded([&] {
         LinearArgs args;
-        args.weight = weight_shape(n, k, order, head_dim);
+        args.weight = weight_shape(n, k, order, head_dim, format);
         const auto bytes = static_cast<int64_t>(packed_bytes(args.weight));
         const int64_t count = copies(bytes, flush_bytes, calls);
         const Memory weights(Type::bf16, count * bytes / 2, 0.02f), x(Type::bf16, int64_t{num_tokens} * k, 1);
@@ -301,10 +303,10 @@ int bench_linear(int kernel, int num_tokens, int n, int k, int order, int head_d
 }
 
 // How many of the outputs [num_tokens, n] of two kernels differ in a bit.
-int bench_linear_bits(int kernel, int other, int num_tokens, int n, int k, int64_t* unequal) {
+int bench_linear_bits(int kernel, int other, int format, int num_tokens, int n, int k, int64_t* unequal) {
     return guarded([&] {
         LinearArgs args;
-        args.weight = weight_shape(n, k, 0, 0);
+        args.weight = weight_shape(n, k, 0, 0, format);
         const Memory weight(Type::bf16, static_cast<int64_t>(packed_bytes(args.weight)) / 2, 0.02f);
         const Memory x(Type::bf16, int64_t{num_tokens} * k, 1);
         const size_t count = static_cast<size_t>(num_tokens) * static_cast<size_t>(n);

@@ -19,6 +19,7 @@ def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
         {
             "seed": draw(st.integers(0, 2**31)), "vocab_size": vocab_size, "rows": rows,
             "kind": draw(st.sampled_from(KINDS)), "pad": draw(st.sampled_from((0, 3, 8))),
+            "blocks": draw(st.sampled_from((1, 2, 4, 8))),
         }
         for vocab_size, rows in ((1, 3), (7, 5), (257, 7), (1000, 7), (5000, 7))
     ]  # fmt: skip

@@ -11,8 +11,11 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int64_t value_tile_floats = 4096;  // staged values that all rows of a strip take in turn: half of L1
-constexpr int64_t steps_ahead = 4;           // tiles between what is computed with and what is asked for
+// Staged values that all rows of a strip take in turn, from L2: with as many as L1 holds, sums would be stored and
+// loaded four times as often.
+constexpr int64_t value_tile_floats = 16384;
+constexpr int64_t softmax_rows = 6;  // whose scores lie in L1 while they become weights
+constexpr int64_t steps_ahead = 4;   // tiles between what is computed with and what is asked for
 
 namespace {
 
@@ -36,7 +39,7 @@ struct Workspace {
     Results totals;    // [rows] of all chunks so far
     Results of_chunk;  // [strip_rows]
     float* scores;     // [strip_rows, chunk_keys] then weights, of this chunk
-    float* keys;       // of this chunk and one kv head in float32, [chunk_keys / tile_keys, head_dim, tile_keys]
+    float* keys;       // of this chunk and one kv head in float32, [chunk_keys / staged_keys, head_dim, staged_keys]
     float* values;     // [chunk_keys, padded_dim]
     float* copied;     // [2, width, head_dim] keys that are not side by side
     int64_t* at;       // [chunk_keys] where each key begins in the cache
@@ -141,17 +144,17 @@ static void for_row_groups(Interval rows, F f) {
     }
 }
 
-// Scores of the keys that one of `count` rows sees, and of some beside them, in the tile that begins with key `first`.
+// Scores of the staged keys that one of `count` rows sees, and of some beside them, of those side by side from `first`.
 static void score_group(const Block& b, int64_t first, int64_t row, int64_t count) {
     const int64_t begin = larger(b.keys(row).begin - first, 0);
-    const int64_t end = smaller(b.keys(row + count - 1).end - first, tile_keys);
+    const int64_t end = smaller(b.keys(row + count - 1).end - first, staged_keys);
     visit_rows(count, [&]<int ROWS>() {
         score_rows<ROWS>(b.q(row), b.w.keys + first * b.a.head_dim, b.a.head_dim, begin, end, b.scores(row) + first);
     });
 }
 
-// Scores to weights: 2^(score - largest), zero where the row does not see the key, over whole vectors of lanes.
-static void softmax_row(const Block& b, int64_t row) {
+// Finds the largest score of a row; in whole vectors of lanes, those of keys that it does not see become -infinity.
+static void find_largest(const Block& b, int64_t row) {
     const Interval keys = b.keys(row);
     if (keys.begin >= keys.end) return;
     float* s = b.scores(row);  // [chunk_keys]
@@ -160,19 +163,37 @@ static void softmax_row(const Block& b, int64_t row) {
         const float cap = b.a.score_cap * 0x1.715476p0f;
         for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
     }
-    for (int64_t k = begin; k < keys.begin; ++k) s[k] = -__builtin_inff();
-    for (int64_t k = keys.end; k < end; ++k) s[k] = -__builtin_inff();
+    const auto hide = [&](int64_t k) {
+        store(s + k, keep_lanes(load(s + k), keys.begin - k, keys.end - k, -__builtin_inff()));
+    };
+    hide(begin), hide(end - width);
     vec largest = load(s + begin);
     for (int64_t k = begin + width; k < end; k += width) largest = max(largest, load(s + k));
-    const float top = reduce_max(largest);
+    b.results.largest[row - b.strip.begin] = reduce_max(largest);
+}
+
+// Scores to weights: 2^(score - largest).
+static void weigh_row(const Block& b, int64_t row) {
+    const Interval keys = b.keys(row);
+    if (keys.begin >= keys.end) return;
+    float* s = b.scores(row);
+    const vec largest = set1(b.results.largest[row - b.strip.begin]);
     vec sum = zero();
-    for (int64_t k = begin; k < end; k += width) {
-        const vec weight = exp2_nonpositive(load(s + k) - set1(top));
+    for (int64_t k = keys.begin / width * width; k < keys.end; k += width) {
+        const vec weight = exp2_nonpositive(load(s + k) - largest);
         store(s + k, weight);
         sum = sum + weight;
     }
-    b.results.largest[row - b.strip.begin] = top;
     b.results.weight[row - b.strip.begin] = reduce_add(sum);
+}
+
+// In turns, so that a row does not wait for the sums across lanes of the one before.
+static void softmax(const Block& b, Interval rows) {
+    for (; rows.begin < rows.end; rows.begin += softmax_rows) {
+        const int64_t end = smaller(rows.begin + softmax_rows, rows.end);
+        for (int64_t row = rows.begin; row < end; ++row) find_largest(b, row);
+        for (int64_t row = rows.begin; row < end; ++row) weigh_row(b, row);
+    }
 }
 
 // Adds up the values of `keys`, of the chunk.
@@ -215,8 +236,6 @@ struct Step {
 template <class E>
 static void score_step(const Block& b, const Step<E>& step) {
     const Interval rows = b.rows_of(step.kv);
-    if (b.stages_keys())
-        return for_row_groups(rows, [&](int64_t row, int64_t count) { score_group(b, step.first, row, count); });
     const int64_t begin = step.keys.begin / width * width, end = step.keys.end, head_dim = b.a.head_dim;
     float *const copy = b.w.copied, *const scores = b.scores(rows.begin) + step.first;
     visit_rows(rows.end - rows.begin, [&]<int ROWS>() {
@@ -238,7 +257,13 @@ static void value_step(const Block& b, const Step<E>& step) {
     });
 }
 
-// All rows of the strip take some keys after the other, so that their values stay in L1.
+// All rows of the strip take some keys after the other.
+static void score_staged(const Block& b, Interval keys) {
+    for (int64_t first = keys.begin / staged_keys * staged_keys; first < keys.end; first += staged_keys)
+        for_row_groups(b.strip, [&](int64_t row, int64_t count) { score_group(b, first, row, count); });
+}
+
+// All rows of the strip take some keys after the other, so that their values stay in the cache.
 static void value_staged(const Block& b, Interval keys) {
     const int64_t at_a_time = larger(1, value_tile_floats / b.dim);
     for (; keys.begin < keys.end; keys.begin += at_a_time)
@@ -290,12 +315,13 @@ static void attend_strip(const Block& b, int64_t first_kv, int64_t num_kv) {
                        begin,
                        {larger(seen.begin - begin, 0), smaller(seen.end - begin, tile_keys)}};
     };
+    if (b.stages_keys()) score_staged(b, seen);
     for (int64_t i = 0; i < num_steps; ++i) {
         const Step<E> scores = step(i, b.a.k_cache, b.a.v_cache);
-        score_step(b, scores);
+        if (!b.stages_keys()) score_step(b, scores);
         scale_columns(b, scores, b.a.k_scales);
     }
-    for (int64_t row = b.strip.begin; row < b.strip.end; ++row) softmax_row(b, row);
+    softmax(b, b.strip);
     memset(b.results.sums, 0, (size_t)((b.strip.end - b.strip.begin) * b.dim) * sizeof(float));
     for (int64_t i = 0; i < num_steps; ++i) {
         const Step<E> values = step(i, b.a.v_cache, b.a.v_cache);
@@ -327,11 +353,10 @@ static void copy_row(const Results& to, const Results& from, int64_t dim) {
     memcpy(to.sums, from.sums, (size_t)dim * sizeof(float));
 }
 
-static void write_row(const AttentionArgs& a, const Results& row, int64_t token, int64_t head) {
+static void write_row(const AttentionArgs& a, const Results& row, int64_t head, float* out) {
     float weight = *row.weight;
     // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
     if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
-    float* const out = a.out + token * a.out_stride + head * a.value_dim;
     const vec scale = set1(1.0f / weight);
     int d = 0;
     for (; d + width <= a.value_dim; d += width) store(out + d, load(row.sums + d) * scale);
@@ -380,17 +405,27 @@ static void stage(const Block& b, int64_t kv) {
     if (b.stages_keys())
         for (int64_t k = b.seen.begin / width * width; k < b.seen.end; k += width)
             stage_keys(neighbours(b, keys, k, b.w.copied), head_dim,
-                       b.w.keys + k / tile_keys * tile_keys * head_dim + k % tile_keys);
+                       b.w.keys + k / staged_keys * staged_keys * head_dim + k % staged_keys);
     stage_values(Tile<E>{(const E*)b.a.v_cache + offset, b.w.at}, b.seen.begin, b.seen.end, b.a.value_dim, b.w.values,
                  b.dim);
 }
 
 // ---- Items ----
 
-// What a row is computed from.
+// What a row is computed from, and where its result goes.
 static const float* query(const Block& b, int64_t row) {
     const Row& of = b.w.row[row];
     return b.a.q + (b.seq.first_token + of.query) * b.a.q_stride + of.head * b.a.head_dim;
+}
+static float* output(const Block& b, int64_t row) {
+    const Row& of = b.w.row[row];
+    return b.a.out + (b.seq.first_token + of.query) * b.a.out_stride + of.head * b.a.value_dim;
+}
+
+// Rows of the result are far apart: asked for while they are computed.
+static void fetch_outputs(const Block& b) {
+    for (int64_t row = b.strip.begin; row < b.strip.end; ++row)
+        for (int d = 0; d < b.a.value_dim; d += 16) __builtin_prefetch(output(b, row) + d, 1, 2);
 }
 
 // Scaled so that weights are powers of two. Asks for the queries of the next strip.
@@ -414,11 +449,13 @@ static void attend_chunk(Block& b, bool first, bool last) {
         b.strip = rows;
         b.results = choose_results(b);
         if (first) load_queries(b);
+        const bool writes = last && !b.seq.split;
+        if (writes) fetch_outputs(b);
         attend_strip<E>(b, first_kv, num_kv);
         keep_chunk(b);
-        if (!last || b.seq.split) return;
+        if (!writes) return;
         for (int64_t row = rows.begin; row < rows.end; ++row)
-            write_row(b.a, b.w.totals.from(row, b.dim), b.seq.first_token + b.w.row[row].query, b.w.row[row].head);
+            write_row(b.a, b.w.totals.from(row, b.dim), b.w.row[row].head, output(b, row));
     };
     if (!b.stages_values()) return attend({0, b.rows()}, 0, b.num_kv);
     for (int64_t kv = 0; kv < b.num_kv; ++kv) {
@@ -435,12 +472,12 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
     const int64_t rest = item / seq.num_kv_groups;
     // The last block sees the most keys: first, so that the shortest items come at the end.
     const int64_t block = seq.num_blocks - 1 - (seq.split ? rest / seq.num_chunks : rest);
-    const int64_t first_query = block * block_queries(a);
+    const int64_t first_query = block * seq.block_queries;
     Block b{a,
             seq,
             w,
             first_query,
-            smaller(block_queries(a), seq.num_queries - first_query),
+            smaller(seq.block_queries, seq.num_queries - first_query),
             first_kv,
             smaller(seq.kv_per_item, a.num_kv_heads - first_kv),
             group_size(a),
@@ -505,7 +542,8 @@ void attention_merge(const AttentionArgs& args, Share share) {
             const Results total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
-            write_row(args, total, seq.first_token + query, head);
+            write_row(args, total, head,
+                      args.out + (seq.first_token + query) * args.out_stride + head * args.value_dim);
         }
     }
 }

@@ -5,8 +5,9 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int block_rows = 192;  // (query, head) rows per item: enough to pay for staging, few enough for L2
-constexpr int strip_rows = 48;   // of them that are computed at a time: what they need of a tile stays near L1
+// (query, head) rows per item: enough to pay for staging, few enough for L2. Half as many rather than to split items.
+constexpr int block_rows = 384;
+constexpr int strip_rows = 48;  // of them that are computed at a time: what they need of a tile stays near L1
 // An item larger than 1 / (threads * fine_items) of the whole call is split by chunks.
 constexpr int64_t fine_items = 8;
 constexpr int64_t items_per_share = 4;  // at least, where items take several kv heads
@@ -15,7 +16,7 @@ constexpr int64_t items_per_share = 4;  // at least, where items take several kv
 constexpr int64_t max_partials = 32768;
 
 static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-static int64_t block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
+static int64_t most_block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
 static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
 static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.value_dim, width); }
 // A partial result: padded_dim sums, then the largest score, then the sum of weights.
@@ -30,6 +31,7 @@ struct Interval {
 
 // Positions of the keys that the query at `position` sees.
 static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+    if (a.chunked) return {position / a.sliding_window * a.sliding_window, position + 1};
     return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
 }
 
@@ -39,7 +41,7 @@ struct Cursor {
     int64_t num_shares = 1;
     int64_t seq = -1;
     int64_t first_token = 0, num_queries = 0, context = 0;  // of sequence seq
-    int64_t first_chunk = 0, num_chunks = 0, num_blocks = 0;
+    int64_t first_chunk = 0, num_chunks = 0, block_queries = 0, num_blocks = 0;
     int64_t kv_per_item = 1, num_kv_groups = 0;
     bool split = false;
     int64_t item_begin = 0, item_end = 0, partial_begin = 0, partial_end = 0;
@@ -51,7 +53,10 @@ struct Cursor {
         context = a.context_lens[s];
         first_chunk = visible_keys(a, context - num_queries).begin / chunk_keys;
         num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
-        num_blocks = (num_queries + block_queries(a) - 1) / block_queries(a);
+    }
+    // Whether items of so many queries would be too large for the threads.
+    bool too_few_items(const AttentionArgs& a, int64_t queries) const {
+        return smaller(num_queries, queries) * num_chunks * fine_items * a.num_threads > total_work;
     }
     void start(const AttentionArgs& a, int shares) {
         int64_t work = 0;
@@ -67,7 +72,7 @@ struct Cursor {
     // order; a long block has one head's keys side by side.
     int64_t choose_kv_heads(const AttentionArgs& a) const {
         if (a.block_size >= chunk_keys) return 1;
-        const int64_t tokens = smaller(num_queries, block_queries(a)), chunks = split ? 1 : num_chunks;
+        const int64_t tokens = smaller(num_queries, block_queries), chunks = split ? 1 : num_chunks;
         const int64_t fit = strip_rows / larger(tokens * group_size(a), 1);
         const int64_t fair = total_work / larger(tokens * chunks * num_shares * items_per_share, 1);
         const int64_t most = larger(1, smaller(smaller(fit, fair), a.num_kv_heads));
@@ -77,9 +82,10 @@ struct Cursor {
         if (seq + 1 >= a.num_seqs) return false;
         load(a, seq + 1);
         const int64_t partials = num_queries * a.num_heads * num_chunks;
-        split = num_chunks > 1 &&
-                smaller(num_queries, block_queries(a)) * num_chunks * fine_items * a.num_threads > total_work &&
-                partial_end + partials <= max_partials;
+        block_queries = most_block_queries(a);
+        if (too_few_items(a, block_queries)) block_queries = (block_queries + 1) / 2;
+        num_blocks = (num_queries + block_queries - 1) / block_queries;
+        split = num_chunks > 1 && too_few_items(a, block_queries) && partial_end + partials <= max_partials;
         item_begin = item_end;
         kv_per_item = choose_kv_heads(a);
         num_kv_groups = (a.num_kv_heads + kv_per_item - 1) / kv_per_item;

@@ -6,8 +6,9 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int chunk_keys = 256;  // keys of one partial result; 256 x rows scores stay in L2
-constexpr int tile_keys = 32;    // keys staged at a time: 16 KB at head_dim 128, half of L1
+constexpr int chunk_keys = 256;                     // keys of one partial result; 256 x rows scores stay in L2
+constexpr int tile_keys = 32;                       // keys read from the cache at a time
+constexpr int staged_keys = width == 16 ? 64 : 32;  // keys side by side where they are staged: of a register tile
 // Rows of a register tile: with 4 vectors 12 accumulators of 16 registers, or 24 of 32. The last four rows are one tile
 // everywhere (of 2 vectors where there are 16 registers): four query heads per kv head are what most models have, and
 // in decode that is the whole block.
@@ -138,13 +139,13 @@ INFINILM_INLINE vec gather(const E* keys, int64_t stride) {
     return lanes;
 }
 
-// out[d * tile_keys + j] = element d of key j, widened, of keys[width][head_dim].
+// out[d * staged_keys + j] = element d of key j, widened, of keys[width][head_dim].
 template <class E>
 static void stage_keys(const E* keys, int64_t head_dim, float* out) {
     int64_t d = 0;
     for (; d + piece<E> <= head_dim; d += piece<E>)
-        for_piece(keys + d, head_dim, [&](int i, vec k) { store(out + (d + i) * tile_keys, k); });
-    for (; d < head_dim; ++d) store(out + d * tile_keys, gather(keys + d, head_dim));
+        for_piece(keys + d, head_dim, [&](int i, vec k) { store(out + (d + i) * staged_keys, k); });
+    for (; d < head_dim; ++d) store(out + d * staged_keys, gather(keys + d, head_dim));
 }
 
 // out[k * dim + d] = element d of value k, widened, zero from value_dim to dim, for k in [begin, end).
@@ -160,7 +161,7 @@ static void stage_values(Tile<E> values, int64_t begin, int64_t end, int64_t val
 
 // ---- Scores ----
 
-// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_dim + d] * keys[d * tile_keys + j].
+// scores[i * chunk_keys + j] = sum over d, ascending, of q[i * head_dim + d] * keys[d * staged_keys + j].
 template <int ROWS, int VECS>
 INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_dim, float* scores) {
     vec sum[ROWS][VECS];
@@ -170,7 +171,7 @@ INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_
         vec x[ROWS];
         for (int i = 0; i < ROWS; ++i) x[i] = set1(q[i * head_dim + d]);
         for (int j = 0; j < VECS; ++j) {
-            const vec k = load(keys + d * tile_keys + j * width);
+            const vec k = load(keys + d * staged_keys + j * width);
             for (int i = 0; i < ROWS; ++i) sum[i][j] = fma(x[i], k, sum[i][j]);
         }
     }
@@ -181,7 +182,7 @@ INFINILM_INLINE void score_tile(const float* q, const float* keys, int64_t head_
 // Keys [begin, end) of the tile and what is beside them in a vector.
 template <int ROWS>
 static void score_rows(const float* q, const float* keys, int64_t head_dim, int64_t begin, int64_t end, float* scores) {
-    constexpr int columns = tile_columns(ROWS) * width > tile_keys ? tile_keys / width : tile_columns(ROWS);
+    constexpr int columns = tile_columns(ROWS);
     int64_t k = begin / width * width;
     for (; k + (columns - 1) * width < end; k += columns * width)
         score_tile<ROWS, columns>(q, keys + k, head_dim, scores + k);

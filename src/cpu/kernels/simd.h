@@ -120,6 +120,14 @@ INFINILM_INLINE vec max(vec a, vec b) {
 #endif
 }
 
+// Lanes [begin, end) of v, `other` in the rest.
+INFINILM_INLINE vec keep_lanes(vec v, int64_t begin, int64_t end, float other) {
+    ivec lane;
+    for (int i = 0; i < width; ++i) lane[i] = i;
+    v = lane >= (int32_t)begin ? v : set1(other);
+    return lane < (int32_t)end ? v : set1(other);
+}
+
 // ---- Reductions, in a fixed order: lane i is combined with lane i + n/2, for n = width, width/2, ... 2 ----
 
 typedef float vec8 __attribute__((vector_size(32)));
