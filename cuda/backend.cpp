@@ -137,6 +137,10 @@ public:
         run(run_delta_rule(p, type_, stream_), "delta_rule", p.qkv.shape());
     }
     void sum_parts(const SumPartsParams&) override;
+    void change_logits(const ChangeLogitsParams& p) override {
+        activate();
+        run(run_change_logits(p, stream_), "change_logits", p.logits.shape());
+    }
     void find_best(const FindBestParams& p) override {
         activate();
         run(run_find_best(p, stream_), "find_best", p.logits.shape());

@@ -502,6 +502,19 @@ struct SampleArgs {
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
+// As ChangeLogitsParams.
+struct ChangeLogitsArgs {
+    float* logits;  // [num_rows, n]
+    int64_t logits_stride;
+    int num_rows, n, first_id;
+    const int* rows;         // [num_rows, 3]
+    const float* penalties;  // [num_rows, 3]
+    const int* tokens;       // [num_changes, 3]
+    const int* input_ids;    // [num_tokens]
+    const int* logits_rows;  // [num_rows]
+};
+cudaError_t change_logits(const ChangeLogitsArgs&, cudaStream_t);
+
 // As FindBestParams; n >= 0, 1 <= k <= 512.
 struct FindBestArgs {
     const float* logits;  // [num_rows, n]

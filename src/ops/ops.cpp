@@ -435,6 +435,23 @@ void sum_parts(Backend& backend, const SumPartsParams& p) {
     backend.sum_parts(p);
 }
 
+void change_logits(Backend& backend, const ChangeLogitsParams& p) {
+    OpCheck check("change_logits", backend);
+    check.tensor("logits", p.logits, {"num_rows", "n"}, DType::float32);
+    check_change_arrays(check, p.changes);
+    check.contiguous("change_rows", p.changes.change_rows);
+    check.contiguous("penalties", p.changes.penalties);
+    check.contiguous("change_tokens", p.changes.change_tokens);
+    check.tensor("input_ids", p.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("logits_rows", p.logits_rows, {"num_rows"}, DType::int32);
+    check.require(p.first_id >= 0, "first_id: expected 0 or more, got ", p.first_id);
+    if (readable(p.logits_rows)) {
+        check_rows(check, "logits_rows", p.logits_rows, check["num_tokens"]);
+        check_changes(check, p.changes, int64_t{1} << 31);
+    }
+    backend.change_logits(p);
+}
+
 void find_best(Backend& backend, const FindBestParams& p) {
     OpCheck check("find_best", backend);
     check.tensor("logits", p.logits, {"num_rows", "n"}, DType::float32);

@@ -67,6 +67,8 @@ class Contender:
 
 
 OURS = "infinilm"
+FILES = "files"
+WITHIN = (OURS, FILES)  # infinilm alone, each to its bf16
 CLASSES = {
     "bf16": [
         Contender("infinilm", "bf16"),
@@ -87,10 +89,20 @@ CLASSES = {
     ],
     # What quantisation gains: each to the first.
     OURS: [Contender("infinilm", weights) for weights in ("bf16", "int8", "int4")],
-    # The same file, whose integers both compute with.
+    # Files of other tools, whose codes are computed with as they are.
+    FILES: [Contender("infinilm", "bf16"), *(Contender("infinilm", form, form) for form in ("fp8", "gptq", "awq"))],
+    # The same file, whose integers both compute with; others in as many bits, made by their own tools.
     **{
-        name: [Contender("infinilm", name, f"{name}.gguf"), Contender("llama.cpp", name, f"{name}.gguf")]
-        for name in ("q4_K_M", "q4_0", "q8_0")
+        name: [
+            Contender("infinilm", name, f"{name}.gguf"),
+            Contender("llama.cpp", name, f"{name}.gguf"),
+            *(Contender(kind, f"int{bits}", f"{kind}-int{bits}") for kind in peers),
+        ]
+        for name, bits, peers in (
+            ("q4_K_M", 4, ("openvino",)),
+            ("q4_0", 4, ("openvino",)),
+            ("q8_0", 8, ("ctranslate2", "openvino")),
+        )
     },
 }
 
@@ -442,12 +454,12 @@ def report_class(
         "",
         *table(["tokens/s", *names], [[x, *(spread(of(x, n)) for n in names)] for x in labels]),
     ]
-    first = "infinilm bf16" if weights == OURS else f"infinilm {weights}"
+    first = "infinilm bf16" if weights in WITHIN else f"infinilm {weights}"
     if len(labels) > 1 and first in labels:
         rows = []
         for label in labels[1:]:
-            over, under = (label, first) if weights == OURS else (first, label)
-            row = [f"{over} : {under}" if weights == OURS else f"infinilm : {label}"]
+            over, under = (label, first) if weights in WITHIN else (first, label)
+            row = [f"{over} : {under}" if weights in WITHIN else f"infinilm : {label}"]
             for name in names:
                 both = [r.tokens_per_second for r in rounds[name] if {over, under} <= r.tokens_per_second.keys()]
                 row.append(spread([rates[over] / rates[under] for rates in both], 2))

@@ -407,13 +407,13 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
 }
 
 // Logits as a model's: temperature 0 is greedy.
-int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, int64_t flush_bytes, int calls,
-                 float* milliseconds) {
+int bench_sample(int num_rows, int vocab_size, float temperature, int top_k, float top_p, int64_t flush_bytes,
+                 int calls, float* milliseconds) {
     return guarded([&] {
         const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
         const auto rows = static_cast<size_t>(num_rows);
         const Memory logits(Type::f32, count * elements, 3), ids(4 * rows);
-        const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, 0));
+        const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, top_k));
         const Memory top_ps(std::vector<float>(rows, top_p)), min_ps(std::vector<float>(rows, 0.0f));
         const Memory random_vals(std::vector<float>(rows, 0.5f));
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
@@ -421,6 +421,33 @@ int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, i
                            temperatures.as<float>(), top_ks.as<int>(), top_ps.as<float>(), min_ps.as<float>(),
                            random_vals.as<float>(), ids.as<int>(), nullptr},
                           stream);
+        });
+    });
+}
+
+// Penalties of rows that have as many tokens each, every one of them listed.
+int bench_change_logits(int num_rows, int vocab_size, int num_tokens, int64_t flush_bytes, int calls,
+                        float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
+        std::vector<int> parts, tokens, ids, logits_rows;
+        std::vector<float> penalties;
+        for (int r = 0; r < num_rows; ++r) {
+            parts.insert(parts.end(), {r * num_tokens, (r + 1) * num_tokens, 1});
+            penalties.insert(penalties.end(), {1.1f, 0.5f, 0.25f});
+            for (int i = 0; i < num_tokens; ++i)
+                tokens.insert(tokens.end(), {static_cast<int>(int64_t{i} * vocab_size / num_tokens), i % 3, 0});
+            ids.push_back(r % vocab_size);
+            logits_rows.push_back(r);
+        }
+        const Memory logits(Type::f32, count * elements, 3), rows(parts), listed(tokens), input_ids(ids),
+            at(logits_rows);
+        const Memory factors(penalties);
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return change_logits(
+                {static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size, 0,
+                 rows.as<int>(), factors.as<float>(), listed.as<int>(), input_ids.as<int>(), at.as<int>()},
+                stream);
         });
     });
 }

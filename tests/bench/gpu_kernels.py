@@ -146,16 +146,23 @@ def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
         {"infinilm": ("bench_rope_store", (num_tokens, model.heads, model.kv_heads, model.head_dim, 0, flush))},
         copies=True,
     )  # fmt: skip
-    for name, temperature, top_p in (("greedy", 0.0, None), ("top_p 0.9", 1.0, 0.9)):
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, None), ("top_p 0.9", 1.0, 0, 0.9), ("top_k 50", 1.0, 50, None),
+    ):  # fmt: skip
 
         def peers(p: Peers, calls: int, top_p: float | None = top_p) -> Runs:
             return p.sample(num_tokens, vocab, top_p, calls)
 
         yield Row(
             "sampling", f"{name}, {num_tokens} x {vocab}", 4 * num_tokens * vocab, 0,
-            {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_p or 1.0, flush))},
-            peers,
+            {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_k, top_p or 1.0, flush))},
+            None if top_k else peers,
         )  # fmt: skip
+    listed = min(500, vocab)
+    yield Row(
+        "sampling", f"penalties, {num_tokens} x {listed} tokens", 20 * num_tokens * listed, 0,
+        {"infinilm": ("bench_change_logits", (num_tokens, vocab, listed, flush))},
+    )  # fmt: skip
     part = vocab // 8  # of eight ranks
     for k in (1, 64):
         yield Row(

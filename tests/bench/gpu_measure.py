@@ -30,7 +30,8 @@ SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last num
     "bench_attention": "iiiiiiiiqi",
     "bench_rms_norm": "iiqi",
     "bench_rope_store": "iiiiiqi",
-    "bench_sample": "iiffqi",
+    "bench_sample": "iififqi",
+    "bench_change_logits": "iiiqi",
 }
 Run = Callable[[], float]  # milliseconds of one call, measured now
 
