@@ -183,9 +183,10 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
             make_uint4(weights[step][0], weights[step][1], weights[step][2], weights[step][3]);
 }
 
-// The products of all weights of a chunk with a warp's columns of its values.
+// The products of all weights of a chunk with a warp's columns of its values, which begin at first_unit of the tile.
 template <class T, int D>
-__device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<T, D>& room) {
+__device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<T, D>& room, int first_unit,
+                                          int value_dim) {
     using Shape = DecodeShape<D>;
     const int lane = lane_id(), warp = warp_id();
     uint32_t weights[kChunk / 16][4];
@@ -198,8 +199,8 @@ __device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<
 #pragma unroll
     for (int i = 0; i < Shape::kWarpPairs; ++i) {
         const int pair = warp + i * kDecodeWarps;
-        if (pair >= Shape::kPairs) break;
-        const T* values = room.values + place<Shape::kUnits>(lane % 16, 2 * pair + lane / 16);
+        if (pair >= Shape::kPairs || 16 * pair >= value_dim) break;
+        const T* values = room.values + place<Shape::kUnits>(lane % 16, first_unit + 2 * pair + lane / 16);
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step) {
             uint32_t b[4];
@@ -304,6 +305,9 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
     const DecodeRoom<T, D> room(smem);
     const KeyRows key_rows(p, tile.seq, tile.kv_head);
     const int count = tile.is_whole() ? tile.chunks : min(tile.width, tile.chunks - first);
+    // Values that are the ends of their keys lie in the tile of these already.
+    const bool are_there = Shape::kShared && p.value_dim < p.head_dim;
+    const int first_unit = are_there ? (p.head_dim - p.value_dim) / 8 : 0;
     auto begin_of = [&](int i) { return (tile.chunk0 + first + i) * kChunk; };
     // A warp finds and copies the keys of its piece.
     auto locate = [&](int i) {
@@ -344,10 +348,10 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         weigh_piece<T, D>(p, tile, room, begin_of(i), chunk.row, [&] {
             if (!Shape::kShared) load_keys(i + 1);
         });
-        if (Shape::kShared) load_values(i);  // behind the barrier that all had read the keys
+        if (Shape::kShared && !are_there) load_values(i);  // behind the barrier that all had read the keys
         cp_async_wait<Shape::kShared ? 0 : 1>();
         __syncthreads();  // all weights, and all values
-        add_chunk<T, D>(chunk, room);
+        add_chunk<T, D>(chunk, room, first_unit, p.value_dim);
         locate(i + 2);
         __syncthreads();  // nobody reads the values or the weights any more; the rows of the chunk after the next have
                           // come
