@@ -123,11 +123,12 @@ def test_folders_that_are_none(base: Path, tmp_path: Path) -> None:
 
 
 def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) -> None:
-    sizes = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-    names = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
-    moe = tiny.make_checkpoint(tmp_path / "moe", weights=False, **names, **sizes, head_dim=8)
+    sizes: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    sizes |= {"norm_topk_prob": True, "shared_expert_intermediate_size": 0, "qkv_bias": False}
+    names: dict[str, Any] = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}
+    moe = tiny.make_checkpoint(tmp_path / "moe", weights=False, **names, **sizes)
     config = AutoConfig.from_pretrained(moe)
-    model = tiny.make_checkpoint(tmp_path / "weights", **names, **sizes, head_dim=8)
+    model = tiny.make_checkpoint(tmp_path / "weights", **names, **sizes)
     with pytest.raises(WeightError, match=r"experts\.0\.down_proj.*is of a module that an adapter cannot change"):
         read_adapter(make_adapter(tmp_path / "a", model), config)
     attention = make_adapter(tmp_path / "b", model, targets=["q_proj", "o_proj"])
