@@ -39,7 +39,7 @@ __device__ __forceinline__ int sequence_of(const StateStepsArgs& sequences, int 
 
 // kMost: no less than the taps, which are the last of so many; those before them are 0.
 template <class T, int kMost>
-__global__ void __launch_bounds__(kConvThreads) causal_conv_kernel(CausalConvArgs p) {
+__global__ void __launch_bounds__(kConvThreads, 8) causal_conv_kernel(CausalConvArgs p) {
     begin_kernel();
     const int token = static_cast<int>(blockIdx.x), kept = p.taps - 1, unused = kMost - p.taps;
     const int channel = static_cast<int>(blockIdx.y * kConvThreads + threadIdx.x);

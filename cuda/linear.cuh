@@ -2,9 +2,10 @@
 // output once it is summed. So a row's bits are the same from linear_decode and linear_prefill, for any num_tokens.
 //
 // The order: k is cut into kSlices slices of whole units (kernels.h). A slice is one chain of mma_m16n8k16 (weights are
-// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns (int4)
-// every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds, ascending, from
-// zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row (int8, fp8).
+// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns
+// (kScales) every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds,
+// ascending, from zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row, if
+// weights are quantised.
 #pragma once
 
 #include <type_traits>

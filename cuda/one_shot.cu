@@ -23,10 +23,12 @@
 // the flags of e + 1, which block b of rank p sent from a later launch than the one in which it read the mail of e. So
 // p is done with what r overwrites. Parts: r ended its last two-shot with p's second flag, which p sent after it had
 // read them. Sums: r writes them behind p's first flag, of a launch after the one that read those before. That rests on
-// rounds of a rank being launches of one stream, each of which waits for the one before to have ended (begin_kernel).
+// rounds of a rank being launches of one stream, each of which waits for the one before to have ended.
 //
 // No block waits for another one of its grid, but block b waits for blocks b elsewhere: all blocks of a grid must be
-// able to run at once. One fits an SM, hence connect_peers refuses GPUs with fewer SMs than one_shot_blocks.
+// able to run at once. One fits an SM, hence connect_peers refuses GPUs with fewer SMs than one_shot_blocks. And the
+// next kernel starts only when a block has heard of all peers: blocks that come early and wait may fill the GPU, where
+// another rank, or another engine, needs room for what is waited for (two ranks on one H100 hung so).
 //
 // Bytes over the links, out and in: (size - 1) messages, or 2 * (size - 1) / size of one; x, residual and weight read,
 // residual and out written. Floor: one way across the link for each exchange, and the bytes over the links' rate. Not
@@ -191,7 +193,7 @@ __device__ __forceinline__ void for_ranks(const OneShotPeers& peers, const Send&
 
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kOneShotThreads, 1) one_shot_kernel(OneShotArgs args) {
-    begin_kernel();
+    grid_dependency_wait();
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(float, scale, [1]);
     T* sum = reinterpret_cast<T*>(smem);  // [hidden_size], then zeros up to a multiple of 8
@@ -213,6 +215,7 @@ __global__ void __launch_bounds__(kOneShotThreads, 1) one_shot_kernel(OneShotArg
         }
     }
     if (!one_shot_exchange(peers, exchange)) return;
+    grid_launch_dependents();
     if (threadIdx.x == 0) *mine.exchanges(blockIdx.x) = exchange;
     const uint8_t* mail = mine.mail(exchange, 0, peers);
     add_and_norm<T, kWhole>(args, sum, scale, [&](int row) {
@@ -222,7 +225,7 @@ __global__ void __launch_bounds__(kOneShotThreads, 1) one_shot_kernel(OneShotArg
 
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kOneShotThreads, 1) two_shot_kernel(OneShotArgs args) {
-    begin_kernel();
+    grid_dependency_wait();
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(float, scale, [1]);
     T* sum = reinterpret_cast<T*>(smem);  // as above
@@ -260,6 +263,7 @@ __global__ void __launch_bounds__(kOneShotThreads, 1) two_shot_kernel(OneShotArg
         }
     }
     if (!one_shot_exchange(peers, exchange + 1)) return;
+    grid_launch_dependents();
     if (threadIdx.x == 0) *mine.exchanges(blockIdx.x) = exchange + 1;
     const uint8_t* sums = mine.sums(peers);
     add_and_norm<T, kWhole>(args, sum, scale, [&](int row) { return OneShotRow{sums + row * row_bytes, 0, 1}; });

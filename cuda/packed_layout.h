@@ -5,6 +5,7 @@
 
 #include "block_types.h"
 #include "host.h"
+#include "mixing_host.h"
 #include "ops/backend.h"
 
 namespace infinilm::cuda {
@@ -33,8 +34,7 @@ inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKi
     require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",
             blocks ? blocks->name : name(quantization),
             "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
-    require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
-            ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
+    if (kind == LinearKind::qkv) check_head(head_dim, type);
     PackedWeight weight;
     weight.type = type;
     weight.format = blocks ? blocks->format : format_of(quantization);

@@ -69,6 +69,45 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
     write(i, key_of(order), static_cast<uint32_t>(order));
 }
 
+// One block for a row, a thread for a token: a few hundred of them, mostly.
+constexpr int kChangeThreads = 256;
+__global__ void __launch_bounds__(kChangeThreads) change_logits_kernel(ChangeLogitsArgs args) {
+    begin_kernel();
+    INFINILM_SHARED(int, is_listed, [1]);
+    const int r = static_cast<int>(blockIdx.x);
+    const int* const part = args.rows + 3 * r;
+    const float* const penalty = args.penalties + 3 * r;
+    float* const row = args.logits + r * args.logits_stride;  // [n]
+    auto change = [&](int id, int count, float bias) {
+        const int column = id - args.first_id;
+        if (column < 0 || column >= args.n) return;
+        float x = __fadd_rn(row[column], bias);
+        if (count >= 0) x = x > 0.0f ? __fdiv_rn(x, penalty[0]) : __fmul_rn(x, penalty[0]);
+        if (count > 0) {
+            x = __fadd_rn(x, -penalty[1]);
+            const double times = __dmul_rn(static_cast<double>(penalty[2]), static_cast<double>(count));
+            x = static_cast<float>(__dadd_rn(static_cast<double>(x), -times));
+        }
+        row[column] = x;
+    };
+    const int last = part[2] ? args.input_ids[args.logits_rows[r]] : -1;
+    if (threadIdx.x == 0) is_listed[0] = last < 0;
+    __syncthreads();
+    for (int i = part[0] + static_cast<int>(threadIdx.x); i < part[1]; i += kChangeThreads) {
+        const int* const token = args.tokens + 3 * i;
+        const bool is_last = token[0] == last;
+        if (is_last) is_listed[0] = 1;
+        change(token[0], is_last ? max(token[1], 0) + 1 : token[1], __int_as_float(token[2]));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && !is_listed[0]) change(last, 1, 0.0f);
+}
+
+cudaError_t change_logits(const ChangeLogitsArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0) return cudaSuccess;
+    return launch<change_logits_kernel>({dim3(args.num_rows), dim3(kChangeThreads), 0, stream}, args);
+}
+
 // Launches with as many blocks for a row as there are SMs for and work, unless the arguments say how many.
 template <auto kernel, class Args>
 cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {

@@ -22,145 +22,11 @@
 // arXiv 2602.01518; sums as integers, src/cpu/sampling.cpp.
 #pragma once
 
-#include "device.cuh"
 #include "kernels.h"
 #include "ptx.cuh"
+#include "sampling_weights.cuh"
 
 namespace infinilm::cuda {
-
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kBins = 2048, kThreadBins = kBins / kThreads;
-constexpr int kListed = kThreads;  // candidates that fit the list
-constexpr int kBatch = 16;         // loads in flight per thread
-constexpr int kMostBlocks = 8;     // of a row: a cluster that every GPU with clusters has room for
-constexpr unsigned kAll = 0xffffffffu;
-
-// ---- the order ---------------------------------------------------------------------------------------------------
-
-// Earlier candidates have smaller keys; -0 ties with 0; NaN comes before everything.
-constexpr uint32_t kKeyOfInfinity = 0x007fffffu, kKeyOfMinusInfinity = 0xff800000u;
-__device__ __forceinline__ uint32_t order_key(float logit) {
-    const uint32_t bits = logit == 0.0f ? 0u : __float_as_uint(logit);
-    return logit != logit ? 0u : bits >> 31 ? bits : ~bits & 0x7fffffffu;
-}
-__device__ __forceinline__ float logit_of(uint32_t key) {
-    return __uint_as_float(key >> 31 ? key : ~key & 0x7fffffffu);
-}
-
-// A candidate's place in the order.
-__device__ __forceinline__ uint64_t order_of(float logit, int id) {
-    return static_cast<uint64_t>(order_key(logit)) << 32 | static_cast<uint32_t>(id);
-}
-__device__ __forceinline__ uint32_t key_of(uint64_t order) { return static_cast<uint32_t>(order >> 32); }
-constexpr uint64_t kLast = ~uint64_t{0};
-
-// ---- weights -----------------------------------------------------------------------------------------------------
-
-// p times 2^n, where n is in the low bits of `shifted`.
-__device__ __forceinline__ double times_power(double p, double shifted) {
-    uint64_t bits, exponent;
-    memcpy(&bits, &p, 8);
-    memcpy(&exponent, &shifted, 8);
-    bits += exponent << 52;
-    memcpy(&p, &bits, 8);
-    return p;
-}
-
-// exp_vectorised of src/cpu/sampling.cpp, operation by operation: e^x for x in [-700, 0] to 1 ulp.
-__device__ __forceinline__ double exp_exact(double x) {
-    const double shifted = __dadd_rn(__dmul_rn(x, 0x1.71547652b82fep0), 0x1.8p52), n = __dadd_rn(shifted, -0x1.8p52);
-    const double r = __dadd_rn(__dadd_rn(x, -__dmul_rn(n, 0x1.62e42fee00000p-1)), -__dmul_rn(n, 0x1.a39ef35793c76p-33));
-    constexpr double coefficients[] = {
-        1.0 / 6227020800.0, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-        1.0 / 720,          1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
-    double p = coefficients[0];
-#pragma unroll
-    for (int i = 1; i < 14; ++i) p = __dadd_rn(__dmul_rn(p, r), coefficients[i]);
-    return times_power(p, shifted);
-}
-
-// exp((logit - largest) / temperature) in units of 1 / one; 0 for what weighs less than least.
-struct Weights {
-    float largest, temperature_f, reach;  // nothing further than `reach` below the largest weighs anything
-    double temperature, inverse, one;
-    uint64_t least = 0;
-
-    __device__ __forceinline__ Weights(float largest_logit, float t, int vocab_size)
-        : largest(largest_logit), temperature_f(t) {
-        reach = fminf(__fmul_rn(32.0f, t), 3.402823466e38f);
-        temperature = static_cast<double>(t);
-        inverse = 1.0 / temperature;
-        const int width = 32 - __clz(vocab_size);
-        one = static_cast<double>(uint64_t{1} << (45 < 63 - width ? 45 : 63 - width));
-    }
-    // From here on what weighs less than that share of the largest, 0 to 1, weighs nothing.
-    __device__ __forceinline__ void drop_below(float min_p) {
-        const double exact = __dmul_rn(static_cast<double>(min_p), one);
-        least = static_cast<uint64_t>(ceil(exact));
-        // Rounding of weights, 2^-11 of what is least, and of this line are far less than what is added here.
-        if (exact >= 1024.0) reach = fminf(reach, temperature_f * (0.001f - 1.001f * logf(min_p)));
-    }
-    __device__ __forceinline__ uint64_t operator()(float logit) const {
-        // The quotient, correctly rounded (Markstein 1990): two corrections of a product.
-        const double x = __dadd_rn(static_cast<double>(logit), -static_cast<double>(largest));
-        double quotient = __dmul_rn(x, inverse);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) quotient = __fma_rn(__fma_rn(-quotient, temperature, x), inverse, quotient);
-        return cut(__dadd_rn(__dmul_rn(exp_exact(quotient), one), 0x1p52), logit);
-    }
-    // The same in half as many operations, and without branches, so that two of them take turns in the double units.
-    // `sure`: what it lacks in exactness, 2^-45 of itself, is less than what is left to the next rounding.
-    __device__ __forceinline__ uint64_t quick(float logit, bool& sure) const {
-        // Against operator(): the quotient is off by 2^-46.4 at most (2^-52 of up to 32, and its rounding), the
-        // polynomial by 2^-50.
-        const double x = __dadd_rn(static_cast<double>(logit), -static_cast<double>(largest));
-        const double quotient = __dmul_rn(x, inverse);
-        const double shifted = __fma_rn(quotient, 0x1.71547652b82fep0, 0x1.8p52), n = __dadd_rn(shifted, -0x1.8p52);
-        const double r = __fma_rn(-n, 0x1.a39ef35793c76p-33, __fma_rn(-n, 0x1.62e42fee00000p-1, quotient));
-        constexpr double coefficients[] = {
-            1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-            1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
-        double p = coefficients[0];
-#pragma unroll
-        for (int i = 1; i < 13; ++i) p = __fma_rn(p, r, coefficients[i]);
-        const double weight = __dmul_rn(times_power(p, shifted), one), rounded = __dadd_rn(weight, 0x1p52);
-        const double off = __dadd_rn(weight, -__dadd_rn(rounded, -0x1p52));
-        sure = fabs(off) < __fma_rn(weight, -0x1p-45, 0.5);
-        return cut(rounded, logit);
-    }
-
-private:
-    // The integer that 2^52 was added to, if it counts.
-    __device__ __forceinline__ uint64_t cut(double rounded, float logit) const {
-        uint64_t weight;
-        memcpy(&weight, &rounded, 8);
-        weight &= 0xfffffffffffffu;
-        return __fadd_rn(largest, -logit) <= reach && weight >= least ? weight : 0;
-    }
-};
-
-// ---- bins --------------------------------------------------------------------------------------------------------
-
-// Equal parts of the distance from the largest logit, as far as candidates count: the bin never falls with the logit.
-struct Bins {
-    float largest = 0, reach = 0, per_bin = 0;
-
-    Bins() = default;
-    // Between the smallest and the largest of a row; what is further than `reach` below the largest does not count.
-    __device__ __forceinline__ Bins(float largest_logit, float smallest, float most)
-        : largest(largest_logit), reach(most) {
-        const float span = fminf(fminf(most, __fadd_rn(largest, -smallest)), 3.402823466e38f);
-        per_bin = fminf(static_cast<float>(kBins) / span, 1e30f);
-    }
-    __device__ __forceinline__ bool holds(float logit) const {
-        return !(__fadd_rn(largest, -logit) > reach) && logit != -INFINITY;
-    }
-    __device__ __forceinline__ int operator()(float logit) const {
-        const float distance = __fadd_rn(largest, -logit);  // NaN: both are +inf
-        return distance > 0.0f ? static_cast<int>(fminf(__fmul_rn(distance, per_bin), static_cast<float>(kBins - 1)))
-                               : 0;
-    }
-};
 
 // ---- the blocks of a row -----------------------------------------------------------------------------------------
 
@@ -184,6 +50,7 @@ struct Goal {
 };
 
 struct One {
+    static constexpr bool kNarrow = true;  // sums fit 32 bits
     __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
     __device__ __forceinline__ uint64_t quick(float, bool& sure) const {
         sure = true;
@@ -260,13 +127,13 @@ public:
         if (has_all_)
             listed_ = count;  // in order, and all of them
         else if (is_listed)
-            kept_ = s_.sorted[count - static_cast<int>(before) - 1];
+            keep(s_.sorted[count - static_cast<int>(before) - 1]);
         else
-            kept_ = find_on_row(One{}, target, before);
+            keep(find_on_row(One{}, target, before));
     }
     // Keeps the shortest prefix that has that share of the sum over all that are kept.
     __device__ __forceinline__ void keep_share(const Weights& weights, float share) {
-        kept_ = find_share(weights, static_cast<double>(share), false);
+        keep(find_share(weights, static_cast<double>(share), false));
         if (has_all_) listed_ = s_.found + 1;
         sums_end_ = bin_;
     }
@@ -351,10 +218,16 @@ private:
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
                 const int bin = bins_(logits[j]), id = first + j * kThreads;
-                if (bins_.holds(logits[j]) && bin >= first_bin_ && bin <= bin_ && order_of(logits[j], id) <= kept_)
-                    f(logits[j], id);
+                if (bin >= first_bin_ && bin <= bin_ && counts(logits[j], id)) f(logits[j], id);
             }
         });
+    }
+
+    __device__ __forceinline__ bool counts(float logit, int id) const {
+        return bins_.holds(logit) && (logit > kept_logit_ || (logit == kept_logit_ && id <= kept_id_));
+    }
+    __device__ __forceinline__ void keep(uint64_t last) {
+        kept_logit_ = logit_of(key_of(last)), kept_id_ = static_cast<int>(static_cast<uint32_t>(last));
     }
 
     // Lists all that are kept of these bins, in order, in every block. False: they do not fit.
@@ -397,18 +270,16 @@ private:
         for_row([&](const float (&logits)[kBatch], int first) {
 #pragma unroll
             for (int j = 0; j < kBatch; j += 2) {
-                bool counts[2], sure[2];
+                bool any[2], sure[2];
                 uint64_t amounts[2];
 #pragma unroll
-                for (int k = 0; k < 2; ++k)
-                    counts[k] =
-                        bins_.holds(logits[j + k]) && order_of(logits[j + k], first + (j + k) * kThreads) <= kept_;
-                if (!counts[0] && !counts[1]) continue;
+                for (int k = 0; k < 2; ++k) any[k] = counts(logits[j + k], first + (j + k) * kThreads);
+                if (!any[0] && !any[1]) continue;
 #pragma unroll
                 for (int k = 0; k < 2; ++k) amounts[k] = amount.quick(logits[j + k], sure[k]);
 #pragma unroll
                 for (int k = 0; k < 2; ++k)
-                    if (counts[k]) add(bins_(logits[j + k]), sure[k] ? amounts[k] : amount(logits[j + k]));
+                    if (any[k]) add(bins_(logits[j + k]), sure[k] ? amounts[k] : amount(logits[j + k]), amount);
             }
         });
     }
@@ -488,7 +359,7 @@ private:
             clear();
             for_candidates([&](float logit, int id) {
                 const uint32_t digits = digits_of(logit, id);
-                if (digits != kAll && !((digits ^ found) & known)) add(digits >> shift, amount(logit));
+                if (digits != kAll && !((digits ^ found) & known)) add(digits >> shift, amount(logit), amount);
             });
             descend(share, before, target, false);
             before = s_.before;
@@ -511,8 +382,12 @@ private:
         __syncthreads();
     }
     // In two halves, as shared memory has no 64-bit atomic addition; each wrap of the low half is seen by one thread.
-    __device__ __forceinline__ void add(uint32_t digit, uint64_t amount) {
-        if (amount == 0) return;
+    template <class Amount>
+    __device__ __forceinline__ void add(uint32_t digit, uint64_t amount, const Amount&) {
+        if constexpr (Amount::kNarrow) {
+            atomicAdd(&s_.low[digit % kBins], static_cast<uint32_t>(amount));
+            return;
+        }
         const uint32_t low = static_cast<uint32_t>(amount), old = atomicAdd(&s_.low[digit % kBins], low);
         const uint32_t high = static_cast<uint32_t>(amount >> 32) + (old + low < old);
         if (high) atomicAdd(&s_.high[digit % kBins], high);
@@ -604,8 +479,9 @@ private:
     int first_id_, blocks_, rank_;
     SharedRow& s_;
     Bins bins_;
-    float smallest_ = 0;                   // above -inf
-    uint64_t kept_ = kLast;                // the last candidate that is kept
+    float smallest_ = 0;            // above -inf
+    float kept_logit_ = -INFINITY;  // of the last candidate that is kept
+    int kept_id_ = -1;
     int first_bin_ = 0, bin_ = kBins - 1;  // whose candidates for_candidates looks at, or that are listed
     int listed_ = 0;
     bool has_all_ = false;  // the list, of all that are kept

@@ -92,7 +92,7 @@ class LLM(ChatMethods, OfThisProcess):
     max_num_seqs
         Sequences that run at the same time, if the KV cache has room for them.
     max_num_batched_tokens
-        Tokens of one step; longer prompts are computed in chunks.
+        Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
         None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as

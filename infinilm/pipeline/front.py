@@ -22,6 +22,7 @@ __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
 _CONNECT_SECONDS = 60.0
 _MOST_SILENCES = 15  # of ALIVE_SECONDS, one behind the other, until a stage counts as lost
 _LOST = "of the pipeline has ended"  # what the core says of a neighbour (src/dist/stage_link.cpp)
+_LOOK_EVERY_SECONDS = 60.0  # while a result is waited for; it is taken as soon as it comes
 _REPORT_SECONDS = 2.0  # that another stage has to say why it ended
 
 
@@ -317,7 +318,7 @@ class StagedStep:
 
     def result(self) -> StageOutput:
         """Wait for it."""
-        while not self.wait(threading.TIMEOUT_MAX):
+        while not self.wait(_LOOK_EVERY_SECONDS):
             pass
         if self._failure is not None:
             if isinstance(self._failure, EngineDeadError) and _LOST in str(self._failure):

@@ -489,7 +489,9 @@ class EngineThread:
             for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
                 owner = step.samples[row].owner
                 if owner.finish_reason is None and owner not in failures:
-                    failures[owner] = sampling_error(int(ids[row]), step.samples[row].constraint is not None)
+                    failures[owner] = sampling_error(
+                        int(ids[row]), step.samples[row].constraint is not None, step.samples[row].changes is not None
+                    )
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]

@@ -1,9 +1,8 @@
 """The memory plan: the memory of the machine, the budget of the KV cache, and what fits, before anything is loaded.
 
-Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three.
-`tests/loader/test_memory.py` compares it with the memory of processes that load and run a model. On a CPU, weights used
-in place are pages of the checkpoint's files. They count as resident (RssFile) in each process that has read them, but
-processes share them, and the system drops them when memory is short.
+It has the weights, the KV cache, and the workspace of a step; `tests/loader/test_memory.py` compares it with processes
+that load and run a model. On a CPU, weights used in place are pages of the checkpoint's files. They count as resident
+(RssFile) in each process that has read them, but processes share them, and the system drops them when memory is short.
 """
 
 from __future__ import annotations
@@ -237,10 +236,11 @@ def divide_memory(
     blocks_per_seq = -(-max(length, 1) // block_size)
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
-        setting = "max_cache_len" if is_static else "kv_cache"
-        remedy = f"{advice}raise {setting}"
+        remedy = f"{advice}raise {'max_cache_len' if is_static else 'kv_cache'}"
         if free_bytes == 0 and workspace_bytes > weight_bytes:
             remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
+        elif free_bytes == 0 and cache.parts:  # of stages on several machines
+            remedy = f"pass as memory what the machines of all stages have free together, or {remedy}"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "

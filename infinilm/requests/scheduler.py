@@ -122,6 +122,7 @@ class Scheduler:
         self._is_streamed = np.zeros(max_num_seqs, np.bool_)
         self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
         self._is_constrained = np.zeros(max_num_seqs, np.bool_)
+        self._is_changed = np.zeros(max_num_seqs, np.bool_)
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -449,6 +450,7 @@ class Scheduler:
         self._is_streamed[slot] = sequence.is_streamed
         self._needed_logits[slot] = sequence.needs_logits
         self._is_constrained[slot] = sequence.constraint is not None
+        self._is_changed[slot] = sequence.changes is not None
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -534,6 +536,7 @@ class Scheduler:
             **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
+            **self._changes(samples, sample_slots, num_rows),
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
             or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
@@ -568,6 +571,26 @@ class Scheduler:
                 prefixes[i] = self.blocks.chain_id(int(slots[i]))
         state_in, state_out = self._states.step(slots, prefixes)
         return {"state_in": state_in, "state_out": state_out}
+
+    def _changes(self, samples: list[Sequence], slots: IndexArray, num_rows: int) -> dict[str, npt.NDArray[Any]]:
+        """What bias and penalties change, if any do. The token that the step in flight samples the device counts."""
+        changed = np.flatnonzero(self._is_changed[slots])
+        if not len(changed):
+            return {}
+        rows = np.zeros((num_rows, 3), np.int32)
+        penalties = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
+        tokens: list[Int32Array] = []
+        begin = 0
+        for row in changed.tolist():
+            changes = samples[row].changes
+            assert changes is not None
+            tokens.append(changes.tokens)
+            end = begin + len(changes.tokens)
+            is_ahead = self._in_flight is not None and self._previous_row[slots[row]] >= 0
+            rows[row] = begin, end, changes.counts_tokens and is_ahead
+            penalties[row] = changes.penalties
+            begin = end
+        return {"change_rows": rows, "penalties": penalties, "change_tokens": np.concatenate(tokens)}
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row. Rows that are only collected are sampled greedily and dropped.

@@ -13,6 +13,7 @@ from infinilm import _core
 if TYPE_CHECKING:
     from infinilm.requests.adapters import Adapter
     from infinilm.requests.constraint import Matcher
+    from infinilm.requests.logits import TokenChanges
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -43,6 +44,7 @@ class Sequence:
     adapter: Adapter | None = None  # that it runs through; None once it has left the scheduler for good, too
     constraint: Matcher | None = None  # what it may say next; of this sequence alone, which has all tokens so far
     num_mask_words: int = 0  # of a mask of the constraint
+    changes: TokenChanges | None = None  # of its logits where the model runs; has all tokens so far
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling

@@ -94,12 +94,15 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
                std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
                std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
-               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out, bool return_logits) {
-                new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
-                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
-                                 view(state_in),    view(state_out),     view(logits_rows),  view(temperature),
-                                 view(top_k),       view(top_p),         view(min_p),        view(random_val),
-                                 view(allowed),     view(allowed_row),   return_logits};
+               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out,
+               std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
+               std::optional<Matrix<int32_t>> change_tokens, bool return_logits) {
+                new (self) Batch{view(input_ids),     view(previous_rows), view(positions),    view(slot_mapping),
+                                 view(block_table),   view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
+                                 view(state_in),      view(state_out),     view(logits_rows),  view(temperature),
+                                 view(top_k),         view(top_p),         view(min_p),        view(random_val),
+                                 view(allowed),       view(allowed_row),   view(change_rows),  view(penalties),
+                                 view(change_tokens), return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -109,7 +112,8 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
+            "change_tokens"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -131,7 +135,10 @@ void bind_batch(nb::module_& m) {
                                                   {"previous_rows", &b.previous_rows},
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},
-                                                  {"state_out", &b.state_out}})
+                                                  {"state_out", &b.state_out},
+                                                  {"change_rows", &b.change_rows},
+                                                  {"penalties", &b.penalties},
+                                                  {"change_tokens", &b.change_tokens}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },

@@ -14,6 +14,7 @@
 #include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
+#include "cpu/rope_rows.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
 
@@ -320,16 +321,9 @@ void CpuBackend::experts(const ExpertsParams& p) {
     if (num_tokens == 0) return;
     expert_rows_.group(p.ids, experts.num_experts);
     const int64_t top_k = p.ids.shape(1);
-    if (p.weigh_inputs)  // what each part reads lies where it goes to in the end
-        split(num_tokens * top_k, p.parts.numel(), [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) {
-                const int64_t token = i / top_k;
-                const float* const x = p.x.as<const float>() + token * p.x.stride(0);
-                const float weight = p.weights.as<const float>()[token * p.weights.stride(0) + i % top_k];
-                float* const weighed = p.parts.as<float>() + expert_rows_.part_of()[i] * p.parts.stride(0);
-                for (int64_t column = 0; column < p.x.shape(1); ++column) weighed[column] = weight * x[column];
-            }
-        });
+    if (p.weigh_inputs)
+        split(num_tokens * top_k, p.parts.numel(),
+              [&](int64_t begin, int64_t end) { weigh_inputs(p, expert_rows_.part_of(), begin, end); });
     const auto run_all = [&](bool down) {
         linears_.clear();
         for (int64_t expert = 0; expert < experts.num_experts; ++expert) {
@@ -464,32 +458,19 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
     const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
-    const float* inv_freq = p.inv_freq.as<const float>();  // [half]
-    // Angles in double: at position 100000 a float32 angle is off by 0.004.
-    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-            const int32_t at = p.positions.as<const int32_t>()[t];
-            const double position = at;
-            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p((at + p.scale_offset) / p.scale_positions));
-            float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
-            for (int64_t i = 0; i < half; ++i) {
-                const double angle = position * double{inv_freq[i]};
-                row[i] = static_cast<float>(std::cos(angle) * factor);
-                row[half + i] = static_cast<float>(std::sin(angle) * factor);
-            }
-        }
-    });
+    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) { rope_rows(p, begin, end); });
 }
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
+    const TensorView table = p.q_cos_sin ? p.q_cos_sin : p.cos_sin;  // of q
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .q_turned = p.q_turned.as<const float>(),
                              .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
                              .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
                              .cos_sin = p.cos_sin.as<const float>(),
-                             .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
-                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : p.q_cos_sin ? p.q_cos_sin.shape(1) : 0,
+                             .q_cos_sin = table.as<const float>(),
+                             .rotary_dim = table ? table.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
                              .v_norm = p.v_norm.data(),

@@ -84,18 +84,7 @@ void validate(const ModelSpec& spec) {
     }
 }
 
-const char* only_on_cpus(const ModelSpec& spec, int num_stages) {
-    if (num_stages > 1) return "stages of a pipeline";
-    if (spec.latent != LatentSpec()) return "a latent cache";
-    if (spec.experts.group_best != 2) return "groups of experts that are as good as their best one";
-    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
-            return layer.cache != CacheSpec() && layer.cache != CacheSpec{.kind = CacheKind::state};
-        }))
-        return "layers that differ in their cache";
-    if (spec.attention.v_norm) return "a norm of values";
-    if (spec.layer_scalars) return "a scalar of each layer";
-    if (spec.per_layer_size > 0) return "vectors of each layer";
-    if (spec.experts.beside_mlp) return "experts beside an MLP";
+const char* only_on_cpus(const ModelSpec& spec) {
     if (spec.experts.weigh_inputs) return "experts that read weighed tokens";
     if (std::ranges::any_of(spec.layers, &LayerSpec::chunked)) return "attention in chunks";
     if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.rope < 0 && layer.q_rope >= 0; }))

@@ -64,10 +64,10 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     : spec_((validate(spec), spec)), ranks_per_stage_(static_cast<int>(options.devices.size())) {
     const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
+    const char* const refused = options.pipeline.num_stages > 1 ? "stages of a pipeline" : only_on_cpus(spec);
     for (const Device& device : options.devices)
-        if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);
-            what && device.kind == DeviceKind::cuda)
-            throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
+        if (refused != nullptr && device.kind == DeviceKind::cuda)
+            throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
     const PipelineOptions& pipeline = options.pipeline;
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made

@@ -257,8 +257,8 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const TensorView qkv = params.qkv;
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
     const AttentionSpec attention = spec_.attention_of(layer);
-    const bool wide = attention.qk_norm == QkNorm::all, behind_rope = attention.qk_norm == QkNorm::head_behind_rope ||
-                                                                           attention.qk_norm == QkNorm::turned_heads;
+    const bool wide = attention.qk_norm == QkNorm::all,
+               behind_rope = attention.qk_norm == QkNorm::head_behind_rope || attention.qk_norm == QkNorm::turned_heads;
     const bool in_parts = Tap::active || wide || behind_rope;
     if (!in_parts && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
     if (!in_parts) {  // q alone, of which no linear knows
@@ -354,7 +354,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     }
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
+    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),

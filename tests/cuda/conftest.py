@@ -69,7 +69,7 @@ def _for_the_emulator(item: pytest.Item) -> bool:
     """Whether a test says nothing of a GPU: no kernel runs, it plants a mistake, or it is another schedule."""
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     device = nvcc_build.find_device()
-    hopper = parameters.get("kernel") == "sm90" or "hopper.cu" in tuple(parameters.get("case", ()))
+    hopper = parameters.get("kernel") in ("sm90", "split") or "hopper.cu" in tuple(parameters.get("case", ()))
     return (
         "emulate" not in getattr(item, "fixturenames", ())
         or "sanitizer" in item.keywords

@@ -26,12 +26,12 @@ def open_llm(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, **{"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", "use_tqdm": False, **settings})
 
 
-def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM) -> None:
+def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: float = 4) -> None:
     """By relative norm. A value is rounded about ten times a layer; independent errors add in squares, and softmaxes
-    and norms amplify them: 4.
+    and norms amplify them.
     """
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
-    bound = 4 * EPSILON[llm.dtype] * np.sqrt(10 * llm.config.num_hidden_layers + 2)
+    bound = amplified * EPSILON[llm.dtype] * np.sqrt(10 * llm.config.num_hidden_layers + 2)
     if llm.dtype == "float32":
         bound *= 16  # sums of the sizes of these models, in another order
     assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"
@@ -191,11 +191,28 @@ def parity(_: Gpu, name: str, folder: str, dtype: str, length: int) -> None:
             assert got[0].outputs[0].token_ids == want[0].outputs[0].token_ids
 
 
-def parity_of(_: Gpu, folder: str, dtype: str) -> None:
+def parity_of(_: Gpu, folder: str, dtype: str, amplified: float = 4) -> None:
     """The CPU's logits in float32 of a checkpoint."""
     prompt = list(range(3, 30))
     with open_llm(folder, dtype=dtype) as llm, open_llm(folder, device="cpu", dtype="float32") as cpu:
-        assert_close(llm.forward(prompt), cpu.forward(prompt), llm)
+        assert_close(llm.forward(prompt), cpu.forward(prompt), llm, amplified)
+
+
+def cuts(_: Gpu, folder: str, dtype: str) -> None:
+    """Bit for bit: a prompt whole, in chunks and token by token; with hooks at every site; and decode by graphs."""
+    prompt = list(range(3, 43))
+    with open_llm(folder, dtype=dtype) as llm:
+        whole = llm.forward(prompt)
+        names = ModelSites.of(build_spec(llm.config, dtype="float32", max_model_len=8)).select("*")
+        llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
+        assert llm.forward(prompt).tobytes() == whole.tobytes()
+        llm._engine.set_hooks(None, [])
+        several = llm.generate([prompt, prompt[:7]], temperature=0, max_tokens=5, use_tqdm=False, ignore_eos=True)
+        alone = llm.generate([prompt], temperature=0, max_tokens=5, use_tqdm=False, ignore_eos=True)
+        assert several[0].outputs[0].token_ids == alone[0].outputs[0].token_ids
+    for most in (7, 1):
+        with open_llm(folder, dtype=dtype, max_num_batched_tokens=most) as llm:
+            assert llm.forward(prompt).tobytes() == whole.tobytes()
 
 
 def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:

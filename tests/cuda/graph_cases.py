@@ -70,11 +70,13 @@ class Sequences:
         logits: bool = True,
         top_k: int | None = None,
         masked: bool = False,
+        changed: bool = False,
         previous_rows: list[int] | None = None,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
         top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
+        changed: some rows have biases and penalties.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -100,6 +102,9 @@ class Sequences:
             self.masks = oracle.random_mask(self.rng, num_rows, self.vocab_size)
             self.masks.allowed_row[0] = self.rng.integers(5)
             draws = draws | {"allowed": self.masks.allowed, "allowed_row": self.masks.allowed_row}
+        if changed:
+            self.changes = oracle.random_changes(self.rng, num_rows, self.vocab_size)
+            draws = draws | self.changes
         self.arrays: dict[str, Any] = {
             "input_ids": self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
             "positions": positions.reshape(-1).astype(np.int32),
@@ -227,6 +232,33 @@ def masks(_: Gpu, folder: str) -> None:
     twins.close()
 
 
+def changes(_: Gpu, folder: str) -> None:
+    """Steps with biases and penalties are graphs, whatever their lists hold; ids are those of the CPU."""
+    twins = Twins(folder, "llama", "bfloat16")
+    twins.step([0, 1, 2, 3], 30, changed=True)
+    for _ in range(4):  # lists that are longer than those before take memory, which ends graphs
+        twins.step([0, 1, 2, 3], changed=True)
+    recorded, launched, _ = twins.counts()
+    for more in (1, 2, 3):
+        twins.step([3, 1, 0, 2], changed=True, logits=False)
+        assert twins.counts()[:2] == (recorded, launched + more)
+    for masked in (False, True):
+        plain = twins.sequences.batch([0, 1, 2, 3], masked=masked)
+        draws, own = twins.sequences.draws, twins.sequences.arrays
+        logits = outputs(twins.eager, plain)[1]
+        lists = oracle.random_changes(twins.sequences.rng, 4, twins.sequences.vocab_size)
+        assert logits is not None
+        for engine in (twins.recording, twins.eager):
+            ids = outputs(engine, _core.Batch(**own | lists))[0]  # the same step again
+            want = np.empty(4, np.int32)
+            columns = [oracle.change_logits(logits, lists, own["input_ids"]), *draws.values(), want]
+            mask = [None, own["allowed"], own["allowed_row"]] if masked else []
+            arrays = [None if x is None else _core.from_numpy(x) for x in (*columns, *mask)]
+            _core.Backend("cpu", num_threads=1).sample(*arrays)
+            assert ids is not None and ids.tolist() == want.tolist()
+    twins.close()
+
+
 def check_masks(twins: Twins, seqs: list[int]) -> None:
     """Ids are what the CPU draws from the same logits."""
     batch = twins.sequences.batch(seqs, masked=True)
@@ -274,7 +306,7 @@ def ahead(_: Gpu, folder: str) -> None:
 
 def run_ahead(twins: Twins) -> None:
     """A step that waits for its masks, and behind it others whose tokens are those of the step before."""
-    options: dict[str, Any] = {"logits": False, "top_k": 5}
+    options: dict[str, Any] = {"logits": False, "top_k": 5, "changed": True}
     for masked in (True, False):  # both shapes are recorded; masks take memory, which ends graphs
         for _ in range(3):
             twins.step([0, 1, 2], masked=masked, **options)

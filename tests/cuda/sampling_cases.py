@@ -8,6 +8,7 @@ be met always, and so must those of the CPU backend.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from typing import Any
 
@@ -283,3 +284,24 @@ def masked_best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
             mask = oracle.random_mask(rng, 8, first_id + n)
             found = find_best(gpu, logits, k, first_id, 1 + k % 4, mask, 2 if k % 2 else 1)
             oracle.assert_best(found, mask.apply(logits, first_id), first_id)
+
+
+def changes(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """Biases and penalties of whole rows, and of parts of a vocabulary side by side: every bit as it is defined."""
+    for n in vocab_sizes:
+        rng = np.random.default_rng(n)
+        logits = make_logits(rng, 6, n, "masked")
+        lists = oracle.random_changes(rng, 6, n)
+        input_ids, rows = rng.integers(0, n, 9).astype(np.int32), rng.permutation(9)[:6].astype(np.int32)
+        taken = lists["change_tokens"][lists["change_rows"][:, 0].clip(max=len(lists["change_tokens"]) - 1), 0]
+        input_ids[rows[::2]] = taken[::2]  # tokens that are in the list, mostly
+        want = oracle.change_logits(logits, lists, input_ids[rows])
+        for parts in (1, 2):
+            edges = np.linspace(0, n, parts + 1).astype(int)
+            for begin, end in itertools.pairwise(edges):
+                inside = of(gpu, logits[:, begin:end], "f32", 3)
+                gpu.call(
+                    "change", inside.pointer, ctypes.c_int64(inside.stride), 6, int(end - begin), int(begin),
+                    *(gpu.upload(x) for x in (*lists.values(), input_ids, rows)),
+                )  # fmt: skip
+                assert_bitwise(inside.get(), want[:, begin:end])

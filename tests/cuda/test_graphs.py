@@ -12,7 +12,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", ["design", "masks", "ahead", "uploads", "a_bound", "threads", "steps_without_results", "memory_comes_back"]
+    "case",
+    [
+        "design",
+        "masks",
+        "changes",
+        "ahead",
+        "uploads",
+        "a_bound",
+        "threads",
+        "steps_without_results",
+        "memory_comes_back",
+    ],
 )
 def test_graphs(simulate: Run, models: str, case: str) -> None:
     outcome = simulate(f"graph_cases:{case}", folder=models)

@@ -33,6 +33,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("faults", {"vocab_sizes": [3, 257]}),
     ("ties", {"vocab_sizes": [7, 5000]}),
     ("boundaries", {"vocab_sizes": [257, 5000]}),
+    ("changes", {"vocab_sizes": [7, 257, 6000]}),
     ("named", {"vocab_sizes": [3, 257]}),
     ("best", {"sizes": [0, 1, 2, 63, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
     ("masked_best", {"sizes": [0, 1, 31, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),

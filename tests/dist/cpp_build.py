@@ -33,6 +33,7 @@ CORE = [
     *sorted((ROOT / "src/dist").glob("*.cpp")),
     *sorted((ROOT / "src/gguf").glob("*.cpp")),
     ROOT / "src/engine/rank_worker.cpp",
+    ROOT / "src/cpu/packed_memory.cpp",
     ROOT / "src/cpu/thread_pool.cpp",
 ]
 # Of the engine, whose backend the tests make; how much memory a real one takes is asked elsewhere.

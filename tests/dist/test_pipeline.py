@@ -15,7 +15,16 @@ from llm.support import PATIENCE
 from lora.adapters import make_adapter
 
 import infinilm
-from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, _core, plan_memory
+from infinilm import (
+    LLM,
+    CacheFullError,
+    ConfigError,
+    EngineDeadError,
+    HookRegistry,
+    PagedKVCacheConfig,
+    _core,
+    plan_memory,
+)
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.cli.main import main
@@ -282,6 +291,15 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
 def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_memory(folder, **settings)
+
+
+def test_a_plan_for_several_machines_needs_their_memory(tmp_path: Path) -> None:
+    large = {"num_hidden_layers": 80, "hidden_size": 2**17, "intermediate_size": 2**19}
+    tiny.make_checkpoint(tmp_path, weights=False, tokenizer=False, **large)
+    settings: dict[str, Any] = {"load_format": "dummy", "pipeline_parallel_size": 8, "max_model_len": 64}
+    with pytest.raises(CacheFullError, match="pass as memory what the machines of all stages have free together"):
+        plan_memory(tmp_path, **settings)
+    assert len(plan_memory(tmp_path, memory="200TB", **settings).stages) == 8
 
 
 @pytest.mark.parametrize("name", [p.name for p in GOLDEN.glob("gemma4*")])

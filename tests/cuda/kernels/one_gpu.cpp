@@ -1,15 +1,12 @@
 // One GPU as several, for tests of ranks where there are too few: preloaded, it stands between the CUDA library of a
 // test and the runtime that it is linked with, and shows INFINILM_EMULATOR_DEVICES devices that are all the first one.
 // They reach each other's memory unless INFINILM_EMULATOR_PEERS is 0, as on the emulator. NCCL has a runtime of its own
-// and sees the one GPU (NCCL_MULTI_RANK_GPU_ENABLE=1 is for that). No kernel is launched before the one in front of it
-// has ended: kernels that come early and wait would hold multiprocessors that another rank's kernel needs, for which
-// that one in front waits.
+// and sees the one GPU (NCCL_MULTI_RANK_GPU_ENABLE=1 is for that).
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
 #include <string_view>
-#include <vector>
 
 namespace {
 
@@ -60,17 +57,6 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
     return is_device(peer) && peer != current ? cudaSuccess : cudaErrorInvalidDevice;
-}
-
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
-    std::vector<cudaLaunchAttribute> attributes(config->attrs, config->attrs + config->numAttrs);
-    std::erase_if(attributes, [](const cudaLaunchAttribute& attribute) {
-        return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
-    });
-    cudaLaunchConfig_t changed = *config;
-    changed.attrs = attributes.data();
-    changed.numAttrs = static_cast<unsigned>(attributes.size());
-    return REAL(cudaLaunchKernelExC)(&changed, kernel, arguments);
 }
 
 }  // extern "C"

@@ -23,6 +23,12 @@ extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, in
                                   nullptr);
 }
 
+extern "C" int change(float* logits, int64_t logits_stride, int num_rows, int n, int first_id, const int* rows,
+                      const float* penalties, const int* tokens, const int* input_ids, const int* logits_rows) {
+    return infinilm::cuda::change_logits(
+        {logits, logits_stride, num_rows, n, first_id, rows, penalties, tokens, input_ids, logits_rows}, nullptr);
+}
+
 extern "C" int best(const float* logits, int64_t logits_stride, int num_rows, int n, int k, int first_id, float* best,
                     int* ids, const uint32_t* allowed, int64_t allowed_stride, const int* allowed_row, int blocks) {
     return infinilm::cuda::find_best(
