@@ -102,14 +102,14 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     if row.keys.get("leading_dense_block_count") and not said.get("expert_count"):
         values.pop("first_k_dense_replace", None)  # all layers, where none has experts
     if model_type == "deepseek_v2":
-        values["topk_method"] = "group_limited_greedy" if values.get("n_group", 1) > 1 else "greedy"
+        values["topk_method"] = "group_limited_greedy" if values["n_group"] != 1 else "greedy"
     rotary = as_integer(f"{gguf.path}: {prefix}rope.dimension_count", said.get("rope.dimension_count", head_dim))
     if rotary != head_dim:
         values["partial_rotary_factor"] = rotary / head_dim
     if scaling := _rope_scaling(gguf, said, prefix):
         values["rope_scaling"] = {**scaling, **row.yarn} if scaling["rope_type"] == "yarn" else scaling
         spread = said.get("rope.scaling.yarn_log_multiplier")
-        if row.layers == "latent" and scaling["rope_type"] == "yarn" and spread:
+        if row.layers == "latent" and scaling["rope_type"] == "yarn" and isinstance(spread, float) and spread:
             # A tenth of it is in the file; of mscale it says nothing, which llama.cpp takes to be the same.
             values["rope_scaling"] |= dict.fromkeys(("mscale", "mscale_all_dim"), round(spread / 0.1, 6))
     _set_layers(gguf, row, said, values)

@@ -23,11 +23,12 @@ def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[di
     def size(key: str, least: int = 1) -> int:
         return as_integer(f"{gguf.path}: {prefix}{key}", rest.pop(key, None), least=least, below=2**16)
 
-    rope_dim, kv_rank = size("rope.dimension_count"), rest.get("attention.kv_lora_rank")
+    kv_rank = size("attention.kv_lora_rank")
+    rope_dim = size("rope.dimension_count")
     of_latent = "attention.key_length_mla" in rest
     k_dim, v_dim = size("attention.key_length"), size("attention.value_length")
     if of_latent:
-        if (k_dim, v_dim) != (as_integer(f"{prefix}attention.kv_lora_rank", kv_rank) + rope_dim, kv_rank):
+        if (k_dim, v_dim) != (kv_rank + rope_dim, kv_rank):
             raise ConfigError(
                 f"{gguf.path}: {prefix}attention.key_length and .value_length are {k_dim} and {v_dim}; expected a "
                 f"latent of {kv_rank} with and without the {rope_dim} elements that RoPE turns"
@@ -36,7 +37,12 @@ def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[di
     if k_dim <= rope_dim:
         raise ConfigError(f"{gguf.path}: heads of k have {k_dim} elements, of which RoPE turns {rope_dim}")
     rest["attention.head_count_kv"] = rest.get("attention.head_count")
-    sizes = {"qk_rope_head_dim": rope_dim, "qk_nope_head_dim": k_dim - rope_dim, "v_head_dim": v_dim}
+    sizes = {
+        "kv_lora_rank": kv_rank,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": k_dim - rope_dim,
+        "v_head_dim": v_dim,
+    }
     return rest, {**sizes, "q_lora_rank": None, "head_dim": rope_dim}
 
 
@@ -59,7 +65,9 @@ def state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
     values["full_attention_interval"] = rest.pop("full_attention_interval", 4)
     recurrent = rest.pop("attention.recurrent_layers", None)
     if recurrent is not None:
-        num_layers = int(said.get("block_count", 0)) - int(said.get("nextn_predict_layers", 0))
+        num_layers = as_integer(f"{gguf.path}: {prefix}block_count", said.get("block_count"))
+        later = said.get("nextn_predict_layers", 0)
+        num_layers -= as_integer(f"{gguf.path}: {prefix}nextn_predict_layers", later, least=0)
         if not isinstance(recurrent, list) or len(recurrent) < num_layers:
             raise ConfigError(f"{gguf.path}: {prefix}attention.recurrent_layers: expected a list that has each layer")
         kinds = ["linear_attention" if state else "full_attention" for state in recurrent[:num_layers]]

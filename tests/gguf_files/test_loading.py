@@ -333,6 +333,21 @@ def test_what_is_refused(file: File, error: type[Exception], message: str, tmp_p
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-5", "glm4-moe"])
+def test_any_metadata(name: str, tmp_path: Path) -> None:
+    """Any key that is absent, or of another type or size, is an error that names the file, or changes nothing."""
+    pytest.importorskip("gguf")
+    file, path = convert_family(GOLDEN / name, OTHER_FAMILIES[name]), tmp_path / "model.gguf"
+    for key in file.metadata:
+        for value in (None, "x", 0, -1.0, 2**31, As("int32", [1, 2])):
+            metadata = {k: v for k, v in file.metadata.items() if k != key or value is not None}
+            File(metadata if value is None else metadata | {key: value}, file.tensors).write(path)
+            try:
+                AutoConfig.from_pretrained(path)
+            except (ConfigError, WeightError) as error:
+                assert "model.gguf" in str(error), (key, value)
+
+
 def test_types_that_are_not_read(tmp_path: Path) -> None:
     file = changed()
     norm = file.tensors["blk.0.ffn_up.weight"]
