@@ -63,9 +63,7 @@ struct AttentionKernelArgs : AttentionArgs {
 cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
 
-constexpr int slot_stride(int dim) { return attention_row_floats(dim); }  // of a row of partial results
-
-// Calls f(Dim<D>{}) with the kernel's width.
+// Calls f(Dim<D>{}) with the kernel's width, of all but the widest heads.
 template <int D>
 struct Dim {
     static constexpr int value = D;
@@ -102,7 +100,7 @@ struct Rows {
     __device__ __forceinline__ int end(int row) const { return first_position + row / group + 1; }
     __device__ __forceinline__ int begin(int row) const { return max(0, end(row) - window); }
     __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
-    // Of its head_dim elements in q or out, whose tokens are `stride` apart.
+    // Of its `head_dim` elements in q or out, whose tokens are `stride` apart.
     __device__ __forceinline__ int64_t offset(int row, int64_t stride, int head_dim) const {
         const int token = row / group;
         return (first_token + token) * stride + static_cast<int64_t>(first_head + row - token * group) * head_dim;
@@ -173,9 +171,11 @@ struct LanePlace {
 };
 
 // Starts copying a tile of kRows keys, of which `rows` are (KeyRows::locate), and kUnits units of columns from
-// first_unit on; keys that are not there and columns from head_dim on become zeros and are not read.
+// first_unit on; keys that are not there and columns from `width` on become zeros and are not read. Rows of the cache
+// are head_dim elements apart.
 template <int kThreads, int kRows, int kUnits, class T>
-__device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* rows, int first_unit, int head_dim) {
+__device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* rows, int first_unit, int head_dim,
+                                          int width) {
     const int thread = opaque(threadIdx.x % kThreads);
     constexpr int kCount = kRows * kUnits;
     constexpr unsigned kSteps = ceil_div<unsigned>(kCount, kThreads);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* ro
         const int at = i / kUnits, unit = i % kUnits;
         if (kCount % kThreads != 0 && i >= kCount) continue;
         const int column = (first_unit + unit) * 8, row = rows[at];
-        const bool valid = row >= 0 && column < head_dim;
+        const bool valid = row >= 0 && column < width;
         cp_async_16(tile + place<kUnits>(at, unit), cache + (valid ? static_cast<int64_t>(row) * head_dim + column : 0),
                     valid);
     }

@@ -27,7 +27,7 @@ struct DecodeShape {
     static constexpr int kWeights = kChunk / 16 * 32 * 16;  // bytes, in fragment order
     static constexpr int kMaxima = kDecodeWarps * kTileRows * 4, kKeyRows = 2 * kChunk * 4;
     static constexpr int kBytes = (kShared ? 1 : 2) * kTile + kQueries + kWeights + kMaxima + kKeyRows;
-    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : 2;  // of an SM
+    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : D <= 256 ? 2 : 1;  // of an SM
 };
 
 // What a block has to do.
@@ -53,10 +53,9 @@ struct DecodeTile {
     }
     __device__ __forceinline__ bool is_whole() const { return slot < 0; }
     // Of a chunk's partial results.
-    template <int D>
     __device__ __forceinline__ float* partial(const AttentionKernelArgs& p, int chunk) const {
         const int64_t row = slot + static_cast<int64_t>(kv_head * chunks + chunk) * num_rows;
-        return static_cast<float*>(p.work.workspace) + row * slot_stride(D);
+        return static_cast<float*>(p.work.workspace) + row * p.work.row_floats;
     }
 };
 
@@ -114,12 +113,12 @@ struct DecodeSums {
             }
         }
     }
-    __device__ __forceinline__ void store_partial(float* partial, int num_rows) const {
+    __device__ __forceinline__ void store_partial(float* partial, int num_rows, int row_floats) const {
         for_outputs(num_rows, [&](int r, int column, int h, int j) {
-            *reinterpret_cast<float2*>(partial + r * slot_stride(D) + column) =
+            *reinterpret_cast<float2*>(partial + r * row_floats + column) =
                 make_float2(out[j][2 * h], out[j][2 * h + 1]);
             if (column == 0)
-                *reinterpret_cast<float2*>(partial + r * slot_stride(D) + D) = make_float2(row.m[h], row.l[h]);
+                *reinterpret_cast<float2*>(partial + (r + 1) * row_floats - 4) = make_float2(row.m[h], row.l[h]);
         });
     }
     template <class T>
@@ -133,8 +132,8 @@ struct DecodeSums {
             inverse[h] = inverse_weight(p, rows.head(tile.row0 + r), row.m[h], row.l[h]);
         }
         for_outputs(tile.num_rows, [&](int r, int column, int h, int j) {
-            if (column >= p.head_dim) return;
-            T* to = static_cast<T*>(p.out) + rows.offset(tile.row0 + r, p.out_stride, p.head_dim) + column;
+            if (column >= p.value_dim) return;
+            T* to = static_cast<T*>(p.out) + rows.offset(tile.row0 + r, p.out_stride, p.value_dim) + column;
             *reinterpret_cast<uint32_t*>(to) =
                 pack2<T>(finished(out[j][2 * h], inverse[h]), finished(out[j][2 * h + 1], inverse[h]));
         });
@@ -225,8 +224,8 @@ struct Merged {
     float m = -INFINITY, l = 0.0f, o[kItems][4] = {};
     __device__ __forceinline__ explicit Merged(int num_rows) : active(row < num_rows && column0 < D) {}
 
-    __device__ __forceinline__ void load(Part& part, const float* from) const {
-        part.state = *reinterpret_cast<const float2*>(from + D);
+    __device__ __forceinline__ void load(Part& part, const float* from, int row_floats) const {
+        part.state = *reinterpret_cast<const float2*>(from + row_floats - 4);
 #pragma unroll
         for (int i = 0; i < kItems; ++i)
             if (D % kColumns == 0 || column0 + kColumns * i < D)
@@ -247,15 +246,15 @@ struct Merged {
     // waited for by the next one, as a warp has six counters of loads under way. partial: the first one's rows, chunks
     // chunk_stride apart.
     template <int kTogether>
-    __device__ __forceinline__ void add(const float* partial, int64_t chunk_stride, int count) {
+    __device__ __forceinline__ void add(const float* partial, int row_floats, int64_t chunk_stride, int count) {
         if (!active) return;
-        const float* from = partial + row * slot_stride(D);
+        const float* from = partial + row * row_floats;
 #pragma unroll 1
         for (int chunk = 0; chunk < count; chunk += kTogether, from += kTogether * chunk_stride) {
             Part parts[kTogether];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
-                if (chunk + i < count) load(parts[i], from + i * chunk_stride);
+                if (chunk + i < count) load(parts[i], from + i * chunk_stride, row_floats);
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
                 if (chunk + i < count) merge(parts[i]);
@@ -264,12 +263,12 @@ struct Merged {
     template <class T>
     __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows, int row0) const {
         if (!active) return;
-        T* to = static_cast<T*>(p.out) + rows.offset(row0 + row, p.out_stride, p.head_dim);
+        T* to = static_cast<T*>(p.out) + rows.offset(row0 + row, p.out_stride, p.value_dim);
         const float inverse = inverse_weight(p, rows.head(row0 + row), m, l);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
             const int column = column0 + kColumns * i;
-            if (column >= p.head_dim) break;
+            if (column >= p.value_dim) break;
             *reinterpret_cast<uint2*>(to + column) =
                 make_uint2(pack2<T>(finished(o[i][0], inverse), finished(o[i][1], inverse)),
                            pack2<T>(finished(o[i][2], inverse), finished(o[i][3], inverse)));
@@ -283,9 +282,19 @@ __device__ __forceinline__ void merge_tile(const AttentionKernelArgs& p, const D
     constexpr int kItems = Merged<D, kThreads>::kItems, kMost = D <= 80 ? 4 : 8,  // as registers allow
         kTogether = kItems < kMost ? kMost / kItems : 1;
     Merged<D, kThreads> merged(tile.num_rows);
-    merged.template add<kTogether>(tile.partial<D>(p, 0), static_cast<int64_t>(tile.num_rows) * slot_stride(D),
-                                   tile.chunks);
+    merged.template add<kTogether>(tile.partial(p, 0), p.work.row_floats,
+                                   static_cast<int64_t>(tile.num_rows) * p.work.row_floats, tile.chunks);
     merged.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile.row0);
+}
+
+// A key and its value to L2, while the kernel in front, which may write them, still runs: nothing is read.
+__device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int row) {
+    if (row < 0) return;
+    const int64_t bytes = int64_t{2} * p.head_dim;
+    for (int64_t i = 0; i < bytes; i += 128) {
+        prefetch_l2(static_cast<const uint8_t*>(p.k_cache) + row * bytes + i);
+        prefetch_l2(static_cast<const uint8_t*>(p.v_cache) + row * bytes + i);
+    }
 }
 
 // One item of the list from its chunk `first` on, for one kv head, by the whole block.
@@ -307,17 +316,18 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         const int key = static_cast<int>(warp_id()) * kPiece;
         if (i < count)
             copy_tile<32, kPiece, Shape::kUnits>(room.keys + tile_elements<Shape::kUnits>(key),
-                                                 static_cast<const T*>(p.k_cache), room.rows_of(i) + key, 0,
+                                                 static_cast<const T*>(p.k_cache), room.rows_of(i) + key, 0, p.head_dim,
                                                  p.head_dim);
         cp_async_commit();
     };
     auto load_values = [&](int i) {
         if (i < count)
             copy_tile<kDecodeThreads, kChunk, Shape::kUnits>(room.values, static_cast<const T*>(p.v_cache),
-                                                             room.rows_of(i), 0, p.head_dim);
+                                                             room.rows_of(i), 0, p.head_dim, p.value_dim);
         cp_async_commit();
     };
     locate(0);
+    prefetch_key(p, room.rows_of(0)[threadIdx.x]);
     locate(1);
     grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
     load_keys(0);
@@ -348,14 +358,14 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         if (tile.is_whole())
             sums.merge(chunk);
         else
-            chunk.store_partial(tile.partial<D>(p, first + i), tile.num_rows);
+            chunk.store_partial(tile.partial(p, first + i), tile.num_rows, p.work.row_floats);
     }
     cp_async_wait<0>();
     grid_launch_dependents();
     if (tile.is_whole()) return sums.template store<T>(p, Rows(p, tile.seq, tile.kv_head), tile);
     __syncthreads();  // the block has written its partial results
     if (threadIdx.x == 0) {
-        unsigned* counter = reinterpret_cast<unsigned*>(tile.partial<D>(p, 0) + D + 2);
+        unsigned* counter = reinterpret_cast<unsigned*>(tile.partial(p, 0) + p.work.row_floats - 2);
         const unsigned blocks = static_cast<unsigned>(ceil_div(tile.chunks, tile.width));
         tile.is_last = atomic_add_acq_rel(counter, 1) + 1 == blocks;
         if (tile.is_last) *counter = 0;  // ready for the next call
@@ -390,8 +400,26 @@ cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
     return launch<attention_decode_kernel<T, D>>({grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p);
 }
 
+// All widths.
+template <class F>
+static auto visit_decode_dim(int head_dim, F f) {
+    switch (attention_kernel_dim(head_dim)) {
+        case 512: return f(Dim<512>{});
+        case 576: return f(Dim<576>{});
+        default: return visit_dim(head_dim, f);
+    }
+}
+
+size_t attention_shared_bytes(int head_dim) {
+    switch (attention_kernel_dim(head_dim)) {
+        case 512: return DecodeShape<512>::kBytes;
+        case 576: return DecodeShape<576>::kBytes;
+        default: return 0;
+    }
+}
+
 cudaError_t launch_attention_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
-    return visit_dim(p.head_dim, [&](auto dim) {
+    return visit_decode_dim(p.head_dim, [&](auto dim) {
         constexpr int D = decltype(dim)::value;
         return p.type == Type::bf16 ? launch_decode<bf16, D>(p, stream) : launch_decode<f16, D>(p, stream);
     });

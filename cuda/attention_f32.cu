@@ -10,8 +10,10 @@
 
 namespace infinilm::cuda {
 
-constexpr int kWarps = 4, kMaxColumns = 256 / 32;  // columns of a lane
+constexpr int kWarps = 4;
 
+// kMaxColumns: of a lane.
+template <int kMaxColumns>
 __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const AttentionArgs p) {
     grid_dependency_wait();
     INFINILM_SHARED(float, weights, [kWarps][32]);
@@ -27,8 +29,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
         const int64_t row = (block * p.num_kv_heads + kv_head) * p.block_size + key % p.block_size;
         return static_cast<const float*>(cache) + row * p.head_dim;
     };
-    const int64_t column0 = int64_t{head} * p.head_dim;
-    const float* q = static_cast<const float*>(p.q) + (first_token + token) * p.q_stride + column0;
+    const float* q = static_cast<const float*>(p.q) + (first_token + token) * p.q_stride + int64_t{head} * p.head_dim;
 
     float m = -INFINITY, l = 0.0f, o[kMaxColumns] = {};
     for (int first = begin / 32 * 32; first < end; first += 32) {
@@ -61,22 +62,24 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
             const float w = weights[warp_id()][other - first];
 #pragma unroll
             for (int i = 0; i < kMaxColumns; ++i)
-                if (lane + 32 * i < p.head_dim) o[i] = __fmaf_rn(w, v[lane + 32 * i], o[i]);
+                if (lane + 32 * i < p.value_dim) o[i] = __fmaf_rn(w, v[lane + 32 * i], o[i]);
         }
         __syncwarp();
     }
     if (p.sinks) l = __fadd_rn(l, expf(p.sinks[head] - m));
-    float* out = static_cast<float*>(p.out) + (first_token + token) * p.out_stride + column0;
+    float* out = static_cast<float*>(p.out) + (first_token + token) * p.out_stride + int64_t{head} * p.value_dim;
 #pragma unroll
     for (int i = 0; i < kMaxColumns; ++i)
-        if (lane + 32 * i < p.head_dim) out[lane + 32 * i] = o[i] / l;
+        if (lane + 32 * i < p.value_dim) out[lane + 32 * i] = o[i] / l;
 }
 
 cudaError_t attention_f32(const AttentionArgs& p, cudaStream_t stream) {
     if (p.num_seqs == 0 || p.max_query_len == 0) return cudaSuccess;
     const dim3 grid(static_cast<unsigned>(ceil_div(p.max_query_len, kWarps)), static_cast<unsigned>(p.num_heads),
                     static_cast<unsigned>(p.num_seqs));
-    return launch<attention_f32_kernel>({grid, dim3(kWarps * 32), 0, stream}, p);
+    const LaunchConfig config{grid, dim3(kWarps * 32), 0, stream};
+    return p.value_dim <= 256 ? launch<attention_f32_kernel<8>>(config, p)
+                              : launch<attention_f32_kernel<18>>(config, p);
 }
 
 }  // namespace infinilm::cuda

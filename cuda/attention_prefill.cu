@@ -47,11 +47,11 @@ struct PrefillRing {
         const int* of = rows + chunk % 2 * kChunk;
         T* tile = stages + to * Shape::kStage;
         if (part < 2 && visible(chunk).meets(part * Shape::kHalf, Shape::kHalf))
-            copy_tile<kPrefillThreads, Shape::kHalf, Shape::kUnits>(tile, static_cast<const T*>(p.k_cache),
-                                                                    of + part * Shape::kHalf, 0, p.head_dim);
+            copy_tile<kPrefillThreads, Shape::kHalf, Shape::kUnits>(
+                tile, static_cast<const T*>(p.k_cache), of + part * Shape::kHalf, 0, p.head_dim, p.head_dim);
         if (part >= 2 && visible(chunk).meets(0, kChunk))
-            copy_tile<kPrefillThreads, kChunk, Shape::kLeftUnits>(tile, static_cast<const T*>(p.v_cache), of,
-                                                                  (part - 2) * Shape::kLeftUnits, p.head_dim);
+            copy_tile<kPrefillThreads, kChunk, Shape::kLeftUnits>(
+                tile, static_cast<const T*>(p.v_cache), of, (part - 2) * Shape::kLeftUnits, p.head_dim, p.head_dim);
         cp_async_commit();
     }
     __device__ __forceinline__ void start(int chunk) const {

@@ -452,9 +452,8 @@ cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work
     const AttentionKernelArgs p(a, work);
     if (work.most_decode > 0)
         if (cudaError_t error = launch_attention_decode(p, stream)) return error;
-    int device = 0, num_sms = 0;
-    if (cudaError_t error = cudaGetDevice(&device)) return error;
-    if (cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device)) return error;
+    int num_sms = 0;
+    if (cudaError_t error = device_sms(num_sms)) return error;
     return p.head_dim <= 64 ? launch_sm90<64>(p, num_sms, stream) : launch_sm90<128>(p, num_sms, stream);
 }
 

@@ -10,6 +10,8 @@
 #include "grouped.h"
 #include "kernel_list.h"
 #include "kernels.h"
+#include "linear_choice.h"
+#include "mixing_host.h"
 #include "ops/device_queue.h"
 #include "packed_layout.h"
 #include "peers.h"
@@ -99,6 +101,10 @@ public:
     void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
+    void head_linear(const HeadLinearParams& p) override {
+        activate();
+        run(run_head_linear(p, stream_), "head_linear", p.x.shape());
+    }
     void rope_table(const RopeTableParams&) override;
     void qk_norm_rope_store_kv(const RopeStoreParams&) override;
     void paged_attention(const AttentionParams&) override;
@@ -122,7 +128,19 @@ public:
         activate();
         run(run_lora(p, stream_), "lora", p.out.shape());
     }
+    void causal_conv(const CausalConvParams& p) override {
+        activate();
+        run(run_causal_conv(p, type_, stream_), "causal_conv", p.x.shape());
+    }
+    void delta_rule(const DeltaRuleParams& p) override {
+        activate();
+        run(run_delta_rule(p, type_, stream_), "delta_rule", p.qkv.shape());
+    }
     void sum_parts(const SumPartsParams&) override;
+    void change_logits(const ChangeLogitsParams& p) override {
+        activate();
+        run(run_change_logits(p, stream_), "change_logits", p.logits.shape());
+    }
     void find_best(const FindBestParams& p) override {
         activate();
         run(run_find_best(p, stream_), "find_best", p.logits.shape());
@@ -143,13 +161,7 @@ private:
         if (launched == cudaSuccess && sync_) launched = cudaStreamSynchronize(stream_);
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
-    static bool few(int64_t num_tokens, const PackedWeight& weight) {
-        return num_tokens <= max_decode_tokens(weight.format);
-    }
-    // As a prologue every block norms all of x again: from 16 rows on that takes as long as a kernel of its own (H100).
-    bool norm_fused(int64_t num_tokens, const PackedWeight& weight) const {
-        return type_ != Type::f32 && num_tokens <= std::min(16, max_norm_tokens(weight.format));
-    }
+    LinearKernel kernel_of(const LinearArgs& args) const { return choose_linear(args, is_hopper_, num_sms_); }
     // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
     void add_norm(const LinearParams& p, LinearArgs& args);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
@@ -371,6 +383,7 @@ void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op, const
                         .hidden_size = count(p.x.shape(1)),
                         .eps = p.eps,
                         .multiplier = p.multiplier,
+                        .scale = p.scale,
                         .type = type_},
                        stream_),
         op, p.x.shape());
@@ -397,7 +410,7 @@ LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
 
 void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
-    if (p.norm.weight.ndim() == 1 && norm_fused(args.num_tokens, args.weight)) {
+    if (p.norm.weight.ndim() == 1 && fuses_norm(kernel_of(args), args.num_tokens, args.weight.format)) {
         args.norm_weight = p.norm.weight.as<const float>();
         args.norm_eps = p.norm.eps;
         return;
@@ -408,15 +421,8 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
 }
 
 void CudaBackend::run_linear(const LinearArgs& args) {
-    auto launch = [&] {
-        if (type_ == Type::f32) return linear_f32(args, stream_);
-        if (few(args.num_tokens, args.weight)) return linear_decode(args, stream_);
-#if INFINILM_SM90
-        if (is_hopper_) return linear_sm90(args, stream_);
-#endif
-        return linear_prefill(args, stream_);
-    };
-    run(launch(), "linear", std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
+    run(launch_linear(kernel_of(args), args, stream_), "linear",
+        std::array<int64_t, 3>{args.num_tokens, args.weight.n, args.weight.k});
 }
 
 void CudaBackend::linear(const LinearParams& p) {
@@ -428,8 +434,8 @@ void CudaBackend::linear(const LinearParams& p) {
 }
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
-    const PackedWeight& weight = packed(p.weight);
-    const bool fused = weight.order == RowOrder::rope_pairs && few(p.x.shape(0), weight) && p.x.numel() > 0 &&
+    LinearArgs args = linear_args(p);
+    const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
                        !rope.q_norm && !rope.q_cos_sin && rope.slot_mapping && rope.cos_sin &&
                        rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
@@ -437,7 +443,6 @@ void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStorePar
         return qk_norm_rope_store_kv(rope);
     }
     activate();
-    LinearArgs args = linear_args(p);
     add_norm(p, args);
     args.has_rope = true;
     args.rope = rope_args(rope);
@@ -464,14 +469,18 @@ RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
             .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
             .q_norm = p.q_norm.as<const float>(),
             .k_norm = p.k_norm.as<const float>(),
+            .v_norm = p.v_norm.as<const float>(),
             .slot_mapping = p.slot_mapping.as<const int64_t>(),
             .k_cache = p.k_cache.data(),
             .v_cache = p.v_cache.data(),
+            .q_turned = p.q_turned.data(),
+            .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
+            .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
             .num_heads = p.num_heads,
             .num_kv_heads = p.num_kv_heads,
             .head_dim = p.head_dim,
             .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
-            .block_size = count(p.k_cache.shape(2)),
+            .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
             .eps = p.eps};
 }
 
@@ -490,9 +499,12 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
+    const int head_dim = count(p.q.shape(2)), value_dim = count(p.out.shape(2));
+    check_head(head_dim, type_);
+    const std::byte* ends = p.k_cache.as<std::byte>() + int64_t{head_dim - value_dim} * cuda::size_bytes(type_);
     const AttentionArgs args{.q = p.q.data(),
                              .k_cache = p.k_cache.data(),
-                             .v_cache = p.v_cache.data(),
+                             .v_cache = p.v_cache ? p.v_cache.data() : ends,
                              .block_table = p.block_table.as<const int>(),
                              .cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
                              .context_lens = p.context_lens.as<const int>(),
@@ -504,7 +516,8 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                              .num_seqs = count(p.context_lens.shape(0)),
                              .num_heads = count(p.q.shape(1)),
                              .num_kv_heads = count(p.k_cache.shape(1)),
-                             .head_dim = count(p.q.shape(2)),
+                             .head_dim = head_dim,
+                             .value_dim = value_dim,
                              .block_size = count(p.k_cache.shape(2)),
                              .max_query_len = p.max_query_len,
                              .softmax_scale = p.softmax_scale,
@@ -517,6 +530,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                                  .most_decode = count(p.known.num_decode),
                                  .prefill_begin = count(p.known.prefill_begin),
                                  .num_prefill = count(p.known.num_prefill),
+                                 .row_floats = p.known.row_floats,
                                  .workspace = p.workspace.data()};
 #if INFINILM_SM90
     if (is_hopper_) return run(attention_sm90(args, work, stream_), "paged_attention", p.q.shape());
@@ -527,13 +541,16 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
 void CudaBackend::act_mul(const ActMulParams& p) {
     activate();
     if (p.out.numel() == 0) return;
+    const int64_t size = p.out.shape(1);
+    const TensorView up = p.gate_up.shape(1) > size ? p.gate_up.slice(1, size, 2 * size) : p.up;
     run(cuda::act_mul({.gate_up = p.gate_up.data(),
+                       .up = up.data(),
                        .out = p.out.data(),
                        .gate_up_stride = p.gate_up.stride(0),
+                       .up_stride = up ? up.stride(0) : 0,
                        .out_stride = p.out.stride(0),
                        .num_tokens = count(p.out.shape(0)),
-                       .intermediate_size = count(p.out.shape(1)),
-                       .has_up = p.gate_up.shape(1) > p.out.shape(1),
+                       .intermediate_size = count(size),
                        .activation = static_cast<cuda::Activation>(p.activation),
                        .type = type_},
                       stream_),

@@ -40,7 +40,7 @@ __device__ __forceinline__ void keep_best_groups(const RouteArgs& args, float* c
             const float value = choice[i];
             second = fmaxf(second, fminf(first, value)), first = fmaxf(first, value);
         }
-        groups[group] = size > 1 ? first + second : first;
+        groups[group] = size > 1 && args.group_best > 1 ? first + second : first;
     }
     __syncwarp();
     unsigned kept = 0;  // a bit for each
@@ -105,7 +105,11 @@ __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(RouteArgs args,
     }
     // Sigmoids may all be 0. A softmax's best are never that small.
     const float factor = args.normalize ? args.scale / (total + 1e-20f) : args.scale;
-    for (int k = lane; k < args.top_k; k += 32) ids[k] = chosen[k], weights[k] = __fmul_rn(scores[chosen[k]], factor);
+    for (int k = lane; k < args.top_k; k += 32) {
+        const int expert = ids[k] = chosen[k];
+        weights[k] =
+            __fmul_rn(__fmul_rn(scores[expert], factor), args.expert_scales ? args.expert_scales[expert] : 1.0f);
+    }
 }
 
 cudaError_t route(const RouteArgs& args, cudaStream_t stream) {

@@ -82,7 +82,9 @@ cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
                   .normalize = p.normalize,
                   .scale = p.scale,
                   .num_groups = p.num_groups,
-                  .top_groups = p.top_groups},
+                  .top_groups = p.top_groups,
+                  .group_best = p.group_best,
+                  .expert_scales = p.expert_scales.as<const float>()},
                  stream);
 }
 

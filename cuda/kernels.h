@@ -36,8 +36,8 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 //   int8_groups  as int4
 //   fp8_blocks   a float32 one for each 8 rows, from a multiple of 8 on, and group of 32 columns
 //   fp4          (e2m1) a bfloat16 one, a power of two, for each row and group of 32 columns
-// The first three are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4 are
-// then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
+// int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
+// are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
 enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4 };
 
 // A linear's weight. For f32: [n][k] row-major, natural order, gate before up. Else units, tile by tile of 16 rows:
@@ -168,27 +168,28 @@ cudaError_t embedding(const EmbeddingArgs&, cudaStream_t);
 
 struct RmsNormArgs {
     const void* x;        // [num_tokens, hidden_size] T
-    void* residual;       // null, or [num_tokens, hidden_size] T: residual += multiplier * x, rounded to T, is normed
+    void* residual;       // null, or [num_tokens, hidden_size] T: scale * (residual + multiplier * x), rounded to T, is
+                          // normed, and stays there
     const float* weight;  // [hidden_size]; or null, with residual: nothing is normed
     const float* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
     float* mean_square;   // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
     void* out;            // [num_tokens, hidden_size] T; may be x; not written without weight
     int64_t x_stride, residual_stride, out_stride;
     int num_tokens, hidden_size;
-    float eps, multiplier;
+    float eps, multiplier, scale;
     Type type;
 };
 cudaError_t rms_norm(const RmsNormArgs&, cudaStream_t);
 
 // As core/activation.h has them.
-enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2 };
+enum class Activation : int { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid };
 
 struct ActMulArgs {
-    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or without up
+    const void* gate_up;  // [num_tokens, 2 * intermediate_size] T: gate, then up; or gate alone
+    const void* up;       // [num_tokens, intermediate_size] T, or null: there is none
     void* out;            // [num_tokens, intermediate_size] T; may be gate_up where that is gate alone
-    int64_t gate_up_stride, out_stride;
+    int64_t gate_up_stride, up_stride, out_stride;
     int num_tokens, intermediate_size;
-    bool has_up;
     Activation activation;
     Type type;
 };
@@ -252,18 +253,21 @@ cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 struct RopeStoreArgs {
     const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
     const float* q_cos_sin;       // the same of q
-    const float* q_norm;          // [head_dim] or null, with k_norm
+    const float* q_norm;          // [head_dim] or null
     const float* k_norm;          // [head_dim] or null
+    const float* v_norm;          // [head_dim] or null
     const int64_t* slot_mapping;  // [num_tokens]: block * block_size + offset, or -1 to store nothing; or null
     void* k_cache;                // [num_blocks, num_kv_heads, block_size, head_dim] T
-    void* v_cache;                // the same
+    void* v_cache;                // the same, or null: there is no v
+    const void* q_turned;         // what is turned into the beginning of each head of q; or null: that itself
+    int64_t q_turned_stride, q_turned_head_stride;  // of tokens, and of heads
     int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
     float eps;
 };
 
 // In place in qkv; then k and v go to the cache.
 struct QkNormRopeStoreArgs {
-    void* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T
+    void* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T; without v where there is no v_cache
     int64_t qkv_stride;
     int num_tokens;
     RopeStoreArgs rope;
@@ -295,14 +299,15 @@ struct LinearArgs {
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
 };
 
-// At most this many tokens go through linear_decode, and this many with a norm. Quantised weights, of which more
-// kernels are compiled, have fewer of each.
+// linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
+// many with a norm, which every block computes again. Of quantised weights, of which more kernels are compiled, fewer.
 constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
-constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 8; }
-cudaError_t linear_decode(const LinearArgs&, cudaStream_t);   // num_tokens as above; all of LinearArgs
-cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);  // any num_tokens; without norm and rope
-cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);     // the same on Hopper (wgmma)
-cudaError_t linear_f32(const LinearArgs&, cudaStream_t);      // Type::f32, without norm and rope
+constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 8; }
+cudaError_t linear_decode(const LinearArgs&, cudaStream_t);      // num_tokens as above; all of LinearArgs
+cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);     // any num_tokens; without norm and rope
+cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);        // the same on Hopper (wgmma)
+cudaError_t linear_split_sm90(const LinearArgs&, cudaStream_t);  // the same with rope; as_type, int8 and fp8
+cudaError_t linear_f32(const LinearArgs&, cudaStream_t);         // Type::f32, without norm and rope
 
 // ---- linears of listed rows --------------------------------------------------------------------------------------
 
@@ -346,7 +351,8 @@ struct RouteArgs {
     int num_tokens, num_experts, top_k;
     bool sigmoid, normalize;
     float scale;
-    int num_groups, top_groups;
+    int num_groups, top_groups, group_best;  // group_best: 1 or 2
+    const float* expert_scales;              // [num_experts] or null
 };
 cudaError_t route(const RouteArgs&, cudaStream_t);
 
@@ -381,9 +387,64 @@ struct CombineArgs {
 };
 cudaError_t combine(const CombineArgs&, cudaStream_t);
 
+// ---- linears of heads --------------------------------------------------------------------------------------------
+
+// out[t, h] = x[t, h] . weight[h]: features [h * out_features, (h + 1) * out_features) of a weight in natural order.
+struct HeadLinearArgs {
+    const void* x;  // [num_tokens, num_heads, k] T
+    int64_t x_stride, x_head_stride;
+    int num_tokens, num_heads, out_features;  // of a head
+    PackedWeight weight;
+    void* out;  // [num_tokens, num_heads, out_features] T
+    int64_t out_stride, out_head_stride;
+};
+cudaError_t head_linear(const HeadLinearArgs&, cudaStream_t);
+
+// ---- layers with a state -----------------------------------------------------------------------------------------
+
+// As StateSteps of src/ops/backend.h.
+struct StateStepsArgs {
+    const int* cu_seqlens_q;  // [num_seqs + 1]
+    const int* state_in;      // [num_seqs], -1: zeros
+    const int* state_out;     // [num_seqs]
+    int num_seqs;
+};
+
+// As CausalConvParams. At most 8 taps.
+struct CausalConvArgs {
+    const void* x;        // [num_tokens, channels] T
+    const float* weight;  // [taps, channels]
+    float* state;         // [num_states, taps - 1, channels]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, channels] T
+    int64_t x_stride, out_stride;
+    int num_tokens, channels, taps;
+    Type type;
+};
+cudaError_t causal_conv(const CausalConvArgs&, cudaStream_t);
+
+// As DeltaRuleParams. k_dim at most 256, v_dim even; what the state reads is rounded to T before it is normed.
+struct DeltaRuleArgs {
+    const void* qkv;          // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] T
+    const void* z;            // [num_tokens, num_v_heads * v_dim] T
+    const void *a, *b;        // [num_tokens, num_v_heads] T
+    const float* decay_rate;  // [num_v_heads]
+    const float* dt_bias;     // [num_v_heads]
+    const float* norm;        // [v_dim]
+    float* state;             // [num_states, num_v_heads, k_dim, v_dim]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, num_v_heads * v_dim] T
+    int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
+    int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;
+    float eps;
+    Type type;
+};
+cudaError_t delta_rule(const DeltaRuleArgs&, cudaStream_t);
+
 // ---- attention ---------------------------------------------------------------------------------------------------
 
-// As AttentionParams of src/ops/backend.h. head_dim is a multiple of 8, at most 256.
+// As AttentionParams of src/ops/backend.h. head_dim is a multiple of 8, at most 256, 512 or 576. v_cache may lie in
+// k_cache, behind the beginning of the first key: then a value is so many elements at the end of its key.
 struct AttentionArgs {
     const void* q;                  // [num_tokens, num_heads, head_dim] T, tokens q_stride elements apart
     const void *k_cache, *v_cache;  // [num_blocks, num_kv_heads, block_size, head_dim] T
@@ -391,9 +452,9 @@ struct AttentionArgs {
     const int* cu_seqlens_q;        // [num_seqs + 1]
     const int* context_lens;        // [num_seqs]
     const float* sinks;             // [num_heads] or null
-    void* out;                      // [num_tokens, num_heads, head_dim] T, tokens out_stride elements apart
+    void* out;                      // [num_tokens, num_heads, value_dim] T, tokens out_stride elements apart
     int64_t q_stride, out_stride, block_table_stride;
-    int num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int num_seqs, num_heads, num_kv_heads, head_dim, value_dim, block_size;
     int max_query_len;               // no sequence has more; for attention_f32
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;              // 0: none
@@ -406,8 +467,10 @@ struct AttentionWorkArgs {
     int list;         // its number, which is the element that its head is
     int most_decode;  // items of decode, or more: in a graph the most of any step that it is launched for
     int prefill_begin, num_prefill;
+    int row_floats;   // of a row of partial results
     void* workspace;  // aligned to 256; zero before the first use
 };
+size_t attention_shared_bytes(int head_dim);  // that a block needs, if it is more than all devices have, else 0
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
 cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Type::f32
@@ -435,10 +498,24 @@ struct SampleArgs {
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
+    int blocks = 0;  // of a row: 1, 2, 4, 8 (sm_90: a cluster); 0: as many as suit the device. The same bits with any
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
-// As FindBestParams; n >= 0, 1 <= k <= 1024.
+// As ChangeLogitsParams.
+struct ChangeLogitsArgs {
+    float* logits;  // [num_rows, n]
+    int64_t logits_stride;
+    int num_rows, n, first_id;
+    const int* rows;         // [num_rows, 3]
+    const float* penalties;  // [num_rows, 3]
+    const int* tokens;       // [num_changes, 3]
+    const int* input_ids;    // [num_tokens]
+    const int* logits_rows;  // [num_rows]
+};
+cudaError_t change_logits(const ChangeLogitsArgs&, cudaStream_t);
+
+// As FindBestParams; n >= 0, 1 <= k <= 512.
 struct FindBestArgs {
     const float* logits;  // [num_rows, n]
     int64_t logits_stride;
@@ -446,6 +523,7 @@ struct FindBestArgs {
     float* best;  // [num_rows, k]
     int* ids;     // the same
     AllowedArgs mask = {};
+    int blocks = 0;  // as above
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 

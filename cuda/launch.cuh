@@ -10,6 +10,8 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
@@ -33,24 +35,22 @@ struct ListedKernel {
     static inline const bool entered = (kernel_list().push_back(reinterpret_cast<const void*>(kernel)), true);
 };
 
-// Whether a kernel may be launched while the one in front still runs: programmatic dependent launch, from sm_90 on.
-// Asked each time: the driver answers from a table.
-inline cudaError_t has_dependent_launch(bool& has) {
-    int device = 0, major = 0;
+// Of the current device. Not kept: the driver answers from a table, in well under a microsecond.
+inline cudaError_t device_attribute(int& value, cudaDeviceAttr attribute) {
+    int device = 0;
     if (cudaError_t error = cudaGetDevice(&device)) return error;
-    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    has = major >= 9;
-    return error;
+    return cudaDeviceGetAttribute(&value, attribute, device);
 }
+inline cudaError_t device_sms(int& num_sms) { return device_attribute(num_sms, cudaDevAttrMultiProcessorCount); }
 
 template <class... P, class... A>
 cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
-    bool dependent = false;
-    if (cudaError_t error = has_dependent_launch(dependent)) return error;
-    if (dependent && !config.in_order) {
+    int major = 0;
+    if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
+    if (major >= 9 && !config.in_order) {  // programmatic dependent launch: from sm_90 on
         cudaLaunchAttribute& attribute = attributes[count++];
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -70,6 +70,29 @@ template <auto kernel, class... A>
 cudaError_t launch(const LaunchConfig& config, A&&... args) {
     static_cast<void>(&ListedKernel<kernel>::entered);  // a use, by which it is there
     return launch_listed(kernel, config, std::forward<A>(args)...);
+}
+
+// How many clusters of such a launch run at a time. A cluster's blocks lie in one group of SMs (GPC), and these groups
+// differ in size from one GPU to the next, so that some SMs may be left over. The driver's answer is kept.
+template <auto kernel>
+cudaError_t max_clusters(const LaunchConfig& config, int& count) {
+    static std::array<std::array<std::atomic<int>, 9>, 64> kept;  // by device and cluster
+    int device = 0;
+    if (cudaError_t error = cudaGetDevice(&device)) return error;
+    std::atomic<int>& known = kept[static_cast<size_t>(device) % 64][config.cluster];
+    count = known.load(std::memory_order_relaxed);
+    if (count > 0) return cudaSuccess;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = config.cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    const cudaLaunchConfig_t c{dim3(config.cluster), config.block, config.smem_bytes, config.stream, &attribute, 1};
+    if (cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &c)) return error;
+    if (count == 0) return cudaErrorInvalidConfiguration;
+#ifndef INFINILM_CUDA_EMULATOR  // where the device changes
+    known.store(count, std::memory_order_relaxed);
+#endif
+    return cudaSuccess;
 }
 
 // Blocks for a loop over `count` by that many threads each: enough to fill a GPU, few enough for the limit of a grid.

@@ -2,9 +2,10 @@
 // output once it is summed. So a row's bits are the same from linear_decode and linear_prefill, for any num_tokens.
 //
 // The order: k is cut into kSlices slices of whole units (kernels.h). A slice is one chain of mma_m16n8k16 (weights are
-// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns (int4)
-// every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds, ascending, from
-// zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row (int8, fp8).
+// A, tokens are the columns of B) over its steps of 16, ascending, from zero; with scales of groups of columns
+// (kScales) every 32 columns are such a chain, and a slice is the sum of scale * chain by fused multiply-adds,
+// ascending, from zero. The slices are then added in order 0, 1, .., and that is multiplied by the scale of its row, if
+// weights are quantised.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +32,7 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
 }
 
 // activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first,
-// relu2 the gate.
+// relu2 and sigmoid the gate.
 // silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
 __device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
     if (activation == Activation::clamped_swiglu) {
@@ -42,6 +43,11 @@ __device__ __forceinline__ float activation_divisor(Activation activation, float
     if (activation == Activation::relu2) {
         gate = gate < 0.0f ? 0.0f : __fmul_rn(gate, gate);
         return 1.0f;
+    }
+    if (activation == Activation::sigmoid) {
+        const float divisor = 1.0f + expf(-gate);
+        gate = 1.0f;
+        return divisor;
     }
     const float u = activation == Activation::silu
                         ? gate

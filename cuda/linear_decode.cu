@@ -10,7 +10,7 @@ INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 // Chooses R by what the busiest block reads: rows of weights, and rows of x, once for each of its groups.
 template <class T, bool kNorm, int NT>
 cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = NT == 12 && kNorm ? kSmall : 2 * kSmall;  // as registers allow
+    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = 2 * kSmall;  // as registers allow
     auto cost = [&](int rows, const DecodeFit& fit) {
         return ceil_div(ceil_div(num_tiles(args.weight), rows), fit.blocks) * (16 * rows + args.num_tokens);
     };
@@ -20,14 +20,18 @@ cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStr
     return run_decode<T, AsType, kNorm, NT, kSmall>(args, device, stream);
 }
 
-template <class T, bool kNorm>
+template <class T>
 cudaError_t run_tokens(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    if (args.num_tokens <= 8) return run_rows<T, kNorm, 1>(args, device, stream);
-    if (args.num_tokens <= 16) return run_rows<T, kNorm, 2>(args, device, stream);
-    if (args.num_tokens <= 32) return run_rows<T, kNorm, 4>(args, device, stream);
-    if (args.num_tokens <= 64) return run_rows<T, kNorm, 8>(args, device, stream);
-    static_assert(max_decode_tokens(WeightFormat::as_type) == 8 * 12, "the largest number of token tiles");
-    return run_rows<T, kNorm, 12>(args, device, stream);
+    static_assert(max_norm_tokens(WeightFormat::as_type) == 8 * 2 && max_decode_tokens(WeightFormat::as_type) == 8 * 12,
+                  "the largest numbers of token tiles");
+    const int tokens = args.num_tokens;
+    if (args.norm_weight)
+        return tokens <= 8 ? run_rows<T, true, 1>(args, device, stream) : run_rows<T, true, 2>(args, device, stream);
+    if (tokens <= 8) return run_rows<T, false, 1>(args, device, stream);
+    if (tokens <= 16) return run_rows<T, false, 2>(args, device, stream);
+    if (tokens <= 32) return run_rows<T, false, 4>(args, device, stream);
+    if (tokens <= 64) return run_rows<T, false, 8>(args, device, stream);
+    return run_rows<T, false, 12>(args, device, stream);
 }
 
 cudaError_t linear_decode(const LinearArgs& args, cudaStream_t stream) {
@@ -39,12 +43,8 @@ cudaError_t linear_decode(const LinearArgs& args, cudaStream_t stream) {
         return visit_quantised(format, [&](auto f) { return linear_decode_as<decltype(f)>(args, stream); });
     DecodeDevice device;
     if (cudaError_t error = query(device)) return error;
-    auto run_type = [&](auto t) {
-        using T = decltype(t);
-        return args.norm_weight ? run_tokens<T, true>(args, device, stream)
-                                : run_tokens<T, false>(args, device, stream);
-    };
-    return args.weight.type == Type::bf16 ? run_type(bf16{}) : run_type(f16{});
+    return args.weight.type == Type::bf16 ? run_tokens<bf16>(args, device, stream)
+                                          : run_tokens<f16>(args, device, stream);
 }
 
 }  // namespace infinilm::cuda

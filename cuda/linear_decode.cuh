@@ -16,9 +16,8 @@
 #include <type_traits>
 
 #include "launch.cuh"
-#include "linear.cuh"
+#include "linear_output.cuh"
 #include "norm.cuh"
-#include "rope.cuh"
 
 namespace infinilm::cuda {
 
@@ -65,16 +64,12 @@ constexpr int blocks_per_sm(int token_tiles, int rows) {
 
 // What a block has to do, one piece of work behind the other: groups of R tiles of rows of a weight. This is all of one
 // weight, for all rows of x; linear_grouped.cuh has another.
-struct AllGroups {
-    static constexpr bool kListed = false;  // whether rows of x and of out are listed
-    const LinearArgs& args;                 // of the work that is entered
-    const int count;                        // of the work of all blocks
+struct AllGroups : AllRows {
+    const int count;  // of the work of all blocks
 
     __device__ __forceinline__ int group(int work) const { return work; }
     __device__ __forceinline__ const void* data(int) const { return args.weight.data; }  // of its weight
     __device__ __forceinline__ void enter(int) {}
-    __device__ __forceinline__ int out_row(int token) const { return token; }
-    __device__ __forceinline__ float scaled(float y) const { return y; }
 };
 
 // Starts the copy of 32 columns of x to a turn of a stage, zeros beyond the tokens and `end`; with kNorm their norm
@@ -180,69 +175,6 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
     }
 }
 
-// Stores y, [token, feature] of out, with the residual added.
-template <class T, class Work>
-__device__ __forceinline__ void put(const Work& work, int token, int feature, float y) {
-    const LinearArgs& args = work.args;
-    token = work.out_row(token), y = work.scaled(y);
-    if (args.residual)
-        y = rounded<T>(y) + to_float(static_cast<const T*>(args.residual)[token * args.residual_stride + feature]);
-    const int64_t at = token * args.out_stride + feature;
-    if (args.out_float32)
-        static_cast<float*>(args.out)[at] = y;
-    else
-        static_cast<T*>(args.out)[at] = from_float<T>(y);
-}
-
-// Turns dimensions i and i + head_dim / 2 of a head, and stores them where they belong.
-template <class T>
-__device__ __forceinline__ void put_rope(const LinearArgs& args, int token, int head, int i, float first,
-                                         float second) {
-    const RopeStoreArgs& rope = args.rope;
-    const int half = rope.head_dim / 2, num_turned = rope.num_heads + rope.num_kv_heads;
-    first = rounded<T>(first), second = rounded<T>(second);
-    if (head < num_turned) {
-        const float* table = rope.cos_sin + static_cast<int64_t>(token) * rope.rotary_dim + i;
-        rotate(first, second, table[0], table[half]);
-    }
-    T* row = static_cast<T*>(args.out) + token * args.out_stride + static_cast<int64_t>(head) * rope.head_dim;
-    if (head >= rope.num_heads) {
-        const int64_t slot = rope.slot_mapping[token];
-        if (slot < 0) return;
-        const bool is_key = head < num_turned;
-        row = static_cast<T*>(is_key ? rope.k_cache : rope.v_cache) +
-              cache_offset(slot, head - (is_key ? rope.num_heads : num_turned), rope.num_kv_heads, rope.block_size,
-                           rope.head_dim);
-    }
-    row[i] = from_float<T>(first);
-    row[i + half] = from_float<T>(second);
-}
-
-// The end of the sums of packed rows `row` and row + 8.
-template <class T, class F, class Work>
-__device__ __forceinline__ void finish(const Work& work, int token, int row, float first, float second) {
-    const LinearArgs& args = work.args;
-    const PackedWeight& weight = args.weight;
-    const int feature = feature_of_row(weight, row), other = feature_of_row(weight, row + 8);
-    if constexpr (F::kRowScales) {
-        const float* scales = row_scales(weight) + row;
-        first = __fmul_rn(first, scales[0]), second = __fmul_rn(second, scales[8]);
-    }
-    if (weight.bias) {
-        if (feature < weight.n) first += weight.bias[feature];
-        if (other < weight.n) second += weight.bias[other];
-    }
-    if (!Work::kListed && args.has_rope) {
-        const int head = feature / weight.head_dim;
-        put_rope<T>(args, token, head, feature - head * weight.head_dim, first, second);
-    } else if (joins_gate_up(args)) {
-        put<T>(work, token, feature, act_mul<T>(args.activation, first, second));
-    } else {
-        if (feature < weight.n) put<T>(work, token, feature, first);
-        if (other < weight.n) put<T>(work, token, other, second);
-    }
-}
-
 // Adds the slices and ends the outputs of a group, one or two tiles of rows at a time. turn: counts the pieces. Between
 // warps the sums lie in fragment order, [slice][tile of rows][tile of tokens][lane] float4: no bank conflicts, and a
 // thread gets rows r and r + 8; eight lanes write neighbouring features.
@@ -274,17 +206,8 @@ __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][
         for (int unit = first; unit < kUnits; unit += kDecodeThreads) {
             const int tile = first_tile + piece * kPiece + unit / (32 * NT), token = unit / 32 % NT * 8 + lane % 4 * 2;
             if (tile >= num_tiles(args.weight) || token >= args.num_tokens) continue;
-            float4 sum = partial[unit];
-#pragma unroll 4  // not wholly: the next weights take up registers
-            for (int slice = 1; slice < kSlices; ++slice) {
-                const float4 other = partial[slice * kUnits + unit];
-                sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-            }
-#pragma unroll 1
-            for (int i = 0; i < 2 && token + i < args.num_tokens; ++i) {
-                finish<T, F>(work, token + i, 16 * tile + lane / 4, sum.x, sum.z);
-                sum.x = sum.y, sum.z = sum.w;
-            }
+            const float4 sum = add_slices(partial[unit], partial + kUnits + unit, kSlices - 1, kUnits);
+            finish_tokens<T, F>(work, sum, token, 16 * tile + lane / 4);
         }
     }
     if (!Shared::kWeights) __syncthreads();  // x may come again
@@ -341,7 +264,7 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
     // What a lane has of the weights of the stage that is copied next, unit by unit: copy(place in the stage, address).
     auto for_weights = [&](const auto& copy) {
         const int first = ahead.work.group(ahead.index) * R;
-        const uint8_t* src = slice.at(ahead.work.data(ahead.index), first, ahead.position) + lane * 16;
+        const uint8_t* src = slice.at(ahead.work.args.weight.data, first, ahead.position) + lane * 16;
         const int64_t tile_bytes = static_cast<int64_t>(slice.units) * unit_bytes_of<F>;
 #pragma unroll
         for (int u = 0; u < Shared::kUnits; ++u) {
@@ -463,7 +386,9 @@ __device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int s
             const int from_index = more ? index : next, from = more ? base + kAhead : 0;
             const bool is_there = from_index < work.count;
             const int limit = is_there ? slice.length - from : 0, last = tiles - 1 - work.group(from_index) * R;
-            const uint8_t* source = Work::kListed && !is_there ? nullptr : at(from_index, from);
+            const uint8_t* source = Work::kListed && !is_there ? nullptr
+                                    : more                     ? slice.at(args.weight.data, work.group(index) * R, from)
+                                                               : at(next, 0);
 #pragma unroll
             for (int j = 0; j < kAhead; j += kTogether) {
                 if (base + j < slice.length) {
@@ -497,7 +422,7 @@ template <class T, class F, int NT, int R, bool kNorm>
 __global__ void __launch_bounds__(kDecodeThreads, blocks_per_sm<F>(NT, R))
     linear_decode_kernel(LinearArgs args, int stages) {
     INFINILM_DYNAMIC_SHARED(smem);
-    AllGroups work{args, ceil_div(num_tiles(args.weight), R)};
+    AllGroups work{{args}, ceil_div(num_tiles(args.weight), R)};
     sum_groups<T, F, NT, R, kNorm>(work, smem, stages);
 }
 
@@ -506,13 +431,10 @@ struct DecodeDevice {
     int sms = 0, shared_per_block = 0, shared_per_sm = 0;
 };
 inline cudaError_t query(DecodeDevice& device) {
-    int id = 0;
-    if (cudaError_t error = cudaGetDevice(&id)) return error;
-    if (cudaError_t error = cudaDeviceGetAttribute(&device.sms, cudaDevAttrMultiProcessorCount, id)) return error;
-    if (cudaError_t error =
-            cudaDeviceGetAttribute(&device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id))
+    if (cudaError_t error = device_attribute(device.sms, cudaDevAttrMultiProcessorCount)) return error;
+    if (cudaError_t error = device_attribute(device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin))
         return error;
-    return cudaDeviceGetAttribute(&device.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+    return device_attribute(device.shared_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
 }
 
 // Blocks that the device holds at a time, of a kernel of these sums, and the stages that they have room for.

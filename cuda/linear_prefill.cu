@@ -13,9 +13,8 @@ cudaError_t linear_prefill(const LinearArgs& args, cudaStream_t stream) {
     if (args.weight.format != WeightFormat::as_type)
         return visit_quantised(args.weight.format,
                                [&](auto f) { return linear_prefill_as<decltype(f)>(args, stream); });
-    int device = 0, num_sms = 0;
-    if (cudaError_t error = cudaGetDevice(&device)) return error;
-    if (cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device)) return error;
+    int num_sms = 0;
+    if (cudaError_t error = device_sms(num_sms)) return error;
     const bool small = choose_tile_tokens(args, num_sms) == 64;
     if (args.weight.type == Type::bf16)
         return small ? launch_prefill<bf16, AsType, 64>(args, stream) : launch_prefill<bf16, AsType, 128>(args, stream);

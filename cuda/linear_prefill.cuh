@@ -11,8 +11,11 @@
 // fragments), CUTLASS's multistage mainloop.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "linear_tile.cuh"
+#include "norm.cuh"
 
 namespace infinilm::cuda {
 
@@ -122,6 +125,84 @@ struct TurnFragments {
     }
 };
 
+// Where `features` (8 neighbours, at a row of 8 of the tile) of a token lie in a buffer [tokens][kRows] of floats: the
+// four tokens that a warp's lanes write at once get different banks.
+template <int kRows>
+__device__ __forceinline__ float* staged(float* buffer, int token, int features) {
+    return buffer + token * kRows + (features ^ (token / 2 % 4)) * 8;
+}
+
+// From the buffer to out, 16 bytes at a time along the features, by kThreads threads. kPieces: groups of 8 neighbouring
+// features that a token has in the buffer. tile, token: the first of the buffer.
+template <class T, class Out, int kRows, int kTokens, int kPieces, int kThreads>
+__device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buffer, int tile, int token) {
+    const PackedWeight& w = args.weight;
+    const int thread = threadIdx.x % kThreads, piece = thread % kPieces;
+    const bool gate_up = joins_gate_up(args);
+    const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
+    // Of gates and ups apart, rows beyond the last tile would be other features.
+    if (feature >= (gate_up ? w.n / 2 : w.n) || tile + piece / (gate_up ? 1 : 2) >= num_tiles(w)) return;
+    const int tokens = min(kTokens, args.num_tokens - token);
+    for (int t = thread / kPieces; t < tokens; t += kThreads / kPieces) {
+        float y[8];
+        load8(staged<kRows>(buffer, t, piece), y);
+        const int64_t row = token + t;
+        if (args.residual) {
+            float r[8];
+            load8(static_cast<const T*>(args.residual) + row * args.residual_stride + feature, r);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) y[i] = rounded<T>(y[i]) + r[i];
+        }
+        store8(static_cast<Out*>(args.out) + row * args.out_stride + feature, y);
+    }
+}
+
+// The end of a block of sums: scales of rows, bias, activation(gate) * up, residual, out. A group of kWarps warps holds
+// 16 kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
+// buffer: shared, one float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the
+// group's first.
+template <class T, class F, int kWarps, int kTiles, int kColumns, class Sync>
+__device__ __forceinline__ void store_sums(const LinearArgs& args, const float (&sums)[kTiles][kColumns][4],
+                                           float* buffer, int tile, int token, Sync sync) {
+    constexpr int kRows = 16 * kTiles * kWarps, kTokens = 8 * kColumns, kThreads = 32 * kWarps;
+    const bool gate_up = joins_gate_up(args);
+    const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+        const RowEnd<F> end(args, tile + first + i);
+        auto stage = [&](auto finish) {  // finish(token, its sums in rows r and r + 8)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int c = 0; c < 2; ++c)
+                    finish(8 * j + static_cast<int>(lane_id()) % 4 * 2 + c, end(sums[i][j][c], 0),
+                           end(sums[i][j][c + 2], 1));
+        };
+        if (gate_up) {
+            stage([&](int t, float gate, float up) {
+                staged<kRows>(buffer, t, first + i)[group] = act_mul<T>(args.activation, gate, up);
+            });
+        } else {
+            stage([&](int t, float low, float high) {
+                staged<kRows>(buffer, t, 2 * (first + i))[group] = low;
+                staged<kRows>(buffer, t, 2 * (first + i) + 1)[group] = high;
+            });
+        }
+    }
+    sync();
+    auto write = [&](auto pieces) {
+        constexpr int kPieces = decltype(pieces)::value;
+        if (args.out_float32)
+            write_outputs<T, float, kRows, kTokens, kPieces, kThreads>(args, buffer, tile, token);
+        else
+            write_outputs<T, T, kRows, kTokens, kPieces, kThreads>(args, buffer, tile, token);
+    };
+    if (gate_up)
+        write(std::integral_constant<int, kRows / 16>{});
+    else
+        write(std::integral_constant<int, kRows / 8>{});
+}
+
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
     linear_prefill_kernel(const __grid_constant__ LinearArgs args, int token_blocks) {
@@ -197,6 +278,15 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
     __syncthreads();  // the stages are free
     store_sums<T, F, 1>(args, totals, reinterpret_cast<float*>(smem) + warp * 16 * kTiles * 8 * kColumns,
                         tile + warp_tile, token + warp_token, [] { __syncwarp(); });
+}
+
+// Tokens of a tile. Fewer tokens give more blocks, so that a small product fills the GPU, but each byte that a block
+// brings into shared memory is then used less: 64 tokens are taken to cost 9/16 of 128 (an estimate).
+inline int choose_tile_tokens(const LinearArgs& a, int num_sms) {
+    auto waves = [&](int tokens) {
+        return ceil_div<int64_t>(int64_t{row_blocks(a.weight)} * ceil_div(a.num_tokens, tokens), num_sms);
+    };
+    return 9 * waves(64) < 16 * waves(128) ? 64 : 128;
 }
 
 template <class T, class F, int kTokens>

@@ -13,14 +13,16 @@ cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.weight.format != WeightFormat::as_type)
         return visit_quantised(args.weight.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, stream); });
     int num_sms = 0;
-    if (cudaError_t error = num_sms_of_device(num_sms)) return error;
-    const int tokens = choose_hopper_tokens(args, num_sms);
+    if (cudaError_t error = device_sms(num_sms)) return error;
+    const HopperTiles tiles = choose_hopper_tiles(args, num_sms);
     auto launch_as = [&](auto type) {
         using T = decltype(type);
-        return tokens == 64    ? launch_sm90<T, AsType, 64>(args, num_sms, stream)
-               : tokens == 128 ? launch_sm90<T, AsType, 128>(args, num_sms, stream)
-               : tokens == 176 ? launch_sm90<T, AsType, 176>(args, num_sms, stream)
-                               : launch_sm90<T, AsType, 192>(args, num_sms, stream);
+        switch (tiles.tokens) {
+            case 64: return launch_sm90<T, AsType, 64>(args, tiles.same_rows, stream);
+            case 128: return launch_sm90<T, AsType, 128>(args, tiles.same_rows, stream);
+            case 176: return launch_sm90<T, AsType, 176>(args, tiles.same_rows, stream);
+            default: return launch_sm90<T, AsType, 192>(args, tiles.same_rows, stream);
+        }
     };
     return args.weight.type == Type::bf16 ? launch_as(bf16{}) : launch_as(f16{});
 }

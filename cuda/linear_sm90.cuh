@@ -1,38 +1,30 @@
 // linear for many tokens on Hopper: the bits of linear_prefill from the same packed weights, by wgmma.
 // Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 64 to 192 tokens
-// (choose_hopper_tokens) in the order of tile_place(). The blocks of a cluster have the same tokens. One thread brings
-// stages of 64 columns of k to shared memory: of the weight, units as they lie, by one tensor map of the packed bytes;
-// of x a box with the 128-byte swizzle, half of its tokens for both blocks (multicast). What the weight, the tokens or
-// k do not have comes as zeros. Two warpgroups multiply 64 rows each: wgmma's A in registers has the fragments of
-// mma.m16n8k16 (ptx.cuh), so 16-byte reads fetch it, for two steps while two others are multiplied. Quantised weights
-// are widened on that way. Outputs are left in shared memory, in T, and three warps that do nothing else bring them to
-// memory with what is between (activation, residual), while the next tile is multiplied. Slices of k are chains of
-// their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most. wgmma adds the
-// products of a step as mma does, so rows have the bits of linear_prefill and linear_decode. Bytes: the weight once for
-// each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of 768 cycles of wgmma (192
-// tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power the GPU may draw
-// (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent, warp-specialised,
-// clusters), the register-A wgmma of CUTLASS's mixed-input GEMM, IST-DASLab/marlin (weights as fragments).
+// (choose_hopper_tiles) in the order of tile_place(). The blocks of a cluster have the same tokens, or the same rows,
+// of which each brings half to both (multicast). Stages are brought and multiplied as linear_stages.cuh says, by one
+// thread and by two warpgroups of 64 rows. Outputs are left in shared memory, in T, and three warps that do nothing
+// else bring them to memory with what is between (activation, residual), while the next tile is multiplied. Slices of k
+// are chains of their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most.
+// Bytes: the weight once for each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of
+// 768 cycles of wgmma (192 tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power
+// the GPU may draw (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
+// warp-specialised, clusters).
 #pragma once
 
 #include "launch.cuh"
-#include "linear_tile.cuh"
-#include "ptx_sm90.cuh"
+#include "linear_stages.cuh"
+#include "norm.cuh"
 
 namespace infinilm::cuda {
 
-constexpr int kHopperThreads = 384, kBoxSteps = 4, kBoxColumns = 16 * kBoxSteps, kClusterBlocks = 2;
-constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers, kWriterWarps = 3;
+constexpr int kHopperThreads = 384, kClusterBlocks = 2, kWriterWarps = 3;
 constexpr int kHalfRows = kTileRows / kConsumers,
               kHalfTiles = kRowTiles / kConsumers;  // of a warpgroup that multiplies
 constexpr int kHopperBytes = 226 * 1024;            // of shared memory, but for the barriers
 
 template <class F, int kTokens>
-struct HopperShape {
-    static constexpr int kUnits = kBoxSteps / F::kUnitSteps, kTileBytes = kUnits * unit_bytes_of<F>;  // of a stage
-    static constexpr int kWeightBytes = kRowTiles * kTileBytes, kTokenBytes = kTokens * kBoxColumns * 2;
-    static constexpr int kTokenOffset = (kWeightBytes + 1023) / 1024 * 1024;
-    static constexpr int kStageBytes = kTokenOffset + kTokenBytes;
+struct HopperShape : StageShape<F, kTokens> {
+    using StageShape<F, kTokens>::kStageBytes;
     static constexpr int kHalfBytes = kTokens * kHalfRows * 2;  // of the outputs
     static constexpr int kMostStages = (kHopperBytes - kConsumers * kHalfBytes) / kStageBytes;
     static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
@@ -42,184 +34,6 @@ struct HopperShape {
     static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
     static constexpr int kOtherRegisters = 504 - kConsumers * kConsumerRegisters;
 };
-
-// The ring of stages as each side walks it: the stage that comes next, and how often the ring has been walked.
-template <int kStages, int kStageBytes>
-struct StageRing {
-    uint64_t *full, *empty;  // [kStages]: bytes have arrived; the warps that read, of both blocks, have done so
-    uint8_t* smem;
-    ClusterBarriers released;  // empty, of the block whose rank is this lane, for as many lanes as there are blocks
-    int index = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ uint8_t* stage() const { return smem + index * kStageBytes; }
-    __device__ __forceinline__ void wait_full() const { mbarrier_wait(full + index, parity); }
-    __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty + index, parity ^ 1); }
-    __device__ __forceinline__ void advance() {
-        if (++index == kStages) index = 0, parity ^= 1;
-    }
-    // By a whole warp: it needs a stage no more.
-    __device__ __forceinline__ void release(int stage) const {
-        __syncwarp();
-        if (released) mbarrier_arrive_cluster(released, stage);
-    }
-};
-
-// One thread: all stages of a tile. What the weight, the tokens or k do not have comes as zeros. Each block of the
-// cluster brings its own weights, and its half of the tokens to both.
-template <class F, int kTokens, class Ring>
-__device__ __forceinline__ void produce(const TensorMap& weights, const TensorMap& x, Ring& ring, int stages, int tile,
-                                        int token, uint32_t rank) {
-    using Shape = HopperShape<F, kTokens>;
-    constexpr int kHalf = kTokens / kClusterBlocks;
-    for (int i = 0; i < stages; ++i, ring.advance()) {
-        uint8_t* stage = ring.stage();
-        uint64_t* full = ring.full + ring.index;
-        ring.wait_empty();
-        mbarrier_arrive_expect_tx(full, Shape::kWeightBytes + Shape::kTokenBytes);
-        tensor_load_2d(stage, weights, i * (Shape::kTileBytes / 8), tile, full);
-        tensor_load_2d_multicast(stage + Shape::kTokenOffset + static_cast<int>(rank) * kHalf * kBoxColumns * 2, x,
-                                 i * kBoxColumns, token + static_cast<int>(rank) * kHalf, full,
-                                 (1 << kClusterBlocks) - 1);
-    }
-}
-
-// A warpgroup's 64 rows x kTokens of a tile. row_tile: this warp's of the 8 tiles of 16 rows. Steps beyond k are zeros.
-template <class T, int kTokens, class Ring>
-__device__ __forceinline__ void consume(Ring& ring, int row_tile, int steps, float (&totals)[kTokens / 2]) {
-    using Shape = HopperShape<AsType, kTokens>;
-    // The zeros are never added to anything, but ptxas before 12.9 lets no wgmma overlap another one where registers of
-    // the accumulator may be undefined.
-    float sums[kTokens / 2] = {};
-    uint32_t a[kBoxSteps][4];  // two pairs of steps: one is multiplied while the other is fetched
-    auto load_pair = [&](int step) {
-#pragma unroll
-        for (int i = step; i < step + 2; ++i) {
-            Unit<AsType> unit;
-            unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + i * 512);
-            AsType::fragment<T>(a[i], unit, 0);
-        }
-    };
-    int accumulate = 0, slice = 0, end = 0, previous = ring.index;
-    auto begin_slice = [&] {  // empty ones are skipped: they would add zero
-        const int begin = end;
-        while (end == begin && slice < kSlices) end = slice_begin(++slice, steps);
-        accumulate = 0;
-    };
-    auto end_slice = [&] {
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) totals[i] += sums[i];
-        begin_slice();
-    };
-    begin_slice();
-    ring.wait_full();
-    load_pair(0);
-    for (int first = 0; first < steps; first += kBoxSteps) {
-        const uint64_t b = matrix_descriptor_128(ring.stage() + Shape::kTokenOffset);
-        const int last = first + kBoxSteps, index = ring.index;
-        auto multiply = [&](int i) {
-            Wgmma<kTokens, T>::multiply(sums, a[i], b + i * 2, accumulate);  // descriptors count in 16 bytes
-            accumulate = 1;
-        };
-        auto multiply_pair = [&](int i) {
-            wgmma_fence();
-            multiply(i), multiply(i + 1);
-            wgmma_commit();
-            wgmma_wait<1>();  // the pair before is done
-        };
-        auto release_previous = [&] {
-            if (first > 0) ring.release(previous);
-            previous = index;
-            load_pair(2);
-        };
-        auto load_next = [&] {
-            ring.advance();
-            if (last >= steps) return;
-            ring.wait_full();
-            load_pair(0);
-        };
-        if (end >= last) {
-            multiply_pair(0);
-            release_previous();
-            multiply_pair(2);
-            load_next();
-            if (end == last) {
-                wgmma_wait<0>();
-                end_slice();
-            }
-        } else {  // slices end inside the stage
-            wgmma_wait<0>();
-            release_previous();
-#pragma unroll
-            for (int i = 0; i < kBoxSteps; ++i) {
-                wgmma_fence();
-                multiply(i);
-                wgmma_commit();
-                wgmma_wait<0>();
-                if (first + i + 1 == end) end_slice();
-            }
-            load_next();
-        }
-    }
-    wgmma_wait<0>();  // nothing is in flight, as the last slice has ended; but ptxas does not know
-    ring.release(previous);
-}
-
-// The same of quantised weights: two steps at a time, whose fragments are made while the two before are multiplied.
-template <class T, class F, int kTokens, class Ring>
-__device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, int units, float (&totals)[kTokens / 2]) {
-    using Shape = HopperShape<F, kTokens>;
-    constexpr int kUnitTurns = F::kUnitSteps / 2, kStageTurns = kBoxSteps / 2;
-    constexpr bool kGroups = F::kScales > 0;  // products is then the chain of one turn, else that of the slice
-    float products[kTokens / 2] = {}, sums[kGroups ? kTokens / 2 : 1] = {};
-    uint32_t a[2][2][4];
-    typename F::Scales scales[2] = {};
-    auto load = [&](int at) {  // turn `at` of the stage, to a[at]
-        Unit<F> unit;
-        unit.load_shared(ring.stage() + row_tile * Shape::kTileBytes + at / kUnitTurns * unit_bytes_of<F>);
-#pragma unroll
-        for (int s = 0; s < 2; ++s) F::template fragment<T>(a[at][s], unit, at % kUnitTurns * 2 + s);
-        if constexpr (kGroups) scales[at] = F::scales_of(unit, at);
-    };
-    const int turns = units * kUnitTurns;
-    int accumulate = 0, end = slice_end(0, units);
-    ring.wait_full();
-    load(0);
-    for (int first = 0; first < turns; first += kStageTurns) {
-        const uint64_t b = matrix_descriptor_128(ring.stage() + Shape::kTokenOffset);
-        const int index = ring.index;
-#pragma unroll
-        for (int i = 0; i < kStageTurns; ++i) {
-            const int turn = first + i;
-            if (turn >= turns) break;
-            wgmma_fence();
-            Wgmma<kTokens, T>::multiply(products, a[i][0], b + i * 4, accumulate);  // descriptors count in 16 bytes
-            Wgmma<kTokens, T>::multiply(products, a[i][1], b + i * 4 + 2, 1);
-            wgmma_commit();
-            if (turn + 1 < turns) {
-                if (i == kStageTurns - 1) ring.advance(), ring.wait_full();
-                load((i + 1) % kStageTurns);
-            }
-            wgmma_wait<0>();
-            if constexpr (kGroups) {
-#pragma unroll
-                for (int j = 0; j < kTokens / 2; j += 4)
-                    add_scaled(reinterpret_cast<float (&)[4]>(sums[j]), reinterpret_cast<float (&)[4]>(products[j]),
-                               scales[i]);
-            }
-            accumulate = kGroups ? 0 : 1;
-            if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end) continue;
-            end = slice_end(end, units), accumulate = 0;
-#pragma unroll
-            for (int j = 0; j < kTokens / 2; ++j) {
-                totals[j] += kGroups ? sums[j] : products[j];
-                if constexpr (kGroups) sums[j] = 0.0f;
-            }
-        }
-        ring.release(index);
-    }
-    ring.advance();
-}
 
 // ---- outputs: a warpgroup leaves 64 rows x kTokens in T in a buffer [kTokens][64], whose pieces of 8 rows change
 // places so that eight tokens lie in all banks; other warps bring them from there to memory.
@@ -341,11 +155,31 @@ __device__ __forceinline__ void write_float32(const LinearArgs& args, const floa
     }
 }
 
+// Which tiles are whose: in each turn a cluster has two, of the same tokens or of the same rows.
+struct HopperGrid {
+    bool same_rows;
+    int row_places, places;  // of clusters: along the rows, all
+
+    HopperGrid(const LinearArgs& args, int tile_tokens, bool same_rows)
+        : same_rows(same_rows),
+          row_places(ceil_div(row_blocks(args.weight), same_rows ? 1 : kClusterBlocks)),
+          places(row_places * ceil_div(args.num_tokens, tile_tokens * (same_rows ? kClusterBlocks : 1))) {}
+    __device__ __forceinline__ int index_at(int turn) const {
+        return static_cast<int>(blockIdx.x + turn * gridDim.x) / kClusterBlocks;
+    }
+    __device__ __forceinline__ bool has(int turn) const { return index_at(turn) < places; }
+    __device__ __forceinline__ TilePlace tile_at(int turn) const {
+        const TilePlace place = tile_place(index_at(turn), row_places, places / row_places);
+        const int rank = opaque(static_cast<int>(blockIdx.x)) % kClusterBlocks;
+        return same_rows ? TilePlace{place.row_block, place.token_block * kClusterBlocks + rank}
+                         : TilePlace{place.row_block * kClusterBlocks + rank, place.token_block};
+    }
+};
+
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
-                       const __grid_constant__ TensorMap x, int token_blocks) {
-    grid_dependency_wait();
+                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid grid) {
     using Shape = HopperShape<F, kTokens>;
     INFINILM_DYNAMIC_SHARED(smem);  // [kStages][kStageBytes], [kConsumers][kHalfBytes]
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);
@@ -362,30 +196,39 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     }
     cluster_sync();
     const PackedWeight& w = args.weight;
-    const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks, group = static_cast<int>(threadIdx.x) / 128 - 1;
-    const int pairs = ceil_div(row_blocks(w), kClusterBlocks), tiles = pairs * token_blocks;
-    // The tile that the cluster computes in its turn number `turn`.
-    auto tile_at = [](int turn) { return static_cast<int>(blockIdx.x + turn * gridDim.x) / kClusterBlocks; };
+    const int group = static_cast<int>(threadIdx.x) / 128 - 1;
     uint8_t* outputs = smem + Shape::kStages * Shape::kStageBytes;
     StageRing<Shape::kStages, Shape::kStageBytes> ring{full, empty, smem, {}};
-    auto first_tile = [&](const TilePlace& place) { return (place.row_block * kClusterBlocks + rank) * kRowTiles; };
     if (group < 0) {
         registers_decrease<Shape::kOtherRegisters>();
         if (threadIdx.x == 0) {
             tensor_prefetch(weights);
             tensor_prefetch(x);
-            for (int turn = 0; tile_at(turn) < tiles; ++turn) {
-                const TilePlace place = tile_place(tile_at(turn), pairs, token_blocks);
-                produce<F, kTokens>(weights, x, ring, ceil_div(units_of<F>(w.k), Shape::kUnits), first_tile(place),
-                                    place.token_block * kTokens, rank);
-            }
+            const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
+            constexpr uint16_t both = (1 << kClusterBlocks) - 1;
+            const bool same_rows = grid.same_rows;
+            const StageSource<F, kTokens> source{weights,
+                                                 x,
+                                                 same_rows ? kRowTiles / kClusterBlocks * rank : 0,
+                                                 same_rows ? 0 : kTokens / kClusterBlocks * rank,
+                                                 same_rows ? both : uint16_t{0},
+                                                 same_rows ? uint16_t{0} : both};
+            int turns = 1;
+            while (grid.has(turns)) ++turns;
+            produce(source, ring, turns, [&](int turn) {
+                const TilePlace place = grid.tile_at(turn);
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, 0,
+                             ceil_div(units_of<F>(w.k), Shape::kUnits)};
+            });
+            grid_launch_dependents();  // the last of what is read is on its way
         } else if (warp_id() > 0 && !args.out_float32) {
-            for (int turn = 0; tile_at(turn + 1) < tiles; ++turn) {
-                const TilePlace place = tile_place(tile_at(turn), pairs, token_blocks);
+            grid_dependency_wait();
+            for (int turn = 0; grid.has(turn + 1); ++turn) {
+                const TilePlace place = grid.tile_at(turn);
                 for (int half = 0; half < kConsumers; ++half) {
                     mbarrier_wait(staged + half, turn % 2);
                     write_half<T, kTokens, 32 * kWriterWarps, (Shape::kOtherRegisters - 40) / 16>(
-                        args, outputs + half * Shape::kHalfBytes, first_tile(place) + half * kHalfTiles,
+                        args, outputs + half * Shape::kHalfBytes, place.row_block * kRowTiles + half * kHalfTiles,
                         place.token_block * kTokens, static_cast<int>(threadIdx.x) - 32);
                     __syncwarp();
                     if (lane_id() == 0) mbarrier_arrive(written + half);
@@ -394,18 +237,19 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         }
     } else {
         registers_increase<Shape::kConsumerRegisters>();
+        grid_dependency_wait();
         const int row_tile = group * kHalfTiles + static_cast<int>(warp_id()) % 4;
         ring.released = lane_id() < kClusterBlocks ? cluster_barriers(empty, lane_id()) : ClusterBarriers{};
         int turn = 0;
-        for (; tile_at(turn) < tiles; ++turn) {
-            float totals[kTokens / 2] = {};
-            if constexpr (F::kTurnSteps == 1)
-                consume<T, kTokens>(ring, row_tile, num_steps(w.k), totals);
-            else
-                consume_quantised<T, F, kTokens>(ring, row_tile, units_of<F>(w.k), totals);
-            const TilePlace place = tile_place(tile_at(turn), pairs, token_blocks);
+        for (; grid.has(turn); ++turn) {
+            float totals[kTokens / 2] = {}, sums[kTokens / 2];
+            consume_slices<T, F, kTokens>(ring, row_tile, SliceRange{units_of<F>(w.k), 0, kSlices}, sums, [&] {
+#pragma unroll
+                for (int i = 0; i < kTokens / 2; ++i) totals[i] += sums[i];
+            });
+            const TilePlace place = grid.tile_at(opaque(turn));
             const int warp = opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
-            const int tile = first_tile(place) + group * kHalfTiles + warp;
+            const int tile = place.row_block * kRowTiles + group * kHalfTiles + warp;
             if constexpr (Shape::kSums <= 128) {
                 if (args.out_float32) {
                     write_float32<T, F, kTokens>(args, totals, tile, place.token_block * kTokens);
@@ -419,63 +263,52 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             if (lane_id() == 0) mbarrier_arrive(staged + group);
         }
         if (!args.out_float32) {  // the outputs of the last tile: there is nothing else to do
-            const TilePlace place = tile_place(tile_at(turn - 1), pairs, token_blocks);
+            const TilePlace place = grid.tile_at(turn - 1);
             const int thread = opaque(static_cast<int>(threadIdx.x)) % 128;
             mbarrier_wait(staged + group, (turn - 1) % 2);
             write_half<T, kTokens, 128, 4>(args, outputs + group * Shape::kHalfBytes,
-                                           first_tile(place) + group * kHalfTiles, place.token_block * kTokens, thread);
+                                           place.row_block * kRowTiles + group * kHalfTiles,
+                                           place.token_block * kTokens, thread);
         }
     }
     cluster_sync();  // no block's shared memory goes while the other may still arrive in it
 }
 
+// How a product is cut: tokens of a tile, and whether the two tiles of a cluster have the same rows or the same tokens.
+struct HopperTiles {
+    int tokens;
+    bool same_rows;
+};
+
 template <class T, class F, int kTokens>
-cudaError_t launch_sm90(const LinearArgs& args, int num_sms, cudaStream_t stream) {
-    const PackedWeight& w = args.weight;
-    using Shape = HopperShape<F, kTokens>;
+cudaError_t launch_sm90(const LinearArgs& args, bool same_rows, cudaStream_t stream) {
     TensorMap weights, x;
-    const uint64_t row_bytes = static_cast<uint64_t>(unit_bytes_of<F>) * units_of<F>(w.k);
-    const TensorMapParams of_weights{w.data,
-                                     row_bytes / 8,
-                                     static_cast<uint64_t>(num_tiles(w)),
-                                     row_bytes,
-                                     Shape::kTileBytes / 8,
-                                     kRowTiles,
-                                     Swizzle::none,
-                                     8};
-    const TensorMapParams of_x{args.x,
-                               static_cast<uint64_t>(w.k),
-                               static_cast<uint64_t>(args.num_tokens),
-                               static_cast<uint64_t>(args.x_stride) * sizeof(T),
-                               kBoxColumns,
-                               kTokens / kClusterBlocks};
-    if (cudaError_t error = make_tensor_map(&weights, of_weights)) return error;
-    if (cudaError_t error = make_tensor_map(&x, of_x)) return error;
-    const int token_blocks = ceil_div(args.num_tokens, kTokens);
-    const int tiles = ceil_div(row_blocks(w), kClusterBlocks) * token_blocks;
-    const int clusters = max(1, min(tiles, num_sms / kClusterBlocks));
-    LaunchConfig config{dim3(static_cast<unsigned>(clusters * kClusterBlocks)), dim3(kHopperThreads), Shape::kSmemBytes,
-                        stream};
+    const int box_tiles = kRowTiles / (same_rows ? kClusterBlocks : 1);
+    const int box_tokens = kTokens / (same_rows ? 1 : kClusterBlocks);
+    if (cudaError_t error = make_maps<T, F>(args, box_tiles, box_tokens, weights, x)) return error;
+    const HopperGrid grid(args, kTokens, same_rows);
+    LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, kTokens>::kSmemBytes, stream};
     config.cluster = kClusterBlocks;
-    return launch<linear_sm90_kernel<T, F, kTokens>>(config, args, weights, x, token_blocks);
+    int clusters = 0;
+    if (cudaError_t error = max_clusters<linear_sm90_kernel<T, F, kTokens>>(config, clusters)) return error;
+    config.grid = dim3(static_cast<unsigned>(min(grid.places, clusters) * kClusterBlocks));
+    return launch<linear_sm90_kernel<T, F, kTokens>>(config, args, weights, x, grid);
 }
 
-inline cudaError_t num_sms_of_device(int& num_sms) {
-    int device = 0;
-    if (cudaError_t error = cudaGetDevice(&device)) return error;
-    return cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-}
-
-// Tokens of a tile. Fewer give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but
-// the time of a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md).
-inline int choose_hopper_tokens(const LinearArgs& a, int num_sms) {
-    const int pairs = ceil_div(row_blocks(a.weight), kClusterBlocks), clusters = max(1, num_sms / kClusterBlocks);
-    auto cost = [&](int tokens) {
-        return int64_t{ceil_div(int64_t{pairs} * ceil_div(a.num_tokens, tokens), int64_t{clusters})} * (tokens + 100);
+// Fewer tokens give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but the time of
+// a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md). Pairs of the same rows read
+// less, where no tile of a pair is empty; larger tiles were slower so.
+inline HopperTiles choose_hopper_tiles(const LinearArgs& a, int num_sms) {
+    auto tiles_of = [&](int tokens) {
+        return HopperTiles{tokens, tokens <= 128 && ceil_div(a.num_tokens, tokens) % 2 == 0};
     };
-    int best = 128;
+    auto cost = [&](const HopperTiles& tiles) {
+        const int places = HopperGrid(a, tiles.tokens, tiles.same_rows).places;
+        return int64_t{ceil_div(places, max(1, num_sms / kClusterBlocks))} * (tiles.tokens + 100);
+    };
+    HopperTiles best = tiles_of(128);
     for (int tokens : {64, 176, 192})
-        if (cost(tokens) < cost(best) && (tokens < best || !a.out_float32)) best = tokens;
+        if (cost(tiles_of(tokens)) < cost(best) && (tokens < best.tokens || !a.out_float32)) best = tiles_of(tokens);
     return best;
 }
 
@@ -483,10 +316,8 @@ inline int choose_hopper_tokens(const LinearArgs& a, int num_sms) {
 template <class F>
 cudaError_t linear_sm90_as(const LinearArgs& args, cudaStream_t stream) {
     if (F::kScales > 0 && args.out_float32) return linear_prefill(args, stream);  // there are no registers for it
-    int num_sms = 0;
-    if (cudaError_t error = num_sms_of_device(num_sms)) return error;
-    return args.weight.type == Type::bf16 ? launch_sm90<bf16, F, 128>(args, num_sms, stream)
-                                          : launch_sm90<f16, F, 128>(args, num_sms, stream);
+    return args.weight.type == Type::bf16 ? launch_sm90<bf16, F, 128>(args, false, stream)
+                                          : launch_sm90<f16, F, 128>(args, false, stream);
 }
 
 }  // namespace infinilm::cuda

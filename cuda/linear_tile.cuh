@@ -1,26 +1,14 @@
-// What linear_prefill and linear_sm90 share: tiles of 128 packed rows x 64 or 128 tokens, which block computes which,
-// where a slice of k ends, and how a tile's sums become outputs.
+// What linear_prefill, linear_sm90 and linear_split_sm90 share: tiles of 128 packed rows, their order, where a slice of
+// k ends, and what an output is multiplied by and what is added.
 #pragma once
 
-#include <type_traits>
-
 #include "linear.cuh"
-#include "norm.cuh"
 
 namespace infinilm::cuda {
 
 constexpr int kTileRows = 128, kRowTiles = kTileRows / 16;  // packed rows of a tile, and tiles of 16 rows in it
 
 __host__ __device__ inline int row_blocks(const PackedWeight& w) { return ceil_div(num_tiles(w), kRowTiles); }
-
-// Tokens of a tile. Fewer tokens give more blocks, so that a small product fills the GPU, but each byte that a block
-// brings into shared memory is then used less: 64 tokens are taken to cost 9/16 of 128 (an estimate).
-inline int choose_tile_tokens(const LinearArgs& a, int num_sms) {
-    auto waves = [&](int tokens) {
-        return ceil_div<int64_t>(int64_t{row_blocks(a.weight)} * ceil_div(a.num_tokens, tokens), num_sms);
-    };
-    return 9 * waves(64) < 16 * waves(128) ? 64 : 128;
-}
 
 // Order of tiles: within a group of 8 token blocks, token blocks fastest. The blocks that run at one time (about as
 // many as SMs, 108 to 170) then cover 8 token blocks x 13 to 21 row blocks, nearly a square, which reads the fewest
@@ -40,37 +28,15 @@ __device__ __forceinline__ int slice_end(int unit, int units) {
     return slice_begin((kSlices * (unit + 1) - 1) / units + 1, units);
 }
 
-// Where `features` (8 neighbours, at a row of 8 of the tile) of a token lie in a buffer [tokens][kRows] of floats: the
-// four tokens that a warp's lanes write at once get different banks.
-template <int kRows>
-__device__ __forceinline__ float* staged(float* buffer, int token, int features) {
-    return buffer + token * kRows + (features ^ (token / 2 % 4)) * 8;
-}
+// Slices [first, last) of k, counted in units from the first of theirs.
+struct SliceRange {
+    int units;  // of k
+    int first, last;
 
-// From the buffer to out, 16 bytes at a time along the features, by kThreads threads. kPieces: groups of 8 neighbouring
-// features that a token has in the buffer. tile, token: the first of the buffer.
-template <class T, class Out, int kRows, int kTokens, int kPieces, int kThreads>
-__device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buffer, int tile, int token) {
-    const PackedWeight& w = args.weight;
-    const int thread = threadIdx.x % kThreads, piece = thread % kPieces;
-    const bool gate_up = joins_gate_up(args);
-    const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
-    // Of gates and ups apart, rows beyond the last tile would be other features.
-    if (feature >= (gate_up ? w.n / 2 : w.n) || tile + piece / (gate_up ? 1 : 2) >= num_tiles(w)) return;
-    const int tokens = min(kTokens, args.num_tokens - token);
-    for (int t = thread / kPieces; t < tokens; t += kThreads / kPieces) {
-        float y[8];
-        load8(staged<kRows>(buffer, t, piece), y);
-        const int64_t row = token + t;
-        if (args.residual) {
-            float r[8];
-            load8(static_cast<const T*>(args.residual) + row * args.residual_stride + feature, r);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] = rounded<T>(y[i]) + r[i];
-        }
-        store8(static_cast<Out*>(args.out) + row * args.out_stride + feature, y);
-    }
-}
+    __device__ __forceinline__ int begin() const { return slice_begin(first, units); }  // counted from k = 0
+    __device__ __forceinline__ int end(int slice) const { return slice_begin(slice + 1, units) - begin(); }
+    __device__ __forceinline__ int length() const { return end(last - 1); }
+};
 
 // What a lane's sums in rows r and r + 8 of a tile of 16 rows (half 0 and 1) are multiplied by and what is added.
 template <class F>
@@ -96,51 +62,5 @@ struct RowEnd {
         return sum + bias[half];
     }
 };
-
-// The end of a block of sums: scales of rows, bias, activation(gate) * up, residual, out. A group of kWarps warps holds
-// 16 kTiles kWarps rows x 8 kColumns tokens; warp w of it tiles kTiles w .. of 16 rows, as mma_m16n8k16 leaves them.
-// buffer: shared, one float for each sum, free when the group calls; `sync` is a barrier of the group. tile, token: the
-// group's first.
-template <class T, class F, int kWarps, int kTiles, int kColumns, class Sync>
-__device__ __forceinline__ void store_sums(const LinearArgs& args, const float (&sums)[kTiles][kColumns][4],
-                                           float* buffer, int tile, int token, Sync sync) {
-    constexpr int kRows = 16 * kTiles * kWarps, kTokens = 8 * kColumns, kThreads = 32 * kWarps;
-    const bool gate_up = joins_gate_up(args);
-    const int group = lane_id() / 4, first = warp_id() % kWarps * kTiles;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-        const RowEnd<F> end(args, tile + first + i);
-        auto stage = [&](auto finish) {  // finish(token, its sums in rows r and r + 8)
-#pragma unroll
-            for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-                for (int c = 0; c < 2; ++c)
-                    finish(8 * j + static_cast<int>(lane_id()) % 4 * 2 + c, end(sums[i][j][c], 0),
-                           end(sums[i][j][c + 2], 1));
-        };
-        if (gate_up) {
-            stage([&](int t, float gate, float up) {
-                staged<kRows>(buffer, t, first + i)[group] = act_mul<T>(args.activation, gate, up);
-            });
-        } else {
-            stage([&](int t, float low, float high) {
-                staged<kRows>(buffer, t, 2 * (first + i))[group] = low;
-                staged<kRows>(buffer, t, 2 * (first + i) + 1)[group] = high;
-            });
-        }
-    }
-    sync();
-    auto write = [&](auto pieces) {
-        constexpr int kPieces = decltype(pieces)::value;
-        if (args.out_float32)
-            write_outputs<T, float, kRows, kTokens, kPieces, kThreads>(args, buffer, tile, token);
-        else
-            write_outputs<T, T, kRows, kTokens, kPieces, kThreads>(args, buffer, tile, token);
-    };
-    if (gate_up)
-        write(std::integral_constant<int, kRows / 16>{});
-    else
-        write(std::integral_constant<int, kRows / 8>{});
-}
 
 }  // namespace infinilm::cuda

@@ -14,14 +14,14 @@ namespace infinilm::cuda {
 constexpr int kNormWarps = 4;
 constexpr int kFewRows = 1024;  // about the warps that the SMs hold at once with one warp a block
 
-// v = what lies at `residual` + multiplier * v, rounded to T.
+// v = scale * (what lies at `residual` + multiplier * v), rounded to T.
 template <class T>
-__device__ __forceinline__ void add(Vector<T>& v, const T* residual, float multiplier) {
+__device__ __forceinline__ void add(Vector<T>& v, const T* residual, const RmsNormArgs& args) {
     float a[8], b[8];
     v.unpack(a);
     load8(residual, b);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = __fadd_rn(b[i], __fmul_rn(a[i], multiplier));
+    for (int i = 0; i < 8; ++i) a[i] = __fmul_rn(__fadd_rn(b[i], __fmul_rn(a[i], args.multiplier)), args.scale);
     v.pack(a);
 }
 
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) rms_norm_kernel(RmsNormArgs a
     for (int begin = 0; begin < size; begin += kChunk) {
         for_vectors(begin, [&](Vector<T>& v, int i) { v.load(x + i); });
         if constexpr (kResidual) {
-            for_vectors(begin, [&](Vector<T>& v, int i) { add(v, residual + i, args.multiplier); });
+            for_vectors(begin, [&](Vector<T>& v, int i) { add(v, residual + i, args); });
             for_vectors(begin, [&](Vector<T>& v, int i) { v.store(residual + i); });
         }
         for_vectors(begin, [&](Vector<T>& v, int) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(32 * kNormWarps) layer_norm_kernel(RmsNormArgs
         Vector<T> v;
         v.load(x + i);
         if constexpr (kResidual) {
-            add(v, residual + i, args.multiplier);
+            add(v, residual + i, args);
             v.store(residual + i);
         }
         float values[8];

@@ -5,6 +5,7 @@
 
 #include "block_types.h"
 #include "host.h"
+#include "mixing_host.h"
 #include "ops/backend.h"
 
 namespace infinilm::cuda {
@@ -33,19 +34,19 @@ inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKi
     require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",
             blocks ? blocks->name : name(quantization),
             "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
-    require(kind != LinearKind::qkv || (head_dim % 8 == 0 && head_dim <= 256), "head_dim is ", head_dim,
-            ": on CUDA it must be a multiple of 8, at most 256; use device='cpu'");
+    if (kind == LinearKind::qkv) check_head(head_dim, type);
     PackedWeight weight;
     weight.type = type;
     weight.format = blocks ? blocks->format : format_of(quantization);
     weight.k = static_cast<int>(parts[0].in_features());
-    const bool is_vocabulary = parts.size() == 1 && kind == LinearKind::plain;  // or may be: its rows may be any number
+    // Of parts in their natural order any number of rows is packed: a vocabulary's, or a row for each head.
+    const bool any_rows = kind == LinearKind::plain && (parts.size() == 1 || weight.format != WeightFormat::fp8_blocks);
     for (const LinearPart& part : parts) {
         require(part.blocks.type == parts[0].blocks.type,
                 "on CUDA the parts of a linear must be blocks of one type, or numbers; got ", parts[0].blocks.type,
                 " and ", part.blocks.type);
         if (blocks) check_rows_of_blocks(part, *blocks);
-        require((is_vocabulary || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
+        require((any_rows || part.weight.shape(0) % 8 == 0) && weight.k % 8 == 0, "a weight of shape ",
                 shape_string(part.weight.shape()),
                 ": on CUDA hidden sizes and heads must be multiples of 8; use device='cpu'");
         weight.n += static_cast<int>(part.weight.shape(0));

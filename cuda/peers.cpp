@@ -17,13 +17,14 @@ public:
           device_(options.devices[static_cast<size_t>(options.rank)].index),
           stream_(stream),
           bytes_(one_shot_workspace_bytes(static_cast<int>(options.devices.size()),
-                                          static_cast<int>(options.capacity_bytes))),
+                                          static_cast<int>(options.one_shot_bytes),
+                                          static_cast<int>(options.two_shot_bytes))),
           workspace_(bytes_, "sums over ranks") {
         peers_.rank = options.rank;
         peers_.size = static_cast<int>(options.devices.size());
-        peers_.capacity_bytes = static_cast<int>(options.capacity_bytes);
-        check(cudaMemsetAsync(workspace_.data, 0, bytes_, stream), "make_one_shot");
-        check(cudaStreamSynchronize(stream), "make_one_shot");  // peers write as soon as they have the pointer
+        peers_.one_shot_bytes = static_cast<int>(options.one_shot_bytes);
+        peers_.two_shot_bytes = static_cast<int>(options.two_shot_bytes);
+        clear();  // peers write as soon as they have the pointer
         check(cudaHostAlloc(reinterpret_cast<void**>(&aborted_), sizeof *aborted_, cudaHostAllocPortable),
               "make_one_shot");
         *aborted_ = 0;
@@ -37,9 +38,24 @@ public:
     void connect(std::span<void* const> mailboxes) override {
         std::copy(mailboxes.begin(), mailboxes.end(), peers_.workspaces);
     }
+    void send_proof() override {
+        check(cudaSetDevice(device_), "cudaSetDevice");
+        check(cuda::send_proof(peers_, stream_), "send_proof");
+        check(cudaStreamSynchronize(stream_), "send_proof");
+    }
+    bool has_proof() override {
+        check(cudaSetDevice(device_), "cudaSetDevice");
+        DeviceMemory wrong(sizeof(unsigned), "a proof of peers");
+        unsigned count = 1;
+        check(cudaMemsetAsync(wrong.data, 0, sizeof count, stream_), "has_proof");
+        check(count_wrong_proof(peers_, static_cast<unsigned*>(wrong.data), stream_), "has_proof");
+        check(cudaMemcpyAsync(&count, wrong.data, sizeof count, cudaMemcpyDeviceToHost, stream_), "has_proof");
+        clear();
+        return count == 0;
+    }
     bool takes(const AddRmsNormParams& p) const override {
         return p.weight && p.weight.ndim() == 1 && p.multiplier == 1 &&
-               p.x.shape(0) * one_shot_row_bytes(static_cast<int>(p.x.shape(1)), type_) <= peers_.capacity_bytes;
+               one_shot_takes(peers_, p.x.shape(0), static_cast<int>(p.x.shape(1)), type_);
     }
     void all_reduce_add_rms_norm(const AddRmsNormParams& p) override {
         check(cudaSetDevice(device_), "cudaSetDevice");
@@ -65,6 +81,11 @@ public:
     }
 
 private:
+    void clear() {
+        check(cudaMemsetAsync(workspace_.data, 0, bytes_, stream_), "make_one_shot");
+        check(cudaStreamSynchronize(stream_), "make_one_shot");
+    }
+
     const Type type_;
     const int device_;
     const cudaStream_t stream_;

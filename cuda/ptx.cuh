@@ -72,6 +72,8 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* address)
 __device__ __forceinline__ void store_release_system(unsigned* address, unsigned value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+// 16 bytes to memory of a peer, seen by whoever sees a later store_release_system.
+__device__ __forceinline__ void store_peer_16(void* address, uint4 v) { *static_cast<uint4*>(address) = v; }
 // Returns the old value: the last arriver of n sees n - 1, and everything its predecessors wrote. Writes of other
 // threads of the block count once a __syncthreads() lies between.
 __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
@@ -85,6 +87,35 @@ __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsign
 // Named barrier 1..15 (0 is __syncthreads) of `threads` threads, a multiple of 32: waits for all of them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- clusters (sm_90: "Parallel Synchronization: barrier.cluster", "Data Movement: mapa"). Before it every block is
+// alone, and nothing here is called.
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+// Every thread of every block of the cluster; shared memory of other blocks exists between the first such barrier of a
+// kernel and the last.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+// The same place in the shared memory of block `rank` of the cluster.
+template <class T>
+__device__ __forceinline__ T* shared_of_rank(T* pointer, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    T* other;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(pointer), "r"(rank));
+    return other;
+#else
+    return pointer;
+#endif
 }
 
 // ---- asynchronous copies, global to shared ("Data Movement: cp.async") -------------------------------------------

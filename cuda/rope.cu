@@ -77,12 +77,15 @@ __device__ __forceinline__ void turn8(float (&x)[8], const float* head, int firs
     }
 }
 
+// Heads of k, and of v where there are any.
+__host__ __device__ __forceinline__ int kv_parts(const RopeStoreArgs& rope) { return rope.v_cache ? 2 : 1; }
+
 template <class T>
 __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkNormRopeStoreArgs args) {
     begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
     const RopeStoreArgs& rope = args.rope;
-    const int num_heads = rope.num_heads + 2 * rope.num_kv_heads, head_dim = rope.head_dim;
+    const int num_heads = rope.num_heads + kv_parts(rope) * rope.num_kv_heads, head_dim = rope.head_dim;
     const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRopeWarps + warp_id();
     const int64_t token = unit / num_heads;
     if (token >= args.num_tokens) return;
@@ -96,15 +99,21 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
         cache = static_cast<T*>(is_value ? rope.v_cache : rope.k_cache) +
                 cache_offset(slot, kv_head, rope.num_kv_heads, rope.block_size, head_dim);
     }
-    if (is_value && !cache) return;
-
-    const float* weight = is_value ? nullptr : is_query ? rope.q_norm : rope.k_norm;  // [head_dim]
+    const float* weight = is_value ? rope.v_norm : is_query ? rope.q_norm : rope.k_norm;  // [head_dim]
+    if (is_value && !cache && !weight) return;
     const float scale = weight ? row_inverse_rms(x, head_dim, rope.eps) : 0.0f;
     float* shared = reinterpret_cast<float*>(smem) + static_cast<int>(warp_id()) * head_dim;  // [head_dim]
     const int first = static_cast<int>(lane_id()) * 8;
     float v[8];
-    for (int i = first; i < head_dim; i += 256) {
-        load8(x + i, v);
+    // What is turned of a query may lie elsewhere: then that alone is read and written.
+    const T* from = x;
+    int size = head_dim;
+    if (is_query && rope.q_turned) {
+        from = static_cast<const T*>(rope.q_turned) + token * rope.q_turned_stride + head * rope.q_turned_head_stride;
+        size = rope.rotary_dim;
+    }
+    for (int i = first; i < size; i += 256) {
+        load8(from + i, v);
         if (weight) {
             float w[8];
             load8(weight + i, w);
@@ -114,19 +123,19 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
         store8(shared + i, v);
     }
     __syncwarp();
-    for (int i = first; i < head_dim; i += 256) {
+    for (int i = first; i < size; i += 256) {
         load8(shared + i, v);
-        if (!is_value) {
+        if (!is_value)
             turn8(v, shared, i, (is_query ? rope.q_cos_sin : rope.cos_sin) + token * rope.rotary_dim,
                   rope.rotary_dim / 2);
-            store8(x + i, v);
-        }
+        if (!is_value || weight) store8(x + i, v);
         if (cache) store8(cache + i, v);
     }
 }
 
 cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs& args, cudaStream_t stream) {
-    const int64_t units = static_cast<int64_t>(args.num_tokens) * (args.rope.num_heads + 2 * args.rope.num_kv_heads);
+    const int64_t units =
+        static_cast<int64_t>(args.num_tokens) * (args.rope.num_heads + kv_parts(args.rope) * args.rope.num_kv_heads);
     if (units == 0) return cudaSuccess;
     const size_t smem_bytes = sizeof(float) * kRopeWarps * static_cast<size_t>(args.rope.head_dim);
     const LaunchConfig config{dim3(static_cast<unsigned>(ceil_div<int64_t>(units, kRopeWarps))), dim3(kRopeThreads),

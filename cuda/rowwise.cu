@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kRowThreads) act_mul_kernel(ActMulArgs args) {
     const T* gate = static_cast<const T*>(args.gate_up) + static_cast<int64_t>(blockIdx.x) * args.gate_up_stride + i;
     float x[8], up[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     load8(gate, x);
-    if (args.has_up) load8(gate + args.intermediate_size, up);
+    if (args.up) load8(static_cast<const T*>(args.up) + static_cast<int64_t>(blockIdx.x) * args.up_stride + i, up);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = act_mul<T>(args.activation, x[j], up[j]);
     store8(static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.out_stride + i, x);

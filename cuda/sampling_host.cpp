@@ -10,6 +10,20 @@ static AllowedArgs allowed_args(const AllowedTokens& mask) {
             .allowed_row = mask.allowed_row.as<const int>()};
 }
 
+cudaError_t run_change_logits(const ChangeLogitsParams& p, cudaStream_t stream) {
+    return change_logits({.logits = p.logits.as<float>(),
+                          .logits_stride = p.logits.stride(0),
+                          .num_rows = static_cast<int>(p.logits.shape(0)),
+                          .n = static_cast<int>(p.logits.shape(1)),
+                          .first_id = p.first_id,
+                          .rows = p.changes.change_rows.as<const int>(),
+                          .penalties = p.changes.penalties.as<const float>(),
+                          .tokens = p.changes.change_tokens.as<const int>(),
+                          .input_ids = p.input_ids.as<const int>(),
+                          .logits_rows = p.logits_rows.as<const int>()},
+                         stream);
+}
+
 cudaError_t run_find_best(const FindBestParams& p, cudaStream_t stream) {
     return find_best({.logits = p.logits.as<const float>(),
                       .logits_stride = p.logits.stride(0),

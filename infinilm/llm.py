@@ -92,7 +92,7 @@ class LLM(ChatMethods, OfThisProcess):
     max_num_seqs
         Sequences that run at the same time, if the KV cache has room for them.
     max_num_batched_tokens
-        Tokens of one step; longer prompts are computed in chunks.
+        Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
         None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
@@ -218,16 +218,17 @@ class LLM(ChatMethods, OfThisProcess):
             others = FrontStage(stages, {**of_all_stages, "seed": seed or 0}, plan)
             self.memory = replace(self.memory, num_blocks=others.num_blocks)
         self.num_stages: int = len(stages) + 1 if stages else max(len(plan.memory.stages), 1)
-        self._engine: Any = _core.InferEngine(
-            spec,
-            plan.devices,
-            num_threads or 0,
-            nccl_library="" if plan.device == "cpu" else nccl_library(),
-            num_stages=self.num_stages,
-            stage=others.stage if others else None,
-        )
-        with others or nullcontext(), ThreadPoolExecutor(1) as beside:  # a large tokenizer takes as long as the weights
+        # A large tokenizer takes as long as the weights. If anything fails, stages elsewhere end.
+        with others or nullcontext(), ThreadPoolExecutor(1) as beside:
             texts = beside.submit(open_texts, plan.path, tokenizer, chat_template, self.generation_config)
+            self._engine: Any = _core.InferEngine(
+                spec,
+                plan.devices,
+                num_threads or 0,
+                nccl_library="" if plan.device == "cpu" else nccl_library(),
+                num_stages=self.num_stages,
+                stage=others.stage if others else None,
+            )
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
@@ -236,18 +237,18 @@ class LLM(ChatMethods, OfThisProcess):
             self._engine.finish_loading()
             if others:
                 self._engine = others.engine(self._engine)
-        self._adapters = Adapters(self._engine)
-        for name, adapter in plan.adapters.items():
-            self._adapters.add(name, adapter)
-        self.tokenizer, self.chat_template = texts.result()
-        self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
-        self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
-        if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
-            # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
-            free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
-            self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
-            self.max_model_len = self.memory.max_model_len
-        allocate_cache(self._engine, self.memory)
+            self._adapters = Adapters(self._engine)
+            for name, adapter in plan.adapters.items():
+                self._adapters.add(name, adapter)
+            self.tokenizer, self.chat_template = texts.result()
+            self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
+            self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
+            if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
+                # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
+                free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
+                self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
+                self.max_model_len = self.memory.max_model_len
+            allocate_cache(self._engine, self.memory)
         engine_hooks = EngineHooks(self._engine, ModelSites.of(spec))
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
@@ -273,7 +274,7 @@ class LLM(ChatMethods, OfThisProcess):
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
-        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, max_open)
+        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, max_open, self.num_stages)
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -584,5 +585,6 @@ class LLM(ChatMethods, OfThisProcess):
             max_num_seqs=memory.max_num_seqs,
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
+            num_stages=self.num_stages,
             **self._scheduler_settings,
         )

@@ -52,6 +52,9 @@ EXPERT_NAMES = {
 }
 
 
+_LLAMA_NAMES = ("num_hidden_layers", "hidden_act")
+
+
 def sizes(vocab: int, hidden: int, inter: int, layers: int, heads: int, kv_heads: int | None = None) -> dict[str, Any]:
     values = {
         "vocab_size": vocab,
@@ -100,7 +103,7 @@ TINY_SIGLIP = {
 
 SMALL_LLAMA = {
     "model_type": "llama",
-    **sizes(160, 48, 72, 2, 4, 2),
+    **sizes(160, 64, 72, 2, 4, 2),
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -929,7 +932,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "cohere",
             "architectures": ["CohereForCausalLM"],
-            **sizes(160, 48, 72, 2, 4, 2),
+            **sizes(160, 64, 72, 2, 4, 2),
             "layer_norm_eps": 1e-5,
             "logit_scale": 1.3,
             "max_position_embeddings": 128,
@@ -1062,12 +1065,12 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "qwen2_vl",
             "architectures": ["Qwen2VLForConditionalGeneration"],
-            **sizes(160, 48, 72, 2, 4, 2),
+            **sizes(160, 64, 72, 2, 4, 2),
             "max_position_embeddings": 128,
             "max_window_layers": 2,
             "rms_norm_eps": 1e-6,
             "rope_theta": 1000000.0,
-            "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
+            "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
             "sliding_window": 32,
             "use_sliding_window": False,
             "tie_word_embeddings": False,
@@ -1079,7 +1082,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
                 "model_type": "qwen2_vl",
                 "depth": 1,
                 "embed_dim": 16,
-                "hidden_size": 48,
+                "hidden_size": 64,
                 "mlp_ratio": 1,
                 "num_heads": 2,
                 "patch_size": 4,
@@ -1103,7 +1106,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
                 "head_dim": 16,
                 "num_experts": 6,
                 "num_experts_per_tok": 2,
-                "moe_intermediate_size": 20,
+                "moe_intermediate_size": 32,
                 "norm_topk_prob": True,
                 "decoder_sparse_step": 1,
                 "mlp_only_layers": [],
@@ -1139,17 +1142,17 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
             "video_end_token_id": 2,
             "text_config": {
                 "model_type": "glm4v_text",
-                **sizes(160, 48, 72, 2, 4, 2),
+                **sizes(160, 64, 72, 2, 4, 2),
                 "attention_bias": True,
                 "max_position_embeddings": 128,
                 "rms_norm_eps": 1e-5,
                 "partial_rotary_factor": 0.5,
                 "rope_theta": 10000.0,
-                "rope_scaling": {"type": "default", "mrope_section": [1, 1, 1]},
+                "rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]},
                 "dtype": "bfloat16",
                 "eos_token_id": [2],
             },
-            "vision_config": {**TINY_VISION, "model_type": "glm4v", "image_size": 16},
+            "vision_config": {**TINY_VISION, "out_hidden_size": 64, "model_type": "glm4v", "image_size": 16},
         },
         torch.bfloat16,
         28,
@@ -1626,7 +1629,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         {
             "model_type": "arcee",
             "architectures": ["ArceeForCausalLM"],
-            **sizes(150, 48, 96, 2, 4, 2),
+            **sizes(150, 64, 96, 2, 4, 2),
             "hidden_act": "relu2",
             "max_position_embeddings": 128,
             "rope_scaling": {
@@ -2077,6 +2080,168 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
         128,
         1,
     ),
+    "baichuan2": (
+        {
+            "model_type": "baichuan",
+            "architectures": ["BaichuanForCausalLM"],
+            **sizes(96, 48, 40, 2, 3),
+            "max_position_embeddings": 128,
+            "model_max_length": 128,
+            "z_loss_weight": 0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        20,
+        128,
+        1,
+    ),
+    "exaone": (
+        {
+            "model_type": "exaone",
+            "architectures": ["ExaoneForCausalLM"],
+            **{key: size for key, size in sizes(150, 48, 72, 2, 6, 2).items() if key not in _LLAMA_NAMES},
+            "num_layers": 2,
+            "activation_function": "silu",
+            "embed_dropout": 0.0,
+            "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 128,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "rope_theta": 10000.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+            "torch_dtype": "float32",
+        },
+        torch.float32,
+        24,
+        128,
+        1,
+    ),
+    "minicpm": (
+        {
+            "model_type": "minicpm",
+            "architectures": ["MiniCPMForCausalLM"],
+            **sizes(150, 64, 72, 3, 4, 2),
+            "scale_emb": 1.5,
+            "scale_depth": 1.4,
+            "dim_model_base": 32,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "mimo": (
+        {
+            "model_type": "mimo",
+            "architectures": ["MiMoForCausalLM"],
+            **sizes(150, 48, 72, 2, 4, 2),
+            "head_dim": 16,
+            "attention_bias": True,
+            "max_position_embeddings": 128,
+            "num_nextn_predict_layers": 1,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 640000,
+            "sliding_window": 128,
+            "max_window_layers": 2,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        24,
+        128,
+        1,
+    ),
+    "llama4": (
+        {
+            "model_type": "llama4",
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "boi_token_index": 0,
+            "eoi_token_index": 0,
+            "image_token_index": 0,
+            "text_config": {
+                "model_type": "llama4_text",
+                **sizes(128, 48, 24, 4, 4, 2),
+                "head_dim": 16,
+                "intermediate_size_mlp": 40,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 2,
+                "moe_layers": [1, 3],
+                "no_rope_layers": [1, 1, 1, 0],
+                "no_rope_layer_interval": 4,
+                "use_qk_norm": True,
+                "attention_chunk_size": 10,
+                "attn_temperature_tuning": True,
+                "floor_scale": 6,
+                "attn_scale": 0.4,
+                "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 16.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "router_jitter_noise": 0.0,
+                "for_llm_compressor": False,
+                "torch_dtype": "bfloat16",
+            },
+            "vision_config": {
+                "model_type": "llama4_vision_model",
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 8,
+                "patch_size": 4,
+                "projector_input_dim": 8,
+                "projector_output_dim": 8,
+                "vision_output_dim": 8,
+            },
+        },
+        torch.bfloat16,
+        28,
+        128,
+        1,
+    ),
+    "llama4-text": (
+        {
+            "model_type": "llama4_text",
+            "architectures": ["Llama4ForCausalLM"],
+            **sizes(96, 32, 16, 2, 2, 1),
+            "head_dim": 16,
+            "intermediate_size_mlp": 24,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": [],
+            "no_rope_layer_interval": 2,
+            "use_qk_norm": False,
+            "attention_chunk_size": 64,
+            "attn_temperature_tuning": False,
+            "max_position_embeddings": 128,
+            "rope_theta": 10000.0,
+            "torch_dtype": "float16",
+        },
+        torch.float16,
+        20,
+        128,
+        1,
+    ),
 }
 
 
@@ -2087,6 +2252,8 @@ def model_class(config: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
+    if not hasattr(model, "model"):  # of Llama 4
+        return model.language_model.model
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
@@ -2126,6 +2293,8 @@ def random_weights(folder: Path, dtype: torch.dtype, seed: int) -> dict[str, tor
             inputs = parameter.shape[-1] if ".experts." in name else parameter[0].numel()
             if ".experts." in name and config.model_type == "gpt_oss":  # [experts, inputs, outputs]; some are clamped
                 gain, inputs = 4.0 if "gate_up" in name else 1.0, parameter.shape[-2]
+            if ".experts." in name and "llama4" in config.model_type:
+                inputs = parameter.shape[-2]
             value = gain * noise / math.sqrt(inputs)
         for prefix, stored in STORED_NAMES.get(folder.name, {}).items():
             if name.startswith(prefix):
@@ -2157,7 +2326,8 @@ def experts_apart(checkpoint: str, name: str, value: torch.Tensor) -> list[tuple
     ]
 
 
-# Families whose code is on the hub and not in transformers: Llama's math, under other names.
+# Families whose code is on the hub and not in transformers: the math of Llama, Granite or Qwen2, under other names.
+# Baichuan 2 divides the rows of lm_head by their lengths (`NormHead`), MiniCPM says multipliers otherwise.
 INTERNLM2 = {
     ".self_attn.o_proj.": ".attention.wo.",
     ".mlp.gate_proj.": ".feed_forward.w1.",
@@ -2168,26 +2338,60 @@ INTERNLM2 = {
     "model.embed_tokens.": "model.tok_embeddings.",
     "lm_head.": "output.",
 }
-AS_LLAMA: dict[str, tuple[str, dict[str, str]]] = {
-    "internlm2": ("attention.wqkv", INTERNLM2),
-    "baichuan": ("self_attn.W_pack", {}),
+EXAONE = {
+    ".self_attn.o_proj.": ".attn.attention.out_proj.",
+    ".self_attn.": ".attn.attention.",
+    ".mlp.gate_proj.": ".mlp.c_fc_0.",
+    ".mlp.up_proj.": ".mlp.c_fc_1.",
+    ".mlp.down_proj.": ".mlp.c_proj.",
+    ".input_layernorm.": ".ln_1.",
+    ".post_attention_layernorm.": ".ln_2.",
+    "model.embed_tokens.": "transformer.wte.",
+    "model.norm.": "transformer.ln_f.",
+    "model.layers.": "transformer.h.",
+}
+# By name: what the tensor of q, k and v is called, other names, and the config.json of the same math.
+AS_OTHERS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "internlm2": ("attention.wqkv", INTERNLM2, LLAMA),
+    "baichuan": ("self_attn.W_pack", {}, LLAMA),
+    "baichuan2": ("self_attn.W_pack", {}, LLAMA),
+    "exaone": (
+        "",
+        EXAONE,
+        {**LLAMA, "num_hidden_layers": 2, "intermediate_size": 72, "hidden_act": "silu", "rms_norm_eps": 1e-5},
+    ),
+    "minicpm": (
+        "",
+        {},
+        {
+            "model_type": "granite",
+            "architectures": ["GraniteForCausalLM"],
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 1.4 * 3**-0.5,
+            "logits_scaling": 64 / 32,
+            "attention_multiplier": 16**-0.5,
+        },
+    ),
+    "mimo": ("", {}, QWEN2),
 }
 
 
 def under_own_names(weights: dict[str, torch.Tensor], name: str, config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What a checkpoint of such a family has of a Llama's weights; q, k and v are one tensor."""
-    qkv_name, renamed = AS_LLAMA[name]
+    """What a checkpoint of such a family has of these weights; in some, q, k and v are one tensor."""
+    qkv_name, renamed, _ = AS_OTHERS[name]
     groups = config.get("num_key_value_heads", 1) if name == "internlm2" else 1  # rows of each kv head by themselves
     own = {}
     for key, value in weights.items():
-        if ".q_proj." in key:
+        if qkv_name and ".q_proj." in key:
             parts = [weights[key.replace("q_proj", part)].chunk(groups) for part in ("q_proj", "k_proj", "v_proj")]
             qkv = torch.cat([part for group in zip(*parts, strict=True) for part in group])
             own[key.replace("self_attn.q_proj", qkv_name)] = qkv
-        elif ".k_proj." not in key and ".v_proj." not in key:
+        elif not qkv_name or (".k_proj." not in key and ".v_proj." not in key):
             for part, stored in renamed.items():
                 key = key.replace(part, stored)
             own[key] = value.clone()
+    if name == "mimo":  # as published ones, with a layer that guesses at later tokens
+        own["model.mtp_layers.0.input_proj.weight"] = torch.zeros(4, 8, dtype=weights["model.norm.weight"].dtype)
     return own
 
 
@@ -2256,18 +2460,23 @@ def make_checkpoint(name: str) -> None:
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    said = {**config, **LLAMA} if name in AS_LLAMA else config
+    said = {**config, **AS_OTHERS[name][2]} if name in AS_OTHERS else config
     (folder / "config.json").write_text(json.dumps(said, indent=1) + "\n")
     first = 1000 * list(CHECKPOINTS).index(name)
     for seed in range(first, first + 100):
         weights = random_weights(folder, dtype, seed)
+        head = weights.get("lm_head.weight")
+        if name == "baichuan2":
+            weights["lm_head.weight"] = torch.nn.functional.normalize(head.float())
         write_weights(folder, weights, files)
         result = expected(folder, prompt, max_model_len, seed)
         if result is not None:
             break
     else:
         raise RuntimeError(f"{name}: no seed of 100 has a clear lead in every greedy step")
-    if name in AS_LLAMA:
+    if name in AS_OTHERS:
+        if name == "baichuan2":
+            weights["lm_head.weight"] = head
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         write_weights(folder, under_own_names(weights, name, config), files)
     np.savez_compressed(folder / "expected.npz", **result)

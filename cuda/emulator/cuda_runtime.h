@@ -244,3 +244,16 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*ke
                                                           size_t smem_bytes) {
     return infinilm::emulator::occupancy(blocks, reinterpret_cast<const void*>(kernel), block_size, smem_bytes);
 }
+// Of clusters in one dimension, given by the only attribute.
+template <class... P>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*kernel)(P...), const cudaLaunchConfig_t* config) {
+    int blocks = 0, sms = 0;
+    const int threads = static_cast<int>(config->blockDim.x);
+    if (cudaError_t error =
+            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, config->dynamicSmemBytes))
+        return error;
+    if (cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0)) return error;
+    const int size = static_cast<int>(config->attrs[0].val.clusterDim.x);
+    *clusters = blocks * sms < size ? 1 : blocks * sms / size;
+    return cudaSuccess;
+}

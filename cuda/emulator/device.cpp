@@ -90,6 +90,8 @@ int setting(const char* name, int otherwise) {
     return static_cast<int>(value);
 }
 
+bool peers_lie() { return setting("INFINILM_EMULATOR_PEERS", 1) == 2; }
+
 int current_device() { return chosen_device; }
 void choose_device(int device) { chosen_device = device; }
 

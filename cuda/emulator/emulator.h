@@ -43,6 +43,7 @@ const LaneData* exchange(uint32_t mask, const LaneData& mine, const char* what, 
 void barrier_sync(int id, unsigned count);
 void warpgroup_sync(const char* what);
 void cluster_sync();
+bool peers_lie();   // what kernels write to other devices is lost
 void spin_yield();  // lets other threads run inside a polling loop
 
 // This thread's asynchronous operations, completed in commit order.

@@ -58,8 +58,19 @@ inline void store_release(unsigned* address, unsigned value) {
 }
 inline unsigned load_acquire_system(const unsigned* address) { return load_acquire(address); }
 inline void store_release_system(unsigned* address, unsigned value) { store_release(address, value); }
+inline void store_peer_16(void* address, uint4 v) {
+    emulated_alignment(address, 16, "st.global.v4");
+    if (!emulator::peers_lie()) *static_cast<uint4*>(address) = v;
+}
 inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
     return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);
+}
+
+inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
+inline void cluster_sync() { emulator::cluster_sync(); }
+template <class T>
+T* shared_of_rank(T* pointer, uint32_t rank) {
+    return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
 }
 
 inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }

@@ -126,8 +126,13 @@ inline void stmatrix_x4_trans(void* column, const uint32_t (&r)[4]) {
                 static_cast<uint16_t>(r[j] >> 16 * c);
 }
 
-inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
-inline void cluster_sync() { emulator::cluster_sync(); }
+using ClusterMemory = uint8_t*;
+inline ClusterMemory cluster_memory(void* address, uint32_t rank) { return emulator::shared_of_rank(address, rank); }
+inline void store_async_16(ClusterMemory memory, int offset, float4 v, ClusterBarriers barrier) {
+    emulator::require_compute_capability(90, "st.async");
+    emulated_alignment(memory + offset, 16, "st.async");
+    emulator::mbarrier_complete_async(barrier, 16, [=] { memcpy(memory + offset, &v, sizeof v); });
+}
 
 template <int kCount>
 void registers_increase() {

@@ -18,13 +18,13 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
-from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs
+from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs, rows_by_head, tiled_heads
 from infinilm.config.families import model_facts
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
-from infinilm.gguf.config import architecture_of, config_json, stored_dtype
+from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf
 
 __all__ = ["GgufCheckpoint"]
@@ -34,8 +34,10 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
+_TENSOR = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias)?")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
+_BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
 _READABLE = frozenset(_PLAIN.values())
 
 Sources = Mapping[str, Source]
@@ -67,22 +69,29 @@ class GgufCheckpoint(MappedTensors):
         self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
         self._gguf, self._row = gguf, architecture_of(gguf)
         self._types: dict[str, str] = {}
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._named_tensors(gguf, self._row))
-        self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
         config = config_json(gguf)
+        tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
         self._names, self._order = self._layout(config)
         self._config = config
 
-    def _named_tensors(self, gguf: GgufFile, row: Architecture) -> dict[str, TensorInfo]:
+    def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:
+        """The tensors of the model, without those of layers behind its last, which guess at later tokens."""
         found: dict[str, TensorInfo] = {}
         for tensor in gguf.tensors.values():
-            if tensor.name in _CONSUMED:
+            of_layer = _OF_LAYER.fullmatch(tensor.name)
+            if tensor.name in _CONSUMED or (of_layer and num_layers <= int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
             if name in found:
                 raise WeightError(f"{tensor.file}: two tensors are {name!r}, one of them {tensor.name!r}")
             if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
                 shape = 1, *shape  # a linear of one output
+            elif name.endswith(_BY_HEAD) and len(shape) == 3:
+                shape = shape[0] * shape[1], shape[2]
+            elif name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:
+                shape = shape[0], 1, shape[1]
             self._types[name] = tensor.type
             dtype = _PLAIN.get(tensor.type, tensor.type)
             found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
@@ -94,6 +103,8 @@ class GgufCheckpoint(MappedTensors):
         names = TensorNames(
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
+            gated_q=self._row.gated_q,
+            delta_by_head=self._row.delta_by_head,
         )
         prefix = f"{self._gguf.metadata['general.architecture']}."
         # Where RoPE has sections, the converter has turned neighbours to halves.
@@ -112,7 +123,10 @@ class GgufCheckpoint(MappedTensors):
         """Find an engine's parameters, by their names and shapes."""
         config = LlamaConfig.from_dict(self._config)
         layers = model_facts(config, config.max_position_embeddings).shapes
-        return find_by_names(self._names, self._order, layers, expected, self.tensors)
+        by_head = rows_by_head(config, self._names) | (tiled_heads(config) if self._row.tiled_heads else {})
+        there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
+        by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
+        return find_by_names(self._names, self._order, layers, expected, self.tensors, by_head)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
@@ -143,9 +157,11 @@ class GgufCheckpoint(MappedTensors):
             A value that `dtype` cannot hold, a type that is not read, or no such tensor.
         """
         name, info, type_name = source.tensor, self.info(source.tensor), self._types[source.tensor]
-        offset = self._row.norm_offset if name.endswith("norm.weight") else 0.0
+        has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        offset = self._row.norm_offset if has_offset else 0.0
+        of_decay = name.endswith("linear_attn.A_log")
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
-        target = "float32" if offset else info.dtype if is_exact else dtype
+        target = "float32" if offset or of_decay else info.dtype if is_exact else dtype
         rows = self._rows(source)
         if target == info.dtype:
             array = rows.view(_NUMPY[target])
@@ -159,6 +175,12 @@ class GgufCheckpoint(MappedTensors):
             array = np.asarray(tensor.memory()).view(_NUMPY[target]).reshape(shape)
         of_matrix = info.shape if source.matrix is None else info.shape[1:]
         array = array.reshape(len(rows), *of_matrix[1:])
+        if source.transposed:
+            array = source.transpose(array)
+        if source.column_order is not None:
+            array = np.ascontiguousarray(array[:, source.column_order])
+        if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
+            array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
         if offset:
             array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
         return array, target
@@ -168,8 +190,22 @@ class GgufCheckpoint(MappedTensors):
 
         `sources`: where the parameters are.
         """
-        types = {name: self._types[s.tensor] for name, s in sources.items() if s.tensor in self._types}
+        types = {
+            name: self._types[s.tensor]
+            for name, s in sources.items()
+            if s.tensor in self._types and (s.column_order is None or self._block_order(s) is not None)
+        }
         return choose_native(linears, types, device)
+
+    def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
+        """`Source.column_order` as an order of blocks; None: it is none."""
+        assert source.column_order is not None
+        block = _core.gguf_type(self._types[source.tensor])[0]
+        if len(source.column_order) % block:
+            return None
+        blocks = source.column_order.reshape(-1, block)
+        order: npt.NDArray[np.int64] = blocks[:, 0] // block
+        return order if np.array_equal(blocks, order[:, None] * block + np.arange(block)) else None
 
     def packed_bytes(self, source: Source, device: str = "cpu") -> int:
         """Bytes that a parameter takes when a device computes with its integers; 0: it does not."""
@@ -179,7 +215,12 @@ class GgufCheckpoint(MappedTensors):
 
     def load_blocks(self, engine: _core.InferEngine, name: str, source: Source) -> list[str]:
         """Give an engine a weight as it is stored; return the names of those that it does not read again."""
-        info, rows = self.info(source.tensor), np.ascontiguousarray(self._rows(source))
+        info, rows = self.info(source.tensor), self._rows(source)
+        if source.column_order is not None:
+            order = self._block_order(source)
+            assert order is not None
+            rows = rows.reshape(len(rows), len(order), -1)[:, order].reshape(len(rows), -1)
+        rows = np.ascontiguousarray(rows)
         try:
             return engine.load_param(name, _core.from_numpy(rows), self._types[source.tensor])
         except WeightError as error:

@@ -290,20 +290,31 @@ def load_weights(
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
     _match(checkpoint, found, packed_dtypes)
+    own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None
+    # Stages in other processes have the rest: neither read nor converted here.
+    sources = {name: source for name, source in found.sources.items() if own is None or name in own}
     make: Callable[..., Any] = from_numpy or _core.from_numpy
 
     def place(name: str) -> tuple[Path, int, int, int]:
-        source = found.sources[name]
+        source = sources[name]
         info = checkpoint.info(source.tensor)
         return info.file, info.offset, source.matrix or 0, source.begin
 
     def release(name: str) -> None:
-        source = found.sources[name]
+        source = sources[name]
         checkpoint.release(source.tensor, source.places)
 
     def read(name: str) -> tuple[npt.NDArray[Any], str]:
         """A parameter, in the dtype that it keeps."""
-        source = found.sources[name]
+        array, kept = read_stored(name)
+        if not sources[name].unit_rows:
+            return array, kept
+        rows = convert(array, kept, "float32", name=name)
+        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+        return convert(rows, "float32", dtype, name=name), dtype
+
+    def read_stored(name: str) -> tuple[npt.NDArray[Any], str]:
+        source = sources[name]
         if isinstance(checkpoint, QuantisedCheckpoint) and checkpoint.is_quantised(source.tensor):
             array = checkpoint.read(source, quantised_dtype or dtype)
             release(name)
@@ -326,26 +337,27 @@ def load_weights(
     if native_on and isinstance(engine, _core.InferEngine):
         linears = _core.linears(engine.spec, engine.num_ranks)
         if isinstance(checkpoint, GgufCheckpoint):
-            kept_blocks = checkpoint.native_weights(linears, found.sources, native_on)
-            native = {name: partial(checkpoint.load_blocks, engine, name, found.sources[name]) for name in kept_blocks}
-            others = [name for name, source in found.sources.items() if name not in native]
-            others = [name for name in others if checkpoint.packed_bytes(found.sources[name], native_on)]
+            kept_blocks = checkpoint.native_weights(linears, sources, native_on)
+            native = {name: partial(checkpoint.load_blocks, engine, name, sources[name]) for name in kept_blocks}
+            others = [name for name, source in sources.items() if name not in native]
+            others = [name for name in others if checkpoint.packed_bytes(sources[name], native_on)]
             _tell_not_native(checkpoint, others, dtype)
         elif isinstance(checkpoint, QuantisedCheckpoint) and change is None:
-            kept_blocks = checkpoint.native_weights(linears, found.sources, native_on, by_headers=False)
+            kept_blocks = checkpoint.native_weights(linears, sources, native_on, by_headers=False)
             native = {
-                name: partial(checkpoint.load_blocks, engine, name, found.sources[name], type_name)
+                name: partial(checkpoint.load_blocks, engine, name, sources[name], type_name)
                 for name, type_name in kept_blocks.items()
+                if not sources[name].unit_rows
             }
-            expected_native = checkpoint.native_weights(linears, found.sources, native_on)
+            expected_native = checkpoint.native_weights(linears, sources, native_on)
             _tell_not_native(checkpoint, [name for name in expected_native if name not in native], quantised_dtype)
-    made = {checkpoint.info(source.tensor).dtype for name, source in found.sources.items() if name not in native}
+    made = {checkpoint.info(source.tensor).dtype for name, source in sources.items() if name not in native}
     if changed := sorted(made - set(FLOATS) - set(packed_dtypes.values())):
         kept_as = dtype if isinstance(checkpoint, GgufCheckpoint) else quantised_dtype or dtype
         logger.info("%s: weights stored as %s are computed as %s", checkpoint.path, " and ".join(changed), kept_as)
-    num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in found.shapes)
+    num_bytes = sum(checkpoint.info(tensor).nbytes for tensor in {source.tensor for source in sources.values()})
     with progress_bar(num_bytes, "Loading weights", "B", wanted=progress) as advance:
-        for param in sorted(found.sources, key=place):
+        for param in sorted(sources, key=place):
             if param in native:
                 prepared = native[param]()
             else:
@@ -354,6 +366,6 @@ def load_weights(
                 prepared = engine.load_param(param, make(array, dtype=kept)) or ()
             for name in prepared:
                 release(name)  # packed: not read again
-            info = checkpoint.info(found.sources[param].tensor)  # which may hold other parameters, too
+            info = checkpoint.info(sources[param].tensor)  # which may hold other parameters, too
             advance(info.nbytes * math.prod(expected[param]) // max(math.prod(info.shape), 1))
     checkpoint.check_unchanged()

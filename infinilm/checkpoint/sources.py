@@ -23,7 +23,7 @@ from infinilm.config.layer_shapes import LayerShape
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.config.tensor_names import TensorNames
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs", "rows_by_head", "tiled_heads"]
 
 Shape = tuple[int, ...]
 
@@ -32,9 +32,10 @@ class HeadRows(NamedTuple):
     """Rows of a tensor that stand head by head in it."""
 
     tensor: str
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64] | None  # None: all
     num_rows: int  # of the tensor
     transposed: int = 0  # how many matrices these rows are, each of which is transposed; 0: none is
+    column_order: npt.NDArray[np.int64] | None = None
 
 
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+?)(\.weight|\.bias|)")
@@ -61,6 +62,10 @@ class Source:
         Each so-manieth of them.
     transposed : int
         These rows are so many matrices of equal size, each of which is transposed. 0: none is.
+    column_order : numpy.ndarray, optional
+        Which column of the tensor each of the parameter is; of GGUF files alone.
+    unit_rows : bool
+        The parameter is these rows divided by their lengths, which is left to who reads them.
     """
 
     tensor: str
@@ -71,6 +76,8 @@ class Source:
     columns: bool = False
     step: int = 1
     transposed: int = 0
+    column_order: npt.NDArray[np.int64] | None = None
+    unit_rows: bool = False
 
     @property
     def places(self) -> slice:
@@ -86,6 +93,10 @@ class Source:
         """Take the parameter from the rows from `begin` to `end`."""
         rows = rows[:: self.step]
         rows = np.ascontiguousarray(rows) if self.order is None else rows[self.order]
+        return self.transpose(rows)
+
+    def transpose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Transpose the matrices that `transposed` speaks of."""
         if not self.transposed:
             return rows
         matrices = rows.reshape(self.transposed, -1, rows.shape[1]).swapaxes(1, 2)
@@ -130,7 +141,7 @@ def find_tensors(
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
-    by_head = _rows_by_head(config, family.names)
+    by_head = rows_by_head(config, family.names)
     layers = model_facts(config, config.max_position_embeddings).shapes
     return find_by_names(family.names, order, layers, expected, stored, by_head)
 
@@ -165,15 +176,17 @@ def find_by_names(
             module, _, kind = name.removeprefix("model.").partition(".")
             own = f"{names.outside.get(module, module)}.{kind}"
             tensor = model + own if name.startswith("model.") else head + own
-            sources[name], shapes[tensor] = Source(tensor, 0, rows), shape
+            unit_rows = names.unit_head and name == "lm_head.weight"
+            sources[name], shapes[tensor] = Source(tensor, 0, rows, unit_rows=unit_rows), shape
             continue
-        layer, module, kind = match.groups()
-        if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
+        own_layer, module, kind = match.groups()
+        layer = own_layer.replace("layers", names.layers, 1)
+        if module == "self_attn.v_proj" and layers[int(own_layer.split(".")[1])].values_are_keys:
             module = "self_attn.k_proj"
         if module in by_head:
-            whole, own_rows, num_rows, transposed = by_head[module]
+            whole, own_rows, num_rows, transposed, column_order = by_head[module]
             tensor = f"{model}{layer}{whole}{kind}"
-            sources[name] = Source(tensor, 0, num_rows, own_rows, transposed=transposed)
+            sources[name] = Source(tensor, 0, num_rows, own_rows, transposed=transposed, column_order=column_order)
             shapes[tensor] = (num_rows, rows // transposed) if transposed else (num_rows, *shape[1:])
             continue
         expert = _EXPERT.search(module)
@@ -190,7 +203,7 @@ def find_by_names(
             renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}{kind}"
-        sizes = [expected[f"model.{layer}{part}{kind}"][0] for part in parts]
+        sizes = [expected[f"model.{own_layer}{part}{kind}"][0] for part in parts]
         begin = sum(sizes[: parts.index(module)])
         turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
         if is_stacked:
@@ -215,7 +228,7 @@ _OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
 def _is_not_read(tensor: str, names: TensorNames, model: str, layers: Sequence[LayerShape]) -> bool:
     if names.not_read and tensor.startswith(names.not_read):
         return True
-    number, _, rest = tensor.removeprefix(f"{model}layers.").partition(".")
+    number, _, rest = tensor.removeprefix(f"{model}{names.layers}.").partition(".")
     if not number.isdecimal():
         return False
     if int(number) >= len(layers):
@@ -242,7 +255,7 @@ def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
     return np.concatenate([pairs[:, 0], pairs[:, 1], np.arange(rotary_dim, head_dim)])
 
 
-def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows]:
+def rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows]:
     """Return the modules whose rows stand head by head in a tensor of several."""
     found: dict[str, HeadRows] = {}
 
@@ -277,6 +290,25 @@ def _rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows
         ba = {"linear_attn.in_proj_b": [shared_by], "linear_attn.in_proj_a": [shared_by]}
         add("linear_attn.in_proj_ba", delta.num_k_heads, ba)
     return found
+
+
+def tiled_heads(config: LlamaConfig) -> dict[str, HeadRows]:
+    """Return where modules of the delta rule are whose heads of values stand as `Architecture.tiled_heads` says."""
+    facts = delta_facts(config)
+    if not any(facts.layers) or facts.num_k_heads == facts.num_v_heads:
+        return {}
+    # The engine has [heads of keys, values of each], the file the same turned round.
+    heads = np.arange(facts.num_v_heads).reshape(-1, facts.num_k_heads).T.reshape(-1)
+    rows = (heads[:, None] * facts.v_dim + np.arange(facts.v_dim)).reshape(-1)
+    qk_size = 2 * facts.k_size
+    of_qkv = np.concatenate([np.arange(qk_size), qk_size + rows])
+    orders = {"in_proj_qkv": of_qkv, "conv1d": of_qkv, "in_proj_z": rows}
+    orders |= dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), heads)
+    found = {
+        f"linear_attn.{name}": HeadRows(f"linear_attn.{name}", order, len(order)) for name, order in orders.items()
+    }
+    out = "linear_attn.out_proj"
+    return {**found, out: HeadRows(out, None, config.hidden_size, column_order=rows)}
 
 
 def _rows_of_latents(config: LlamaConfig) -> dict[str, HeadRows]:

@@ -73,6 +73,7 @@ class Routing:
     beside_mlp: bool = False
     shared_gate: bool = True  # what the expert of all tokens gives is multiplied by the sigmoid of a logit
     group_best: int = 2  # a group is as good as so many of its best experts together
+    weigh_inputs: bool = False  # an expert reads the token times its weight, and what it gives counts whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class ExpertFacts:
     # the router times hidden_size**-0.5; what MLP and experts give is normed before it is added up. Each expert has a
     # number that multiplies its weights.
     beside_mlp: bool = False
+    weigh_inputs: bool = False  # an expert reads the token times its weight, and what it gives counts whole
 
 
 def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
@@ -154,6 +156,7 @@ def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
         top_groups=top_groups,
         group_best=routing.group_best,
         beside_mlp=routing.beside_mlp,
+        weigh_inputs=routing.weigh_inputs,
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from infinilm.checks import DTYPES, as_boolean, as_integer
 from infinilm.config.delta import DeltaConfig, DeltaFacts, delta_facts
 from infinilm.config.experts import ExpertConfig, ExpertFacts, expert_facts
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "CHUNKED_LAYER",
     "COMMON_DEFAULTS",
     "FAMILIES",
     "Family",
@@ -41,6 +44,7 @@ __all__ = [
 ]
 
 QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
+CHUNKED_LAYER = "chunked_attention"  # in layer_types
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
@@ -89,6 +93,10 @@ class ModelConfig(ExpertConfig, DeltaConfig, LatentConfig, LayerShapeConfig, Pro
     final_logit_softcapping: float | None
     sliding_window_pattern: int | None
     rope_local_base_freq: float | None
+    attention_chunk_size: int | None
+    attn_temperature_tuning: bool
+    floor_scale: int
+    attn_scale: float
 
     @property
     def architecture(self) -> str:
@@ -115,9 +123,10 @@ class Rope(NamedTuple):
 
     inv_freq: Frequencies  # float32 [R / 2], radians per position; the first R <= D elements of a head are turned
     attention_factor: float  # cos and sin are multiplied by it
-    # And by 1 + scale_beta * ln(1 + floor(position / scale_positions)).
+    # And by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions)).
     scale_beta: float = 0.0
     scale_positions: int = 1
+    scale_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +136,7 @@ class ModelFacts:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: str  # "none"; of each "head", also "head_behind_rope"; of "all" heads together
+    qk_norm: str  # "none"; of each "head", also "head_behind_rope", "turned_heads"; of "all" heads together
     pre_norms: bool  # of what a sublayer reads
     post_norms: bool  # of what it adds to the residual stream
     norm: str  # "rms"; "layer", which takes off the mean first; "layer_bias"
@@ -140,8 +149,10 @@ class ModelFacts:
     sinks: bool  # each head has a number that joins the softmax of its scores, with no value
     score_cap: float  # of scaled scores: cap * tanh(score / cap); 0: none
     sliding_window: tuple[int, ...]  # [num_layers]: 0 = none; w = position p sees p - w + 1 .. p
+    chunked: bool  # windows do not slide: they begin where the position is a multiple of their size
     ropes: tuple[Rope, ...]
-    q_rope: int  # which of `ropes` turns q, where that is another than k's; else -1
+    # [num_layers]: which of `ropes` turns q, where that is another than k's, or k is not turned; else -1
+    q_rope_of_layer: tuple[int, ...]
     rope_of_layer: tuple[int, ...]  # [num_layers], of ropes; -1: q and k are not turned
     embedding_multiplier: float
     residual_multiplier: float  # of what a sublayer adds
@@ -190,6 +201,10 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
             raise ConfigError(f"{QUERY_SCALE} must be a number >= 0; got {scale_beta!r}")
         ropes.append(ropes[0]._replace(scale_beta=float(scale_beta), scale_positions=positions))
         q_rope = len(ropes) - 1
+    turned, q_ropes = _layers_with_rope(config), [q_rope] * config.num_hidden_layers
+    if config.attn_temperature_tuning:
+        ropes.append(_temperature(config))
+        q_ropes = [q_rope if own else len(ropes) - 1 for own in turned]
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     latent = latent_facts(config)
     needs_window = family.rope_needs_window
@@ -212,11 +227,12 @@ def model_facts(config: ModelConfig, max_model_len: int) -> ModelFacts:
         sinks=family.sinks,
         score_cap=float(config.attn_logit_softcapping or 0),
         sliding_window=windows,
+        chunked=family.windows == "chunks",
         ropes=tuple(ropes),
-        q_rope=q_rope,
+        q_rope_of_layer=tuple(q_ropes),
         rope_of_layer=tuple(
-            -1 if not turned or (needs_window and not window) else of_windows if window else 0
-            for turned, window in zip(_layers_with_rope(config), windows, strict=True)
+            -1 if not own or (needs_window and not window) else of_windows if window else 0
+            for own, window in zip(turned, windows, strict=True)
         ),
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
@@ -239,6 +255,12 @@ def _qk_norm(family: Family, config: ModelConfig) -> str:
         return family.qk_norm
     as_boolean("use_qk_norm", config.use_qk_norm, error=ConfigError)
     return family.qk_norm if config.use_qk_norm else "none"
+
+
+def _temperature(config: ModelConfig) -> Rope:
+    """Return a table that turns nothing: it multiplies whole heads by a scale that grows with the position."""
+    still = np.zeros(config.head_dim // 2, np.float32)
+    return Rope(still, 1.0, float(config.attn_scale), config.floor_scale, 1)
 
 
 def _softmax_scale(family: Family, config: ModelConfig, latent: LatentFacts) -> float:
@@ -284,6 +306,9 @@ def _sliding_windows(family: Family, config: ModelConfig) -> tuple[int, ...]:
         config.use_sliding_window,
         family.architecture,
     )
+    if family.windows == "chunks":
+        kinds = config.layer_types or [CHUNKED_LAYER if turned else "" for turned in _layers_with_rope(config)]
+        return tuple((kind == CHUNKED_LAYER and config.attention_chunk_size) or 0 for kind in kinds)
     use = family.defaults.get("use_sliding_window") if use is None else use
     if family.windows == "none":
         if use or (window is not None and use is None):
@@ -419,15 +444,17 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     spec.layers = [
         LayerSpec(
             sliding_window=window,
+            chunked=facts.chunked and window > 0,
             rope=rope,
-            q_rope=facts.q_rope,
+            q_rope=q_rope,
             experts=has_experts,
             cache=_cache_spec(config, shape, "state" if has_state else "latent" if facts.latent.kv_rank else "paged"),
             intermediate_size=0 if shape.intermediate_size == config.intermediate_size else shape.intermediate_size,
         )
-        for window, rope, has_experts, has_state, shape in zip(
+        for window, rope, q_rope, has_experts, has_state, shape in zip(
             facts.sliding_window,
             facts.rope_of_layer,
+            facts.q_rope_of_layer,
             facts.experts.layers,
             facts.delta.layers,
             facts.shapes,

@@ -25,12 +25,14 @@ class Family:
     out_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
     # RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before
-    # it. With the key `use_qk_norm` that decides whether there is one.
-    qk_norm: Literal["none", "head", "all", "head_behind_rope"] = "none"
+    # it; "turned_heads": of each head behind RoPE, without weight, in the layers that have RoPE. With the key
+    # `use_qk_norm` that decides whether there is one.
+    qk_norm: Literal["none", "head", "all", "head_behind_rope", "turned_heads"] = "none"
     # Which layers have a sliding window: none; all of them once `sliding_window` is set; or as `layer_types` says. When
     # that is absent, with `use_sliding_window`: layers from `max_window_layers` on; or, "of_qwen2_moe", each other one
-    # before that; or, "of_qwen3_moe", all. "last_full": as "layer_types", but the last layer never has one.
-    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full"] = "none"
+    # before that; or, "of_qwen3_moe", all. "last_full": as "layer_types", but the last layer never has one. "chunks":
+    # tokens see those of their own chunk of `attention_chunk_size`, in layers that have RoPE or as `layer_types` says.
+    windows: Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full", "chunks"] = "none"
     # Whether a sublayer norms what it reads, and what it adds to the residual stream.
     pre_norms: bool = True
     post_norms: bool = False

@@ -77,6 +77,10 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "final_logit_softcapping": None,
         "sliding_window_pattern": None,  # each so many-th layer sees everything; None: as max_window_layers says
         "rope_local_base_freq": None,  # rope_theta of layers with a window; None: they turn as others do
+        "attention_chunk_size": None,
+        "attn_temperature_tuning": False,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
         "bos_token_id": (1,),
         "eos_token_id": (2,),
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from infinilm.checks import as_integer, short_repr
+from infinilm.checks import as_boolean, as_integer, short_repr
 from infinilm.config.delta import STATE_LAYER
-from infinilm.config.families import Family, ModelConfig, rotary_dim
+from infinilm.config.families import CHUNKED_LAYER, Family, ModelConfig, rotary_dim
 from infinilm.config.keys import UNSUPPORTED
 from infinilm.errors import ConfigError
 
@@ -23,7 +23,7 @@ def check_positive(key: str, value: Any) -> None:
 
 def check_layer_types(config: ModelConfig, family: Family) -> None:
     """Raise ConfigError where `layer_types` is not a list of kinds that the family has, one for each layer."""
-    kinds = ("full_attention", "sliding_attention")
+    kinds = ("full_attention", CHUNKED_LAYER if family.windows == "chunks" else "sliding_attention")
     if "linear_num_key_heads" in family.keys:
         kinds = ("full_attention", STATE_LAYER)
     if config.layer_types is None:
@@ -60,6 +60,11 @@ def check_family_keys(config: ModelConfig, family: Family) -> None:
     ):
         if getattr(config, key) is not None:
             check_positive(key, getattr(config, key))
+    if config.attention_chunk_size is not None:
+        as_integer("attention_chunk_size", config.attention_chunk_size)
+    as_boolean("attn_temperature_tuning", config.attn_temperature_tuning, error=ConfigError)
+    as_integer("floor_scale", config.floor_scale)
+    check_positive("attn_scale", config.attn_scale)
     if config.sliding_window_pattern is not None:
         as_integer("sliding_window_pattern", config.sliding_window_pattern)
     if config.partial_rotary_factor > 1:

@@ -56,7 +56,10 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "rope_interleaved": (_NEVER, "RoPE pairs element i with i + head_dim / 2"),
         "no_rope_layers": ((None, []), "every layer of this family uses RoPE"),
         "no_rope_layer_interval": (_NONE_OF, "every layer of this family uses RoPE"),
-        "attention_chunk_size": (_NONE_OF, "chunked attention is not supported"),
+        "attention_chunk_size": (_NONE_OF, "tokens of this family see more than their own chunk"),
+        "attn_temperature_tuning": (_NEVER, "queries of this family are not scaled by their position"),
+        "floor_scale": ((None, 8192), "queries of this family are not scaled by their position"),
+        "attn_scale": ((None, 0.1), "queries of this family are not scaled by their position"),
         "alibi": (_NEVER, "positions come from RoPE only"),
         "use_qk_norm": (_NEVER, "whether q and k are normed is no choice in this family"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
@@ -99,7 +102,7 @@ INERT = frozenset(
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
-    embedding_dropout residual_dropout initial_context_length
+    embed_dropout embedding_dropout residual_dropout initial_context_length
     mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings
     is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep

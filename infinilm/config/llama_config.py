@@ -105,6 +105,11 @@ class LlamaConfig:
         logits.
     sliding_window_pattern, rope_local_base_freq
         None: each so many-th layer has no window where others have one; `rope_theta` of the layers with a window.
+    attention_chunk_size
+        None: tokens see those of their own chunk of this size, in layers with RoPE, where a family has that (Llama 4).
+    attn_temperature_tuning, floor_scale, attn_scale
+        False, 8192, 0.1: queries of layers without RoPE are times 1 + attn_scale * ln(1 + floor((position + 1) /
+        floor_scale)).
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -187,6 +192,10 @@ class LlamaConfig:
     final_logit_softcapping: float | None
     sliding_window_pattern: int | None
     rope_local_base_freq: float | None
+    attention_chunk_size: int | None
+    attn_temperature_tuning: bool
+    floor_scale: int
+    attn_scale: float
     _bos_token_id: list[int]
     _eos_token_id: list[int]
     _dtype: str
@@ -469,6 +478,7 @@ _SIZES = {
 # Fields in which null means something else than "not said".
 _NULLABLE = frozenset(
     {
+        "attention_chunk_size",
         "attention_multiplier",
         "moe_intermediate_size",
         "attn_logit_softcapping",
@@ -505,7 +515,9 @@ _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT
     | frozenset(UNSUPPORTED)
-    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "rotary_dim", DUAL_CHUNK}
+    | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
+    | {"moe_layers", "intermediate_size_mlp"}
+    | {"rotary_dim", DUAL_CHUNK}
     | {old for old, _ in _OTHER_NAMES}
     | {
         key

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infinilm.config.family import Family
-from infinilm.config.tensor_names import BAICHUAN, HUNYUAN, INTERNLM2
+from infinilm.config.family_defaults import QWEN_DEFAULTS
+from infinilm.config.tensor_names import BAICHUAN, BAICHUAN2, EXAONE, HUNYUAN, INTERNLM2, MIMO
 
 __all__ = ["HUNYUAN_IGNORED", "HUNYUAN_ROPE_TYPES", "HUNYUAN_SWITCHES", "PLAIN_FAMILIES"]
 
@@ -121,15 +122,59 @@ PLAIN_FAMILIES: tuple[Family, ...] = (
         names=INTERNLM2,
         other_keys={"bias": ("attention_bias",)},
     ),
-    # Baichuan 7B. Of Baichuan 2 the lm_head is normed, of 13B positions come from ALiBi: their architecture is
-    # BaichuanForCausalLM.
-    Family(
+    Family(  # Baichuan 7B, the first
         architecture="BaiChuanForCausalLM",
         model_type="baichuan",
         defaults={"vocab_size": 64000, "max_position_embeddings": 4096},
         qkv_bias=False,
         out_bias=False,
         names=BAICHUAN,
+    ),
+    Family(  # Baichuan 2 7B; of both 13B, positions come from ALiBi, see `spellings`
+        architecture="BaichuanForCausalLM",
+        model_type="baichuan",
+        defaults={"vocab_size": 125696, "max_position_embeddings": 4096},
+        qkv_bias=False,
+        out_bias=False,
+        names=BAICHUAN2,
+        keys=frozenset({"model_max_length"}),
+        ignored_keys=frozenset({"z_loss_weight"}),
+    ),
+    Family(  # EXAONE 3 and 3.5
+        architecture="ExaoneForCausalLM",
+        model_type="exaone",
+        defaults={
+            "vocab_size": 102400,
+            "intermediate_size": 16384,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": (0,),
+        },
+        qkv_bias=False,
+        out_bias=False,
+        names=EXAONE,
+        other_keys={"layer_norm_epsilon": ("rms_norm_eps",), "activation_function": ("hidden_act",)},
+    ),
+    Family(
+        architecture="MiniCPMForCausalLM",
+        model_type="minicpm",
+        defaults={"tie_word_embeddings": True},
+        keys=frozenset(
+            {
+                *("embedding_multiplier", "residual_multiplier", "logits_scaling"),
+                *("scale_emb", "scale_depth", "dim_model_base"),
+            }
+        ),
+        fixed_keys={"sparse_config": None},
+        ignored_keys=frozenset({"mup_denominator"}),
+    ),
+    Family(
+        architecture="MiMoForCausalLM",
+        model_type="mimo",
+        defaults={**QWEN_DEFAULTS, "attention_bias": True},
+        qkv_bias=True,
+        out_bias=False,
+        windows="layer_types",
+        names=MIMO,
     ),
     Family(
         architecture="HunYuanDenseV1ForCausalLM",

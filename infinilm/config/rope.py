@@ -143,13 +143,13 @@ def _llama3(rope: _Rope) -> tuple[Frequencies, float]:
     """Divide low frequencies by `factor`, keep high ones, blend linearly between."""
     factor = np.float32(rope.factor())
     low = rope.number("low_freq_factor", "a number > 0", above=0)
-    high = rope.number("high_freq_factor", f"a number > low_freq_factor ({low:g})", above=low)
+    high = rope.number("high_freq_factor", f"a number >= low_freq_factor ({low:g})", at_least=low)
     positions = rope.original_positions(default=None)
 
     inv_freq = _reciprocal(_periods(rope.head_dim, rope.theta))
     wavelength = _reciprocal(inv_freq) * np.float32(2 * math.pi)  # positions per turn
     blend = _reciprocal(wavelength) * np.float32(positions) - np.float32(low)
-    blend = blend / np.float32(high - low)
+    blend = blend / np.float32(high - low or 1)  # Llama 4: they are equal, and nothing is between
     blended = (np.float32(1) - blend) * inv_freq / factor + blend * inv_freq
     return np.where(
         wavelength > np.float32(positions / low),

@@ -21,6 +21,7 @@ from infinilm.config.tensor_names import (
     GPT_OSS,
     GRANITE_MOE,
     HUNYUAN_MOE,
+    LLAMA4,
     MINIMAX_M2,
     MIXTRAL,
     QWEN_MOE,
@@ -59,7 +60,49 @@ _GRANITE_MOE: Mapping[str, Any] = {
     "other_keys": _EXPERT_COUNT,
 }
 
+# Scores are sigmoids, and multiply what an expert reads. Layers without RoPE see everything, others their own chunk.
+_LLAMA4: Mapping[str, Any] = {
+    "defaults": {
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "num_experts": 16,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8192,
+        "shared_expert_intermediate_size": 8192,
+        "use_qk_norm": True,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+    },
+    "qk_norm": "turned_heads",
+    "windows": "chunks",
+    "rope_pairs": "neighbours",
+    "routing": Routing(scoring="sigmoid", shared_gate=False, weigh_inputs=True),
+    "norm_topk_prob": False,
+    "names": LLAMA4,
+    "keys": EXPERT_KEYS - {"norm_topk_prob"}
+    | {"moe_layers", "use_qk_norm", "no_rope_layers", "no_rope_layer_interval"}
+    | {"attention_chunk_size", "attn_temperature_tuning", "floor_scale", "attn_scale"},
+    "other_keys": {**_EXPERT_COUNT, "interleave_moe_layer_step": ("decoder_sparse_step",)},
+    "ignored_keys": frozenset({"for_llm_compressor"}),
+}
+
 SPARSE_FAMILIES: tuple[Family, ...] = (
+    Family(architecture="Llama4ForCausalLM", model_type="llama4_text", **_LLAMA4),
+    Family(
+        architecture="Llama4ForConditionalGeneration",
+        model_type="llama4",
+        text_model_types={"llama4_text": {}},
+        **_LLAMA4,
+    ),
     Family(
         architecture="Qwen3VLMoeForConditionalGeneration",
         model_type="qwen3_vl_moe",

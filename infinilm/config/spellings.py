@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinilm.checks import INT_LIMIT, as_integer, short_repr
-from infinilm.config.families import Family
+from infinilm.config.families import COMMON_DEFAULTS, Family
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
@@ -56,6 +56,12 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         values["sliding_window_pattern"] = len(pattern)
     if "rotary_dim" in family.keys:
         _part_of_head(values, family)
+    if "moe_layers" in family.keys:
+        _sizes_of_llama4(values, family)
+    if "model_max_length" in family.keys:
+        _refuse_alibi(values, family)
+    if "scale_depth" in family.keys:
+        _multipliers_of_sizes(values, family)
     if "moe_layer_end_index" in family.keys:
         _dense_at_the_end(values, family)
     if "global_head_dim" in family.keys:
@@ -81,6 +87,56 @@ def _part_of_head(values: dict[str, Any], family: Family) -> None:
     size, head_dim = as_integer("rotary_dim", size), as_integer("head_dim", head_dim)
     values["rotary_dim"] = size / head_dim
     rename(values, "rotary_dim", "partial_rotary_factor")
+
+
+def _sizes_of_llama4(values: dict[str, Any], family: Family) -> None:
+    """Bring sizes of MLPs, `intermediate_size` being that of experts, and `moe_layers`, a list, to those of others."""
+    if values.get("no_rope_layers") == []:
+        del values["no_rope_layers"]
+    if values.get("moe_intermediate_size") is None:
+        defaults = family.defaults
+        size = values.pop("intermediate_size", None) or defaults["moe_intermediate_size"]
+        values["moe_intermediate_size"] = values["shared_expert_intermediate_size"] = size
+        values["intermediate_size"] = values.pop("intermediate_size_mlp", None) or defaults["intermediate_size"]
+    given = values.pop("moe_layers", None)
+    if given is None:
+        return
+    number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    if not isinstance(given, (list, tuple)) or any(type(layer) is not int or layer not in layers for layer in given):
+        raise ConfigError(f"moe_layers must be a list of numbers of layers; got {short_repr(given)}")
+    values["decoder_sparse_step"] = 1  # whatever interleave_moe_layer_step says
+    values["mlp_only_layers"] = [layer for layer in layers if layer not in given]
+
+
+def _refuse_alibi(values: dict[str, Any], family: Family) -> None:
+    """Tell Baichuan's 13B models, which have no `max_position_embeddings`, from 7B, of which one attention is here."""
+    length = values.pop("model_max_length", None)
+    if (length is not None and values.get("max_position_embeddings") is None) or values.get("hidden_size") == 5120:
+        raise ConfigError(
+            f"{family.architecture} without max_position_embeddings, or with hidden_size 5120, is a 13B model, whose "
+            "positions come from ALiBi, which is not supported; 7B models, which have RoPE, are"
+        )
+
+
+def _multipliers_of_sizes(values: dict[str, Any], family: Family) -> None:
+    """Bring MiniCPM's `scale_emb`, `scale_depth` and `dim_model_base` to multipliers."""
+    layers = values.get("num_hidden_layers") or values.get("num_layers")
+    sizes = {"num_hidden_layers": layers, "hidden_size": values.get("hidden_size")}
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    layers, hidden = (as_integer(key, defaults[key] if size is None else size) for key, size in sizes.items())
+    for key, name, factor in (
+        ("scale_emb", "embedding_multiplier", 1.0),
+        ("scale_depth", "residual_multiplier", layers**-0.5),
+        ("dim_model_base", "logits_scaling", 0.0),
+    ):
+        value = values.pop(key, None)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 1e-6 < value < 1e9:
+            raise ConfigError(f"{key} must be a finite number > 0; got {short_repr(value)}")
+        values[key] = value * factor if factor else hidden / value
+        rename(values, key, name)
 
 
 def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:

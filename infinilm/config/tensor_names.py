@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "BAICHUAN",
+    "BAICHUAN2",
     "DEEPSEEK_MOE",
     "ERNIE_MOE",
+    "EXAONE",
     "GEMMA3",
     "GEMMA4",
     "GLM",
@@ -27,6 +29,8 @@ __all__ = [
     "IDEFICS3",
     "INTERNLM2",
     "LLAMA",
+    "LLAMA4",
+    "MIMO",
     "MINIMAX_M2",
     "MISTRAL3",
     "MIXTRAL",
@@ -53,7 +57,11 @@ class TensorNames:
     renamed : Mapping of str to str
         Modules of a layer: the engine's name to that of the checkpoint. `{}` stands for the number of an expert.
     outside : Mapping of str to str
-        The same of `embed_tokens` and `lm_head`, which are in no layer.
+        The same of `embed_tokens`, `norm` and `lm_head`, which are in no layer.
+    layers : str
+        What stands for `layers`.
+    unit_head : bool
+        The rows of lm_head count as divided by their lengths, which those of the files are not.
     joined : Mapping of str to tuple of str
         Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
     stacked : Mapping of str to tuple of str
@@ -78,6 +86,8 @@ class TensorNames:
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
     renamed: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "layers"
+    unit_head: bool = False
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_columns: bool = False
@@ -102,6 +112,25 @@ PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
 GLM = TensorNames(joined=_GATE_UP)
 
 BAICHUAN = TensorNames(joined={"self_attn.W_pack": _QKV["self_attn.qkv_proj"]})
+
+BAICHUAN2 = TensorNames(joined=BAICHUAN.joined, unit_head=True)
+
+EXAONE = TensorNames(
+    (("transformer.", ""),),
+    renamed={
+        **{f"self_attn.{part}_proj": f"attn.attention.{part}_proj" for part in "qkv"},
+        "self_attn.o_proj": "attn.attention.out_proj",
+        "mlp.gate_proj": "mlp.c_fc_0",
+        "mlp.up_proj": "mlp.c_fc_1",
+        "mlp.down_proj": "mlp.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+    outside={"embed_tokens": "wte", "norm": "ln_f"},
+    layers="h",
+)
+
+MIMO = TensorNames(not_read=("model.mtp_layers.",))
 
 INTERNLM2 = TensorNames(
     renamed={
@@ -223,6 +252,21 @@ _VISION_TOWER = (
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+)
+
+LLAMA4 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed={
+        "mlp.gate": "feed_forward.router",
+        **{
+            f"mlp.{module}{part}_proj": f"feed_forward.{module}{part}_proj"
+            for module in ("", "shared_expert.", "experts.{}.")
+            for part in ("gate", "up", "down")
+        },
+    },
+    stacked={f"feed_forward.{name.removeprefix('mlp.')}": parts for name, parts in _STACKED.items()},
+    stacked_columns=True,
+    not_read=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
 )
 
 MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)

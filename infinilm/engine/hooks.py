@@ -240,12 +240,13 @@ class ModelSites:
         beside_mlp: bool = False,
         own_vectors: bool = False,
         latent: bool = False,
+        turned: Sequence[bool] | None = None,
     ) -> None:
         """Fields as `ModelSpec` has them; what differs from layer to layer is [num_layers].
 
         experts, states: which layers have them in place of an MLP or of attention, or with beside_mlp experts beside
         it; None: no layer. own_kv: which have keys and values of their own; None: all. latent: attention has no values
-        but latents.
+        but latents. turned: which have RoPE, where that says whether q and k are normed; None: all.
         """
         has = {
             "qk_norm": qk_norm != "none",
@@ -259,11 +260,16 @@ class ModelSites:
         self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
         mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
         with_experts = {"experts", "both"} | mlp if beside_mlp else {"experts"}
+        norms = [has["qk_norm"] and (own or qk_norm != "turned_heads") for own in turned or [True] * num_layers]
         own_heads = {"heads", "own_kv"} if latent else {"heads", "own_kv", "values"}
         no_layer, all_layers = [False] * num_layers, [True] * num_layers
         of_layers = [
-            features | (with_experts if own else mlp) | ({"state"} if state else own_heads if kv else {"heads"})
-            for own, state, kv in zip(experts or no_layer, states or no_layer, own_kv or all_layers, strict=True)
+            features - (set() if norm else {"qk_norm"})
+            | (with_experts if own else mlp)
+            | ({"state"} if state else own_heads if kv else {"heads"})
+            for norm, own, state, kv in zip(
+                norms, experts or no_layer, states or no_layer, own_kv or all_layers, strict=True
+            )
         ]
         places = [
             (site, layer)
@@ -292,6 +298,7 @@ class ModelSites:
             spec.experts.beside_mlp,
             spec.per_layer_size > 0,
             any(layer.cache.kind == "latent" for layer in spec.layers),
+            [layer.rope >= 0 for layer in spec.layers],
         )
 
     def select(self, pattern: str) -> list[str]:

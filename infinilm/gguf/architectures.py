@@ -71,7 +71,6 @@ NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "expert_group_count": (0, 1),
         "expert_group_used_count": (0, 1),
         "leading_dense_block_count": (0,),
-        "nextn_predict_layers": (0,),
     }
 )
 
@@ -83,6 +82,7 @@ INERT_KEYS = frozenset(
     rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scale_linear
     rope.scaling.yarn_attn_factor rope.scaling.yarn_log_multiplier attention.temperature_scale
     attention.sliding_window_pattern rope.freq_base_swa rope.dimension_sections n_deepstack_layers pooling_type
+    nextn_predict_layers
     """.split()  # noqa: SIM905 (a list of quoted names is no easier to read)
 )
 
@@ -122,7 +122,25 @@ _LAYER_NAMES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    # Latent attention.
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    # The gated delta rule.
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
+_STATES = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
 _GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 _GEMMA4 = {
@@ -158,6 +176,9 @@ WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
         "layer_output_scale.weight": "layer_scalar",
         "ffn_gate_inp.scale": "mlp.gate.scale",
         "ffn_down_exps.scale": "mlp.gate.per_expert_scale",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
     }
 )
 
@@ -173,7 +194,8 @@ class Architecture:
     model_type : str
         Of config.json: the key into the families.
     variants : Mapping of str to str
-        The model_type instead where a key of the metadata is there and not 0.
+        The model_type instead where a key of the metadata is there and not 0, or, of "key=value", has that value. The
+        first that applies.
     rope_pairs : str
         What RoPE turns together in the file, as `Family.rope_pairs`: neighbours where llama.cpp turns such.
     biases : Mapping of str to tuple of str
@@ -182,7 +204,9 @@ class Architecture:
     defaults : Mapping of str to object
         Keys of config.json that no key of the metadata says.
     keys : Mapping of str to str
-        As `KEYS`, before them.
+        As `KEYS`, before them; "": the key says nothing.
+    neutral : Mapping of str to tuple
+        As `NEUTRAL_KEYS`, before them.
     layer_names : Mapping of str to str
         Names of tensors, before those that all share.
     norm_offset : float
@@ -198,6 +222,13 @@ class Architecture:
         Keys of rope_scaling that no key of the metadata says, where its type is yarn.
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
+    layers : str
+        What layers have that a module of its own reads from the metadata: "latent", "state" or nothing.
+    gated_q, delta_by_head : bool
+        As `TensorNames` has them.
+    tiled_heads : bool
+        Heads of values of the delta rule stand as if each head of keys came again and again: first the first ones that
+        all heads of keys have, then the second ones. In checkpoints those of a head of keys are neighbours.
     local_rope : bool
         Layers with a window have a `rope_theta` of their own: that of a key of the metadata, else of `defaults`, else
         that of all.
@@ -209,6 +240,7 @@ class Architecture:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     layer_names: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     scales_attention: bool = False
@@ -217,12 +249,32 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
+    layers: Literal["", "latent", "state"] = ""
+    gated_q: bool = False
+    delta_by_head: bool = False
+    tiled_heads: bool = False
 
     def layer_name(self, base: str) -> str | None:
         """Return the module of a layer's tensor; None: there is no such."""
         return self.layer_names.get(base) or _LAYER_NAMES.get(base)
 
 
+_SIGMOID: Mapping[str, tuple[Any, ...]] = {"expert_gating_func": (0, 2)}
+_DEEPSEEK_KEYS = {
+    "expert_count": "num_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "n_shared_experts": 0,
+    "first_k_dense_replace": 0,
+}
 _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -313,6 +365,62 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "hunyuan_v1_moe",
             biases={"attention_bias": _QKV_BIAS},
             keys={"expert_shared_count": "num_shared_expert"},
+        ),
+        "internlm2": Architecture("internlm2", rope_pairs="neighbours", biases={"attention_bias": _QKV_BIAS}),
+        "ernie4_5": Architecture("ernie4_5", rope_pairs="neighbours", biases=_LLAMA_BIASES),
+        # Which layers have experts is seen in their tensors; the width of those of all tokens is not what the key says.
+        "ernie4_5-moe": Architecture(
+            "ernie4_5_moe",
+            rope_pairs="neighbours",
+            keys={
+                "expert_count": "num_experts",
+                "leading_dense_block_count": "",
+                "interleave_moe_layer_step": "",
+                "expert_shared_feed_forward_length": "",
+            },
+        ),
+        # Also Solar Open.
+        "glm4moe": Architecture(
+            "glm4_moe",
+            biases={"attention_bias": _QKV_BIAS, "use_qk_norm": ("attn_q_norm.weight",)},
+            defaults=_DEEPSEEK_DEFAULTS,
+            keys=_DEEPSEEK_KEYS,
+            neutral=_SIGMOID,
+        ),
+        "dots1": Architecture(
+            "dots1",
+            defaults={**_DEEPSEEK_DEFAULTS, "sliding_window": None},
+            keys=_DEEPSEEK_KEYS,
+            neutral=_SIGMOID,
+        ),
+        "minimax-m2": Architecture(
+            "minimax_m2",
+            keys={"expert_feed_forward_length": "intermediate_size"},
+            neutral={**_SIGMOID, "expert_weights_norm": (True,)},
+        ),
+        "qwen3next": Architecture(
+            "qwen3_next",
+            norm_offset=1.0,
+            layer_names=_STATES,
+            layers="state",
+            gated_q=True,
+            delta_by_head=True,
+            defaults={"norm_topk_prob": True},
+        ),
+        "qwen35": Architecture(
+            "qwen3_5_text", norm_offset=1.0, layer_names=_STATES, layers="state", gated_q=True, tiled_heads=True
+        ),
+        "qwen35moe": Architecture(
+            "qwen3_5_moe_text", norm_offset=1.0, layer_names=_STATES, layers="state", gated_q=True, tiled_heads=True
+        ),
+        # DeepSeek 2 and 3, Kimi K2, GLM-4.7-Flash; without experts Youtu.
+        "deepseek2": Architecture(
+            "youtu",
+            variants={"expert_gating_func=2": "deepseek_v3", "expert_count": "deepseek_v2"},
+            layers="latent",
+            defaults=_DEEPSEEK_DEFAULTS,
+            keys=_DEEPSEEK_KEYS,
+            neutral={"expert_gating_func": (0, 1, 2)},
         ),
         "starcoder2": Architecture("starcoder2"),
         "command-r": Architecture("cohere", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),

@@ -10,12 +10,14 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
+from infinilm.gguf.mixing_layers import latent_layers, state_layers
 from infinilm.gguf.shaped_layers import alike_layers
 from infinilm.gguf.vocabulary import end_ids, special_id
 
-__all__ = ["architecture_of", "config_json", "generation_config_json", "stored_dtype"]
+__all__ = ["architecture_of", "config_json", "generation_config_json", "gguf_layers", "stored_dtype"]
 
 _DENSE = re.compile(r"blk\.(\d{1,9})\.ffn_up\.weight")  # a layer with an MLP
+_ABSENT_AS_ZERO = frozenset({"expert_weights_scale", "expert_group_count", "expert_group_used_count"})
 _DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # of others float16, which quantised weights become
 
 
@@ -39,6 +41,12 @@ def stored_dtype(gguf: GgufFile) -> str:
     return max(totals, key=lambda dtype: totals[dtype], default="float32")
 
 
+def gguf_layers(gguf: GgufFile) -> int:
+    """How many layers the file has, also those that guess at later tokens and are not read."""
+    count = gguf.metadata.get(f"{gguf.metadata.get('general.architecture')}.block_count")
+    return count if isinstance(count, int) else 0
+
+
 def config_json(gguf: GgufFile) -> dict[str, Any]:
     """What the config.json of the model would say.
 
@@ -50,23 +58,32 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     row = architecture_of(gguf)
     prefix = f"{gguf.metadata['general.architecture']}."
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
-    model_type = next((other for key, other in row.variants.items() if said.get(key)), row.model_type)
+    model_type = next((other for key, other in row.variants.items() if _applies(key, said)), row.model_type)
     values: dict[str, Any] = {"model_type": model_type, "dtype": stored_dtype(gguf), **row.defaults}
     if row.shaped_layers:
         said, of_layers = alike_layers(gguf, prefix, said)
         values |= of_layers
-    keys = {**KEYS, **row.keys}
+    if row.layers:
+        said, of_layers = (latent_layers if row.layers == "latent" else state_layers)(gguf, prefix, said)
+        values |= of_layers
+    keys, neutral = {**KEYS, **row.keys}, {**NEUTRAL_KEYS, **row.neutral}
     for key, value in said.items():
         if key in keys:
-            values[keys[key]] = _same_of_all_layers(gguf, prefix + key, value)
-        elif key in NEUTRAL_KEYS:
-            if value not in NEUTRAL_KEYS[key]:
-                allowed = " or ".join(map(repr, NEUTRAL_KEYS[key]))
+            if keys[key] and not (key in _ABSENT_AS_ZERO and value == 0):
+                values[keys[key]] = _same_of_all_layers(gguf, prefix + key, value)
+        elif key in neutral:
+            if value not in neutral[key]:
+                allowed = " or ".join(map(repr, neutral[key]))
                 raise ConfigError(f"{gguf.path}: {prefix + key} is {value!r:.80}; only {allowed} is supported")
         elif key not in INERT_KEYS:
             values[prefix + key] = value  # which no configuration knows: it is told as such
+    if "intermediate_size" not in values and "moe_intermediate_size" in values:
+        values["intermediate_size"] = values["moe_intermediate_size"]  # no layer has an MLP
     for key in ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"):
         as_integer(f"{gguf.path}: {prefix + key}", values.get(KEYS[key]))
+    if later := said.get("nextn_predict_layers", 0):
+        as_integer(f"{gguf.path}: {prefix}nextn_predict_layers", later, below=values["num_hidden_layers"])
+        values["num_hidden_layers"] -= later
     if "token_embd.weight" not in gguf.tensors:
         raise WeightError(f"{gguf.path}: has no tensor 'token_embd.weight': it is no language model, or a part of one")
     values["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
@@ -82,11 +99,19 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
         )
     if not row.scales_attention and values.get("attention_multiplier") in (0.0, head_dim**-0.5):
         del values["attention_multiplier"]  # as without it
+    if row.keys.get("leading_dense_block_count") and not said.get("expert_count"):
+        values.pop("first_k_dense_replace", None)  # all layers, where none has experts
+    if model_type == "deepseek_v2":
+        values["topk_method"] = "group_limited_greedy" if values.get("n_group", 1) > 1 else "greedy"
     rotary = as_integer(f"{gguf.path}: {prefix}rope.dimension_count", said.get("rope.dimension_count", head_dim))
     if rotary != head_dim:
         values["partial_rotary_factor"] = rotary / head_dim
     if scaling := _rope_scaling(gguf, said, prefix):
         values["rope_scaling"] = {**scaling, **row.yarn} if scaling["rope_type"] == "yarn" else scaling
+        spread = said.get("rope.scaling.yarn_log_multiplier")
+        if row.layers == "latent" and scaling["rope_type"] == "yarn" and spread:
+            # A tenth of it is in the file; of mscale it says nothing, which llama.cpp takes to be the same.
+            values["rope_scaling"] |= dict.fromkeys(("mscale", "mscale_all_dim"), round(spread / 0.1, 6))
     _set_layers(gguf, row, said, values)
     for key in ("bos_token_id", "pad_token_id"):
         if (token_id := special_id(gguf, key)) is not None:
@@ -122,14 +147,21 @@ def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values:
         )
     elif said.get("rope.freq_base_swa", values.get("rope_theta")) != values.get("rope_theta"):
         values["rope_local_base_freq"] = said["rope.freq_base_swa"]  # which most families refuse
-    if said.get("expert_count") and not row.shaped_layers:
-        dense = sorted(int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name)))
+    if said.get("expert_count") and not row.shaped_layers and not row.keys.get("leading_dense_block_count"):
+        layers = {int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name))}
+        dense = sorted(layer for layer in layers if layer < values["num_hidden_layers"])
         if dense:
             values["mlp_only_layers"] = dense
     if row.divides_by_head_dim:
         is_wide = values["num_hidden_layers"] == row.width_scaled_layers
         size = values["hidden_size"] // values["num_attention_heads"] if is_wide else values["head_dim"]
         values["query_pre_attn_scalar"] = size
+
+
+def _applies(condition: str, said: dict[str, Any]) -> bool:
+    """Whether the key that `Architecture.variants` has is there and not 0, or has the value behind "="."""
+    key, _, value = condition.partition("=")
+    return str(said.get(key)) == value if value else bool(said.get(key))
 
 
 def _same_of_all_layers(gguf: GgufFile, key: str, value: Any) -> Any:

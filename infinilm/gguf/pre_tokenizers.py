@@ -75,6 +75,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "deepseek-r1-qwen": _QWEN,
         "qwen35": PreTokenizer((_QWEN35,), "NFC"),
         "gpt-4o": PreTokenizer((_O200K,)),
+        "minimax-m2": PreTokenizer((_O200K,)),
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
         "starcoder": _DIGITS,
         "command-r": _DIGITS,

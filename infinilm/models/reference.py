@@ -99,6 +99,7 @@ class ReferenceModel(GenerationMixin):
             self.facts.experts.beside_mlp,
             self.facts.per_layer_size > 0,
             self.facts.latent.kv_rank > 0,
+            [rope >= 0 for rope in self.facts.rope_of_layer],
         )
         self._registry: HookRegistry | None = None
 
@@ -340,7 +341,10 @@ class ReferenceModel(GenerationMixin):
         def norm_heads() -> None:
             for name in ("q", "k") if owner is None else ("q",):
                 values = heads[name].reshape(num_tokens, -1) if facts.qk_norm == "all" else heads[name]
-                normed = self._norm(values, f"{at}.self_attn.{name}_norm")
+                if facts.qk_norm == "turned_heads":
+                    normed = self._rms(values)
+                else:
+                    normed = self._norm(values, f"{at}.self_attn.{name}_norm")
                 heads[name] = emit(f"{name}_norm", layer, normed.reshape(heads[name].shape))
 
         if facts.qk_norm in ("head", "all"):
@@ -348,11 +352,11 @@ class ReferenceModel(GenerationMixin):
         if facts.v_norm and owner is None:
             heads["v"] = emit("v_norm", layer, self._rms(heads["v"]))
         rope = facts.rope_of_layer[layer]
-        for name, own_rope in (("q", facts.q_rope), ("k", -1)) if owner is None else (("q", facts.q_rope),):
-            table = rope if own_rope < 0 else own_rope
-            turned = heads[name] if rope < 0 else rotate(heads[name], tables[table])
+        q_rope = rope if facts.q_rope_of_layer[layer] < 0 else facts.q_rope_of_layer[layer]
+        for name, table in (("q", q_rope), ("k", rope)) if owner is None else (("q", q_rope),):
+            turned = heads[name] if table < 0 else rotate(heads[name], tables[table])
             heads[name] = emit(f"{name}_rope", layer, turned)
-        if facts.qk_norm == "head_behind_rope":
+        if facts.qk_norm == "head_behind_rope" or (facts.qk_norm == "turned_heads" and rope >= 0):
             norm_heads()
         attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
         for row, own in enumerate(map(slice, starts, starts[1:])):
@@ -468,7 +472,8 @@ class ReferenceModel(GenerationMixin):
 
         out = np.zeros_like(x)
         for token, k in np.ndindex(*best.shape):
-            out[token] += weights[token, k] * mlp(x[[token]], f"experts.{best[token, k]}", facts.bias)[0]
+            before, behind = (weights[token, k], 1) if facts.weigh_inputs else (1, weights[token, k])
+            out[token] += behind * mlp(x[[token]] * before, f"experts.{best[token, k]}", facts.bias)[0]
         if facts.shared_intermediate_size:
             shared = mlp(x, "shared_expert", False)
             if facts.shared_gate:
@@ -479,7 +484,7 @@ class ReferenceModel(GenerationMixin):
     def _rotation(self, positions: Array, rope: Rope) -> tuple[Array, Array]:
         """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `rotate`."""
         angle = positions[:, None, None] * rope.inv_freq.astype(np.float64)
-        scale = 1 + rope.scale_beta * np.log1p(positions // rope.scale_positions)
+        scale = 1 + rope.scale_beta * np.log1p((positions + rope.scale_offset) // rope.scale_positions)
         factor = rope.attention_factor * scale[:, None, None]
         return (np.cos(angle) * factor).astype(self.dtype), (np.sin(angle) * factor).astype(self.dtype)
 

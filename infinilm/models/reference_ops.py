@@ -105,8 +105,8 @@ def attend(q: Array, k: Array, v: Array, facts: ModelFacts, window: int = 0, sin
     """Causal attention of one row's last tokens over all of it.
 
     q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
-    head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p. A head's sink, of
-    [num_heads], joins the softmax of its scores, with no value.
+    head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p, or, where windows are chunks,
+    from the last multiple of w on. A head's sink, of [num_heads], joins the softmax of its scores, with no value.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -116,7 +116,8 @@ def attend(q: Array, k: Array, v: Array, facts: ModelFacts, window: int = 0, sin
     scores = grouped @ keys * facts.softmax_scale  # [num_kv_heads, group, num_tokens, length]
     scores = soft_cap(scores, facts.score_cap)
     behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
-    visible = (behind >= 0) & (behind < window if window else True)
+    reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if facts.chunked and window else window
+    visible = (behind >= 0) & (behind < reach if window else True)
     scores = np.where(visible, scores, -np.inf)
     if sinks is not None:
         own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))

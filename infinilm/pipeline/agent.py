@@ -117,37 +117,28 @@ class _Agent:
         self._front.send("ready")
 
     def _connect(self, listener: Any) -> None:
-        roles = {"activations"}
-        greeting = {"role": "activations", "key": self._key, "stage": self._stage + 1}
-        is_last = self._stage == len(self._addresses)
-        if is_last:
-            roles.add("results")
-        else:
+        behind = -1  # its socket
+        if self._stage < len(self._addresses):
+            greeting = {"role": "activations", "key": self._key}
             link = connect(self._addresses[self._stage], f"stage {self._stage + 1}", greeting, _CONNECT_SECONDS)
             self._links.append(link)
-            onward = link
+            behind = link.sock.fileno()
         listener.settimeout(_CONNECT_SECONDS)  # the others may have ended since they said what they are
-        while roles:
-            try:
-                link, greeting = accept(
-                    listener,
-                    self._key,
-                    lambda greeting: (
-                        None if greeting.get("role") in roles else "this stage has its connections already"
-                    ),
-                )
-            except TimeoutError as error:
-                raise ConfigError(
-                    f"stage {self._stage}: no connection for {' and '.join(sorted(roles))} came in "
-                    f"{_CONNECT_SECONDS:.0f} seconds; start all stages again"
-                ) from error
-            self._links.append(link)
-            roles.discard(greeting["role"])
-            if greeting["role"] == "activations":
-                before = link
-            else:
-                onward = link
-        self._sockets = before.sock.fileno(), onward.sock.fileno()
+        try:
+            link, _ = accept(
+                listener,
+                self._key,
+                lambda greeting: (
+                    None if greeting.get("role") == "activations" else "this stage has its connections already"
+                ),
+            )
+        except TimeoutError as error:
+            raise ConfigError(
+                f"stage {self._stage}: no connection from the stage before came in {_CONNECT_SECONDS:.0f} seconds; "
+                "start all stages again"
+            ) from error
+        self._links.append(link)
+        self._sockets = link.sock.fileno(), behind
 
     def _load(self, plan: ModelPlan, num_threads: int, dummy: bool, seed: int) -> None:
         spec = build_spec(
@@ -219,13 +210,15 @@ class _Agent:
         return bool(what == "close")
 
     def _watch(self) -> None:
-        """Take the results of steps. What the first stage finds wrong, too, it tells; other failures end this stage."""
+        """Take the results of steps. What all stages find wrong the first one tells; other failures end this stage."""
         while (number := self._running.get()) is not None:
             try:
                 pending = self._steps[number][0]
                 while not pending.wait(0.5):
                     pass
-                pending.result()
+                output = pending.result()
+                if self._stage == len(self._addresses):
+                    self._tell(number, output)
             except EngineDeadError as error:
                 self._failure = error
                 with contextlib.suppress(OSError):
@@ -234,6 +227,13 @@ class _Agent:
             except InfinilmError:
                 pass
             self._steps.pop(number, None)
+
+    def _tell(self, number: int, output: _core.StepOutput) -> None:
+        """Give the first stage what came of a step."""
+        found = {"ids": output.ids, "logits": output.logits}
+        arrays = {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
+        with contextlib.suppress(OSError):  # it has gone, which `serve` notices
+            self._front.send("result", arrays, step=number, aborted=output.aborted)
 
     def close(self) -> None:
         """End the connections, so that nobody waits for this stage, nor this one for others."""

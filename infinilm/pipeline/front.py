@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infinilm import _core
@@ -20,6 +22,7 @@ __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
 _CONNECT_SECONDS = 60.0
 _MOST_SILENCES = 15  # of ALIVE_SECONDS, one behind the other, until a stage counts as lost
 _LOST = "of the pipeline has ended"  # what the core says of a neighbour (src/dist/stage_link.cpp)
+_LOOK_EVERY_SECONDS = 60.0  # while a result is waited for; it is taken as soon as it comes
 _REPORT_SECONDS = 2.0  # that another stage has to say why it ended
 
 
@@ -71,7 +74,7 @@ class FrontStage:
         self.num_stages = len(addresses) + 1
         self._names = [f"stage {i} at {address}" for i, address in enumerate(addresses, start=1)]
         self._controls: list[Connection] = []
-        self._links: list[Connection] = []
+        self._link: Connection | None = None
         self._dummy = settings["load_format"] == "dummy"
         try:
             for i, address in enumerate(addresses, start=1):
@@ -87,13 +90,12 @@ class FrontStage:
             self.num_blocks: int = min(blocks)
             for control in self._controls:
                 control.send("connect")
-            for address, i, role in ((addresses[0], 1, "activations"), (addresses[-1], len(addresses), "results")):
-                self._links.append(connect(address, f"stage {i}", {"role": role, "key": key}, _CONNECT_SECONDS))
+            greeting = {"role": "activations", "key": key}
+            self._link = connect(addresses[0], "stage 1", greeting, _CONNECT_SECONDS)
         except BaseException:
             self.close()
             raise
-        to_next, from_last = (link.sock.fileno() for link in self._links)
-        self.stage = (0, from_last, to_next)
+        self.stage = (0, -1, self._link.sock.fileno())
 
     @staticmethod
     def _receive(control: Connection, expected: str) -> dict[str, Any]:
@@ -106,7 +108,8 @@ class FrontStage:
         """The engine of all stages, once they have loaded their weights; `core` has those of the first."""
         for control in self._controls:
             self._receive(control, "loaded")
-        return StagedEngine(core, self._controls, self._links)
+        assert self._link is not None
+        return StagedEngine(core, self._controls, self._link)
 
     def __enter__(self) -> FrontStage:
         return self
@@ -117,18 +120,19 @@ class FrontStage:
 
     def close(self) -> None:
         """Let all others end."""
-        for connection in (*self._controls, *self._links):
+        for connection in (*self._controls, *([self._link] if self._link else [])):
             connection.close()
 
 
 class StagedEngine:
     """What `LLM` uses of a `_core.InferEngine`, for the stages of several processes."""
 
-    def __init__(self, core: _core.InferEngine, controls: Sequence[Connection], links: Sequence[Connection]) -> None:
-        self._core, self._controls, self._links = core, controls, links
+    def __init__(self, core: _core.InferEngine, controls: Sequence[Connection], link: Connection) -> None:
+        self._core, self._controls, self._link = core, controls, link
         self._process = os.getpid()
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # steps reach all stages in the same order
+        self._steps: dict[int, StagedStep] = {}  # whose results the last stage has not told yet
         self._reports: list[str] = []  # of stages that have ended, the first first
         self._reported = threading.Event()
         self._closed = False
@@ -150,16 +154,22 @@ class StagedEngine:
             monitor.start()
 
     def submit(self, batch: _core.Batch, late_masks: bool = False) -> StagedStep:
-        """Queue a step in all stages."""
+        """Queue a step in all stages; the last one tells what came of it."""
         arrays = {name: array.numpy() for name, array in batch.arrays().items()}
         shape = list(arrays.pop("allowed").shape) if late_masks else None
         with self._lock:
             number = next(self._numbers)
             fields = {"step": number, "late_masks": shape, "return_logits": batch.return_logits}
-            self._tell_all("step", arrays, **fields)
-            return StagedStep(self, number, batch, self._core.submit(batch, late_masks))
+            step = self._steps[number] = StagedStep(self, number, batch)
+            try:
+                self._tell_all("step", arrays, **fields)
+                step.start(self._core.submit(batch, late_masks))
+            except BaseException:
+                self.forget(number)
+                raise
+            return step
 
-    def forward(self, batch: _core.Batch) -> _core.StepOutput:
+    def forward(self, batch: _core.Batch) -> StageOutput:
         """Run a step."""
         return self.submit(batch).result()
 
@@ -177,19 +187,19 @@ class StagedEngine:
         """There are none."""
 
     def close(self) -> None:
-        """End all stages."""
+        """End all stages; with an error where one was lost, so that whoever has started them starts them again."""
         if self._process != os.getpid():
             return
         with self._lock:
             if not self._closed:
                 self._closed = True
-                for control in self._controls:
+                for control in self._controls if not self._reports else ():
                     try:
                         control.send("close")
                     except OSError:  # it has gone before
                         continue
         self._core.close()
-        for connection in (*self._controls, *self._links):
+        for connection in (*self._controls, self._link):
             connection.close()
 
     def tell(self, what: str, arrays: Mapping[str, Any] | None = None, **fields: Any) -> None:
@@ -206,6 +216,10 @@ class StagedEngine:
             except OSError:
                 raise self.explain() from None
 
+    def forget(self, number: int) -> None:
+        """No result of this step will come."""
+        self._steps.pop(number, None)
+
     def explain(self, error: EngineDeadError | None = None) -> EngineDeadError:
         """The error of a pipeline that has stopped: with what another stage says, if one says something."""
         self._reported.wait(_REPORT_SECONDS)
@@ -216,7 +230,7 @@ class StagedEngine:
         return dead
 
     def _monitor(self, control: Connection) -> None:
-        """Take note of the end of a stage."""
+        """Take in what a stage tells, and note its end."""
         why = f"{control.name} has ended"
         silences = 0
         try:
@@ -225,7 +239,9 @@ class StagedEngine:
                     silences += 1
                     continue
                 silences = 0
-                head, _ = control.receive()
+                head, arrays = control.receive()
+                if head["what"] == "result" and (step := self._steps.pop(head["step"], None)):
+                    step.finish(StageOutput.of(arrays, head["aborted"]))
                 if head["what"] == "failed":
                     why = f"{control.name} has failed: {head['error']}"
             why = f"{control.name} has ended, or does not answer"
@@ -234,35 +250,80 @@ class StagedEngine:
         if not self._closed:
             self._reports.append(why)
             self._reported.set()
-            for link in self._links:  # the core waits there
-                link.close()
+            self._link.close()  # the core waits there
+            for step in list(self._steps.values()):
+                step.finish(None)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What the last stage has made of a step; as `_core.StepOutput`."""
+
+    ids: _core.Tensor | None
+    logits: _core.Tensor | None
+    aborted: bool
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], aborted: bool) -> StageOutput:
+        """Of the arrays of a frame."""
+        ids, logits = (_core.from_numpy(arrays[name]) if name in arrays else None for name in ("ids", "logits"))
+        return cls(ids, logits, aborted)
 
 
 class StagedStep:
     """A step on its way through all stages; as `_core.PendingStep`."""
 
-    def __init__(self, engine: StagedEngine, number: int, batch: _core.Batch, pending: _core.PendingStep) -> None:
-        self._engine, self._number, self._batch, self._pending = engine, number, batch, pending
+    def __init__(self, engine: StagedEngine, number: int, batch: _core.Batch) -> None:
+        self._engine, self._number, self._batch = engine, number, batch
+        self._pending: _core.PendingStep | None = None  # the part of the first stage, until that is done
+        self._failure: BaseException | None = None  # of that part
+        self._output: StageOutput | None = None
+        self._finished = threading.Event()
+
+    def start(self, pending: _core.PendingStep) -> None:
+        """The first stage has it."""
+        self._pending = pending
+
+    def finish(self, output: StageOutput | None) -> None:
+        """The last stage is done with it; None: a stage has gone."""
+        self._output = output
+        self._finished.set()
 
     def wait(self, seconds: float) -> bool:
         """Whether it is done within so many seconds."""
-        return self._pending.wait(seconds)
+        end = time.monotonic() + seconds
+        if self._pending is not None:
+            if not self._pending.wait(seconds):
+                return False
+            try:
+                self._pending.result()
+            except BaseException as error:  # then no other stage gives a result
+                self._failure = error
+                self._engine.forget(self._number)
+                self._finished.set()
+            self._pending = None
+        return self._finished.wait(max(end - time.monotonic(), 0))
 
     def abort(self) -> None:
         """End it early, in whichever stage it is."""
-        self._pending.abort()
+        if self._pending is not None:
+            self._pending.abort()
         self._engine.tell("abort", step=self._number)
 
     def give_masks(self) -> None:
         """Its masks are complete."""
-        self._pending.give_masks()
+        if self._pending is not None:
+            self._pending.give_masks()
         self._engine.tell("masks", {"allowed": self._batch.arrays()["allowed"].numpy()}, step=self._number)
 
-    def result(self) -> _core.StepOutput:
+    def result(self) -> StageOutput:
         """Wait for it."""
-        try:
-            return self._pending.result()
-        except EngineDeadError as error:
-            if _LOST not in str(error):  # it is this stage that failed
-                raise
-            raise self._engine.explain(error) from None
+        while not self.wait(_LOOK_EVERY_SECONDS):
+            pass
+        if self._failure is not None:
+            if isinstance(self._failure, EngineDeadError) and _LOST in str(self._failure):
+                raise self._engine.explain(self._failure) from None
+            raise self._failure  # it is this stage that failed
+        if self._output is None:
+            raise self._engine.explain()
+        return self._output

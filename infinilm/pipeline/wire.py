@@ -1,9 +1,9 @@
 """What the processes of a pipeline say to each other, over TCP.
 
-Each later stage listens at an address. The first stage opens a connection to each for what is to be done, and one to
-the last for what that has sampled; each stage opens one to the next for activations. On every connection a greeting
-comes first, which has the key. The last two kinds belong to the core (`src/dist/stage_link.h`) once they are open; on
-the first kind go frames: the lengths of a head and of a payload, the head as JSON, and arrays as they are in memory.
+Each later stage listens at an address. The first stage opens a connection to each for what is to be done, by which the
+last one tells what it has sampled; and each stage opens one to the next for activations. On every connection a greeting
+comes first, which has the key. The second kind belongs to the core (`src/dist/stage_link.h`) once it is open; on the
+first kind go frames: the lengths of a head and of a payload, the head as JSON, and arrays as they are in memory.
 Nothing is pickled.
 """
 

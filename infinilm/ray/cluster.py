@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from infinilm.router.run import Launch
 
 __all__ = ["cluster_replicas", "connect", "needs_of"]
 
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
 
 
 class _Server:
@@ -123,9 +124,12 @@ def cluster_replicas(args: argparse.Namespace, count: int, address: str, drain_s
 
 def connect(address: str) -> None:
     """Join a cluster. ConfigError: there is none."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, namespace="infinilm", log_to_driver=True, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
         raise ConfigError(f"ray_address: there is no Ray cluster at {address!r}: {error}") from None
 
 

@@ -7,7 +7,8 @@ so that the `LLM` can be garbage collected. That, `close` and the end of the int
 While a step runs, this thread makes the next step and queues it. Then it takes in the results of the running step and
 delivers them. So the engine does not wait for Python. A step that is made ahead assumes that every sequence continues.
 The scheduler knows when a sequence ends by length, but not when it ends at a stop token or a stop string. In that case
-the step computes one row for nothing.
+the step computes one row for nothing. With a pipeline, as many steps are in flight as there are stages, of sequences
+whose tokens are known, so that all stages compute at once.
 
 User code (logits processors, hooks, callbacks for news) runs in this thread. An exception in it, also `SystemExit`,
 belongs to its request and is raised where a caller waits for that request. Hence `except BaseException` below.
@@ -35,13 +36,12 @@ from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.counters import Counters
+from infinilm.requests.draws import draw_rows
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import InFlight, Sequence, Step
-
-Int32Array = npt.NDArray[np.int32]
 
 _BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
@@ -72,17 +72,25 @@ class EngineThread:
         Those that are not in use any more are freed between two steps.
     max_open : int
         Works that run or wait at the same time.
+    num_stages : int
+        Of a pipeline; 1: there is none.
     """
 
     def __init__(
-        self, engine: _core.InferEngine, scheduler: Scheduler, hooks: EngineHooks, adapters: Adapters, max_open: int
+        self,
+        engine: _core.InferEngine,
+        scheduler: Scheduler,
+        hooks: EngineHooks,
+        adapters: Adapters,
+        max_open: int,
+        num_stages: int = 1,
     ) -> None:
         self._engine = engine
-        self._max_open = max_open
+        self._max_open, self._num_stages = max_open, num_stages
         self.scheduler = scheduler
         self._hooks = hooks
         self._adapters = adapters
-        self._in_flight: InFlight | None = None  # the step submitted last
+        self._in_flight: deque[InFlight] = deque()  # the oldest first
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
         self._process = os.getpid()  # that has the thread
@@ -227,8 +235,8 @@ class EngineThread:
                 self._deliver(self._take_cancelled(len(self._cancelled), keep_unknown=True))
             if self.scheduler.has_work:
                 raise InfinilmError(_BUSY)
-            if (last := self._in_flight) is not None:  # made ahead for sequences that have ended
-                self._in_flight = None
+            while self._in_flight:  # made ahead for sequences that have ended
+                last = self._in_flight.popleft()
                 try:
                     self._take_results(last, self._wait_for(last))
                 except BaseException as error:
@@ -307,20 +315,22 @@ class EngineThread:
             return self._step()
 
     def _step(self) -> list[News]:
-        """Submit the next step and take in the one before. The scheduler is up to date before news are delivered."""
-        last = self._in_flight
-        unwanted = last is not None and self._is_for_nobody(last)
+        """Submit steps and take in the oldest one. The scheduler is up to date before news are delivered."""
+        unwanted = self._is_for_nobody(*self._in_flight)
         # The works of an aborted step leave the scheduler after the step is undone.
         news = [] if unwanted else self._take_orders()
-        self._in_flight = None
         failed: Step | None = None  # the step whose works fail with an error; None: all works
         try:
-            if last is None or (self._runs_ahead(last.step) and not unwanted):
-                self._in_flight = self._submit()
-            if last is None:
-                if self._in_flight is None and self.scheduler.has_work:
-                    raise InfinilmError("the scheduler has sequences, and cannot run any of them")
-                return news + self._give_masks()
+            if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not unwanted):
+                was_idle = not self._in_flight
+                self._submit()
+                if was_idle or self._num_stages > 1:
+                    news += self._give_masks()
+                if was_idle:
+                    if not self._in_flight and self.scheduler.has_work:
+                        raise InfinilmError("the scheduler has sequences, and cannot run any of them")
+                    return news
+            last = self._in_flight.popleft()
             failed = last.step
             output = self._watch(last)
             failed = None
@@ -328,9 +338,9 @@ class EngineThread:
                 self._undo(last)
             else:
                 news += self._take_results(last, output)
-            if self._in_flight is None:
+            if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
                 news += self._take_orders()  # given while the step ran
-                self._in_flight = self._submit()
+                self._submit()
             news += self._give_masks()
         except BaseException as error:
             works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
@@ -338,10 +348,19 @@ class EngineThread:
         return news
 
     def _runs_ahead(self, step: Step) -> bool:
+        """Whether another step may be submitted behind the one in flight."""
+        if self._num_stages > 1:
+            return len(self._in_flight) < self._num_stages and not self._hooks.in_use
         return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host and not self._hooks.in_use
 
-    def _submit(self) -> InFlight | None:
-        """Queue the next step, if there is one to be made now."""
+    def _submit(self) -> None:
+        """Queue the next step, if there is one to be made now; with a pipeline one for each stage."""
+        while (made := self._submit_one()) is not None:
+            self._in_flight.append(made)
+            if len(self._in_flight) >= self._num_stages or self._hooks.in_use:
+                return
+
+    def _submit_one(self) -> InFlight | None:
         now = time.perf_counter()
         in_flight = None
         if self._hooks.give():  # keys and values that were computed under other hooks are not valid under these
@@ -355,21 +374,25 @@ class EngineThread:
                         hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
 
                     self._hooks.watch("final_norm", look)
-                in_flight = InFlight(step, self._engine.submit(step.batch, step.masks is not None), now, hidden)
+                has_masks = step.masks is not None
+                in_flight = InFlight(step, self._engine.submit(step.batch, has_masks), now, hidden, has_masks)
         finally:
             if in_flight is None:
                 self._hooks.take_back()
         return in_flight
 
     def _give_masks(self) -> list[News]:
-        """Fill in the masks of the step submitted last, which runs or waits for them, and end works that cannot."""
-        in_flight = self._in_flight
-        if in_flight is None or in_flight.step.masks is None:
-            return []
-        failures = in_flight.step.masks.fill()
-        in_flight.pending.give_masks()
-        news = [self._end(sequence.owner, "error", error) for sequence, error in failures]
-        return news + self._settle([sequence.owner for sequence, _ in failures])
+        """Fill in the masks of steps that run or wait for them, and end works that cannot go on."""
+        news: list[News] = []
+        for in_flight in self._in_flight:
+            if in_flight.step.masks is None or not in_flight.lacks_masks:
+                continue
+            in_flight.lacks_masks = False
+            failures = in_flight.step.masks.fill()
+            in_flight.pending.give_masks()
+            news += [self._end(sequence.owner, "error", error) for sequence, error in failures]
+            news += self._settle([sequence.owner for sequence, _ in failures])
+        return news
 
     def _wait_for(self, step: InFlight) -> _core.StepOutput:
         try:
@@ -380,37 +403,41 @@ class EngineThread:
     def _watch(self, last: InFlight) -> _core.StepOutput:
         """Wait for a step, and abort it when all its works are cancelled."""
         while not last.pending.wait(_LOOK_EVERY_SECONDS):
-            if self._is_for_nobody(last, *([self._in_flight] if self._in_flight else [])):
+            if self._is_for_nobody(last, *self._in_flight):
                 last.pending.abort()
         return self._wait_for(last)
 
     def _is_for_nobody(self, *steps: InFlight) -> bool:
-        """Whether all works in these steps are cancelled, and still in the scheduler."""
-        if not self._cancelled:
+        """Whether all works in these steps, if there are any, are cancelled, and still in the scheduler."""
+        if not self._cancelled or not steps:
             return False
         cancelled = set(self._cancelled.copy())
         owners = (sequence.owner for in_flight in steps for sequence in in_flight.step.sequences)
         return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
 
     def _undo(self, aborted: InFlight) -> None:
-        """Take back an aborted step, and the step queued behind it, whose works are cancelled as well."""
-        behind, self._in_flight = self._in_flight, None
-        if behind is not None:
-            behind.pending.abort()
+        """Take back an aborted step, and those queued behind it, whose works are cancelled as well."""
+        behind = list(self._in_flight)
+        self._in_flight.clear()
+        for in_flight in behind:
+            in_flight.pending.abort()
+        for in_flight in behind:
             with contextlib.suppress(RequestError):  # it was to go on from states that the aborted step did not leave
-                self._wait_for(behind)
-            self.scheduler.undo(behind.step)
-        self.scheduler.undo(aborted.step)
+                self._wait_for(in_flight)
+        for in_flight in reversed([aborted, *behind]):
+            self.scheduler.undo(in_flight.step)
 
     def _fail(self, works: Iterable[Work], error: BaseException) -> list[News]:
         """End works after a failed step. Other works are computed again, because the cache may hold anything."""
         if isinstance(error, EngineDeadError):
             self._death = error.__cause__ or error  # what happened to the first rank that failed
-        if self._in_flight is not None:
+        for in_flight in self._in_flight:
             with contextlib.suppress(BaseException):
-                self._in_flight.pending.abort()  # it may wait for masks
-                self._wait_for(self._in_flight)
-            self._in_flight = None
+                in_flight.pending.abort()  # it may wait for masks
+        for in_flight in self._in_flight:
+            with contextlib.suppress(BaseException):
+                self._wait_for(in_flight)
+        self._in_flight.clear()
         self.scheduler.recompute_all()
         ended = [work for work in works if work.finish_reason is None]
         return [self._end(work, "error", own_copy(error)) for work in ended] + self._settle(ended)
@@ -456,12 +483,15 @@ class EngineThread:
         if step.draws_on_host:
             if ids is None or logits is None:
                 raise InfinilmError("the engine gave no logits to draw from")
-            ids, failures = self._draw(step.samples, ids, logits)
+            self._sampler = self._sampler or HostSampler()
+            ids, failures = draw_rows(self._sampler, step.samples, ids, logits)
         if ids is not None:
             for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
                 owner = step.samples[row].owner
                 if owner.finish_reason is None and owner not in failures:
-                    failures[owner] = sampling_error(int(ids[row]), step.samples[row].constraint is not None)
+                    failures[owner] = sampling_error(
+                        int(ids[row]), step.samples[row].constraint is not None, step.samples[row].changes is not None
+                    )
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]
@@ -488,39 +518,6 @@ class EngineThread:
         self._last_result = now
         self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
         return news + self._settle(changed)
-
-    def _draw(
-        self, samples: list[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
-    ) -> tuple[Int32Array, dict[Work, BaseException]]:
-        """Ids with those of rows that draw on the host drawn anew (-1 where that failed), and the failures by work."""
-        failures: dict[Work, BaseException] = {}
-        rows: list[int] = []
-        changed: list[npt.NDArray[np.float32]] = []
-        ids = ids.copy()
-        for i, sequence in enumerate(samples):
-            work = sequence.owner
-            if not sequence.draws_on_host or work.finish_reason is not None:
-                continue
-            try:
-                changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids, sequence.constraint))
-                rows.append(i)
-            except BaseException as error:
-                failures[work] = error
-                ids[i] = -1
-        if rows:
-            self._sampler = self._sampler or HostSampler()
-            picked = [samples[i] for i in rows]
-            try:
-                ids[rows] = self._sampler.draw(
-                    np.stack(changed),
-                    [s.params for s in picked],
-                    [s.seed for s in picked],
-                    [s.num_tokens for s in picked],
-                )
-            except BaseException as error:
-                ids[rows] = -1
-                failures |= {s.owner: own_copy(error) for s in picked}
-        return ids, failures
 
     def _start(self, work: Work) -> list[News]:
         """Give a work to the scheduler; returns the news of its end if the scheduler refuses it."""

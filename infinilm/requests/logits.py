@@ -1,7 +1,8 @@
-"""Logits on the host: penalties, masks and processors before a token is drawn, and log-probabilities.
+"""What changes logits before a token is drawn, and log-probabilities.
 
-Only rows of requests that need this come here. All others are sampled where the model runs. Both ways draw by the same
-procedure with the same random numbers, so a row that nothing changes gives the same token.
+Masks, penalties and biases are applied where the model runs, which is told about a request's tokens (`TokenChanges`).
+Only rows of requests with a `logits_processor` come to the host, or with changes and log-probabilities. Both ways draw
+by the same procedure with the same random numbers, so a row that nothing changes gives the same token.
 
 The order is fixed: the constraint of the request and `allowed_token_ids`, `min_tokens`, `logit_bias`,
 `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logits_processor`; then, in the draw, `temperature`,
@@ -24,13 +25,60 @@ if TYPE_CHECKING:
     from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
-__all__ = ["HostSampler", "LogitsPipeline", "logprobs_of", "sampling_error", "top_logprobs"]
+__all__ = ["HostSampler", "LogitsPipeline", "TokenChanges", "logprobs_of", "sampling_error", "top_logprobs"]
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
 _ALL_FORBIDDEN = "are all -inf"  # in the words of `_core.sample_fault`
 LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
+
+
+class TokenChanges:
+    """What bias and penalties change, as `_core.Batch` takes it: a list of tokens, which grows as they are generated.
+
+    Attributes
+    ----------
+    penalties : float32 array, [3]
+        repetition, presence, frequency
+    counts_tokens : bool
+        Whether it matters what is generated.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_token_ids: Int32Array) -> None:
+        most = float(np.finfo(np.float32).max)
+        penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
+        self.penalties = np.clip(penalties, [float(np.finfo(np.float32).tiny), -most, -most], most).astype(np.float32)
+        self.counts_tokens = bool(self.penalties[0] != 1 or self.penalties[1:].any())
+        bias = params.logit_bias or {}
+        ids = np.array(list(bias), np.int32)
+        if self.penalties[0] != 1:
+            ids = np.union1d(ids, prompt_token_ids).astype(np.int32)
+        self._place = {int(token_id): i for i, token_id in enumerate(ids)}
+        self._tokens = np.empty(
+            (len(ids) + 16, 3), np.int32
+        )  # the first of them: id, times generated, bits of the bias
+        self._tokens[: len(ids), 0] = ids
+        self._tokens[: len(ids), 1] = np.where(np.isin(ids, prompt_token_ids), 0, -1)
+        with np.errstate(over="ignore"):  # what is infinite then is refused where a token is drawn
+            self._tokens[: len(ids), 2] = np.array([bias.get(int(i), 0.0) for i in ids], np.float32).view(np.int32)
+
+    @property
+    def tokens(self) -> Int32Array:
+        """[num_changes, 3], valid until the next token: id, times generated (-1: nor in the prompt), bits of a bias."""
+        return self._tokens[: len(self._place)]
+
+    def accept(self, token_id: int) -> None:
+        """Count a token that was generated."""
+        if not self.counts_tokens:
+            return
+        place = self._place.get(token_id)
+        if place is None:
+            place = self._place[token_id] = len(self._place)
+            if place == len(self._tokens):
+                self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+            self._tokens[place] = token_id, 0, 0
+        self._tokens[place, 1] = max(int(self._tokens[place, 1]), 0) + 1
 
 
 class LogitsPipeline:
@@ -51,6 +99,8 @@ class LogitsPipeline:
         self, params: SamplingParams, prompt_token_ids: Int32Array, eos_token_ids: Collection[int], vocab_size: int
     ) -> None:
         self.vocab_size = vocab_size
+        changes = TokenChanges(params, prompt_token_ids)
+        self.changes = changes if changes.counts_tokens or len(changes.tokens) else None
         self._params = params
         self._prompt = prompt_token_ids
         self._forbidden: npt.NDArray[np.bool_] | None = None  # [vocab_size]
@@ -59,21 +109,12 @@ class LogitsPipeline:
             self._forbidden[list(params.allowed_token_ids)] = False
         ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
         self._ends = np.array(sorted(i for i in ends if i < vocab_size), np.int64)
-        bias = params.logit_bias or {}
-        self._bias_ids = np.array(list(bias), np.int64)
-        self._bias = np.array(list(bias.values()), np.float32)
-        self._counts: Int32Array | None = None  # [vocab_size]: how often each token was generated
-        if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
-            self._counts = np.zeros(vocab_size, np.int32)
-        self._seen: npt.NDArray[np.bool_] | None = None  # [vocab_size]: in the prompt or generated
-        if params.repetition_penalty != 1:
-            self._seen = np.zeros(vocab_size, np.bool_)
-            self._seen[prompt_token_ids] = True
 
     @property
-    def is_needed(self) -> bool:
-        """Whether anything but masks changes logits, so that tokens are drawn on the host."""
-        return self._bias_ids.size > 0 or self._counts is not None or self._params.logits_processor is not None
+    def draws_on_host(self) -> bool:
+        """Whether logits must come to the host before a token is drawn."""
+        changed = self.changes is not None and self._params.logprobs is not None  # and wanted as they were
+        return self._params.logits_processor is not None or changed
 
     def matcher(self, constraint: Matcher | None) -> Matcher | None:
         """What the next token may be by a constraint, `allowed_token_ids` and `min_tokens`; None: any."""
@@ -87,10 +128,8 @@ class LogitsPipeline:
 
     def accept(self, token_id: int) -> None:
         """Count a token that was generated."""
-        if self._counts is not None:
-            self._counts[token_id] += 1
-        if self._seen is not None:
-            self._seen[token_id] = True
+        if self.changes is not None:
+            self.changes.accept(token_id)
 
     def apply(
         self, logits: Float32Array, output_token_ids: Sequence[int], constraint: Matcher | None = None
@@ -107,22 +146,12 @@ class LogitsPipeline:
         InfinilmError
             The model's own logits cannot be sampled (NaN or infinity).
         """
-        params = self._params
         out: Float32Array = logits.copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            if constraint is not None:
-                out[~allowed_tokens(constraint, len(out))] = -np.inf
-            if self._bias_ids.size:
-                out[self._bias_ids] += self._bias
-            if self._seen is not None:
-                penalty = np.float32(params.repetition_penalty)
-                seen = out[self._seen]
-                out[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
-            if self._counts is not None and params.presence_penalty != 0:
-                out[self._counts > 0] -= np.float32(params.presence_penalty)
-            if self._counts is not None and params.frequency_penalty != 0:
-                out -= np.float32(params.frequency_penalty) * self._counts
-        if params.logits_processor is not None:
+        if constraint is not None:
+            out[~allowed_tokens(constraint, len(out))] = -np.inf
+        if self.changes is not None:
+            _core.change_logits(out, self.changes.penalties, self.changes.tokens)
+        if self._params.logits_processor is not None:
             out = self._process(out, output_token_ids)
         # The draw is one call for the rows of all requests, and refuses them all for one that is not fit for it.
         if not np.isfinite(out.max()):
@@ -165,13 +194,17 @@ def _fault(logits: Float32Array) -> str | None:
     return _ALL_FORBIDDEN if np.isneginf(largest) else None
 
 
-def sampling_error(fault: int, is_constrained: bool) -> InfinilmError:
-    """Why the engine drew no token, from the negative id in its place and whether the row had a mask."""
+def sampling_error(fault: int, is_constrained: bool, is_changed: bool = False) -> InfinilmError:
+    """Why the engine drew no token, from the negative id in its place and whether the row had a mask, or changes."""
     what = _core.sample_fault(fault)
     if is_constrained and what == _ALL_FORBIDDEN:
         return RequestError(
             "no token is left to choose: the constraint, allowed_token_ids and min_tokens together allow none that the "
             "model could say"
+        )
+    if is_changed:
+        return RequestError(
+            f"the model's logits with logit_bias and the penalties {what}: they must stay numbers that float32 can hold"
         )
     return InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
 

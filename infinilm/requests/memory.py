@@ -1,9 +1,8 @@
 """The memory plan: the memory of the machine, the budget of the KV cache, and what fits, before anything is loaded.
 
-Three things take memory: the weights, the KV cache, and the workspace of a step. The plan has all three.
-`tests/loader/test_memory.py` compares it with the memory of processes that load and run a model. On a CPU, weights used
-in place are pages of the checkpoint's files. They count as resident (RssFile) in each process that has read them, but
-processes share them, and the system drops them when memory is short.
+It has the weights, the KV cache, and the workspace of a step; `tests/loader/test_memory.py` compares it with processes
+that load and run a model. On a CPU, weights used in place are pages of the checkpoint's files. They count as resident
+(RssFile) in each process that has read them, but processes share them, and the system drops them when memory is short.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import format_bytes, parse_size
-from infinilm.requests.stages import StageMemory, StagePart, stage_specs
+from infinilm.requests.stages import StageMemory, StagePart, stage_specs, threads_per_stage
 from infinilm.requests.states import plan_states, snapshot_interval
+from infinilm.requests.steps import tokens_of_a_step
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
@@ -236,10 +236,11 @@ def divide_memory(
     blocks_per_seq = -(-max(length, 1) // block_size)
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
-        setting = "max_cache_len" if is_static else "kv_cache"
-        remedy = f"{advice}raise {setting}"
+        remedy = f"{advice}raise {'max_cache_len' if is_static else 'kv_cache'}"
         if free_bytes == 0 and workspace_bytes > weight_bytes:
             remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
+        elif free_bytes == 0 and cache.parts:  # of stages on several machines
+            remedy = f"pass as memory what the machines of all stages have free together, or {remedy}"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
@@ -443,12 +444,11 @@ def plan_model(
         weight_bytes = all_bytes
     elif all_bytes is not None:  # a rank of GPUs, which have one stage, has its part of what is saved
         weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
-    num_tokens = max(max_num_batched_tokens, max_num_seqs)  # every sequence that decodes gets its token
     steps: dict[str, Any] = {
         "device": devices[0],
         "num_ranks": num_ranks,
-        "num_threads": num_threads or 0,
-        "num_tokens": num_tokens,
+        "num_threads": threads_per_stage(num_threads, len(parts)),
+        "num_tokens": (num_tokens := tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)),
         "num_rows": max_num_seqs,
         "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
         "num_adapters": len(adapters),

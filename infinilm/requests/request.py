@@ -236,13 +236,17 @@ class Completion(Work):
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        sequence.owner_sees_end_only = not (params.stop or params.logprobs is not None or pipeline.is_needed)
+        is_changed = pipeline.changes is not None
+        sequence.owner_sees_end_only = not (
+            params.stop or params.logprobs is not None or is_changed or pipeline.draws_on_host
+        )
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
         self.max_new_tokens = max_new_tokens
-        sequence.draws_on_host = pipeline.is_needed
+        sequence.draws_on_host = pipeline.draws_on_host
+        sequence.changes = None if pipeline.draws_on_host else pipeline.changes
         sequence.needs_logits = sequence.draws_on_host or params.logprobs is not None
         self.constrain(None)
 

@@ -6,16 +6,17 @@ one in decode, many in prefill, in chunks of at most `max_num_batched_tokens`.
 
 The engine thread calls `schedule`, runs the batch on the engine, and passes the sampled ids to `update`. It may
 schedule one step ahead. The newest token of a sequence is not known then, and the batch names the row of the step
-before that samples it. `schedule` advances the state, and `update` fills in the tokens. When blocks run out, and no
-step is in flight that may free some, the youngest sequence is preempted: it frees its blocks, waits at the front of the
-queue, and is computed again later, mostly from the prefix cache. None of this changes the tokens of a sequence.
+before that samples it. With a pipeline, as many steps are in flight as it has stages, and a sequence waits until its
+newest token is known: sequences that decode are divided over the steps. `schedule` advances the state, and `update`
+fills in the tokens. When blocks run out, and no step is in flight that may free some, the youngest sequence is
+preempted: it frees its blocks, waits at the front of the queue, and is computed again later, mostly from the prefix
+cache. None of this changes the tokens of a sequence.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,21 @@ from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.requests.block_manager import BlockManager
 from infinilm.requests.states import StatePool
-from infinilm.requests.steps import IndexArray, Int32Array, Sampled, SchedulerStats, Sequence, Step, StepMasks
+from infinilm.requests.steps import (
+    Chunks,
+    IndexArray,
+    Int32Array,
+    Sampled,
+    SchedulerStats,
+    Sequence,
+    Step,
+    StepMasks,
+    tokens_of_a_step,
+)
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
 _NO_LIMIT = np.iinfo(np.int32).max
-
-
-@dataclass(slots=True)
-class _Chunks:
-    """The contents of a step: one token of each sequence in decode, then chunks of prompts."""
-
-    sequences: list[Sequence]
-    decode_slots: IndexArray  # slots of the sequences in decode, which come first
-    prefill_counts: list[int]  # tokens of each of the other sequences
 
 
 class Scheduler:
@@ -53,13 +55,15 @@ class Scheduler:
     max_model_len
         Tokens of a sequence, prompt and output together; the owner removes a sequence of this length.
     max_num_batched_tokens
-        Tokens a step computes at most; at least `max_num_seqs`, so that every decode fits.
+        Tokens a step computes at most, see `tokens_of_a_step`.
     enable_prefix_caching
         Share the blocks of equal beginnings of prompts; results do not change.
     sliding_window
         Keys that any layer sees at most, see `block_manager.common_window`; 0: all.
     num_states, snapshot_interval
         Of models that keep a state of each sequence, see `StatePool`; 0 states: of others.
+    num_stages
+        Of a pipeline, and steps that may be in flight; 1: there is none.
     """
 
     def __init__(
@@ -74,9 +78,11 @@ class Scheduler:
         sliding_window: int = 0,
         num_states: int = 0,
         snapshot_interval: int = 0,
+        num_stages: int = 1,
     ) -> None:
         self.max_model_len = max_model_len
-        self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+        self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
+        self._num_stages = num_stages
         # Ordered set, in order of arrival; all are younger than the running ones. Any may be removed.
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.running: list[Sequence] = []  # in order of arrival
@@ -99,23 +105,24 @@ class Scheduler:
         self._slots_of_running: IndexArray | None = None
         self._stop_token_ids: frozenset[int] | None = None
         self._params_of_running: dict[str, npt.NDArray[Any]] | None = None
-        self._in_flight: Step | None = None  # the last step, until its results are in
+        self._in_flight: list[Step] = []  # whose results are not in, the oldest first
         self._collected_rows = 0  # of the step that is being made
         self._num_left = 0  # times a sequence left its slot
         # Structure of arrays, [max_num_seqs, ...].
         # One token more than a sequence can have, for sequences that are not removed at their end.
         self._tokens = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
-        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # includes the token that the step in flight samples
+        self._num_tokens = np.zeros(max_num_seqs, np.int32)  # includes the token that a step in flight samples
         self._max_num_tokens = np.zeros(max_num_seqs, np.int32)  # final length; the last token is never computed
-        # Tokens whose keys and values are in the cache, when the step in flight is done.
+        # Tokens whose keys and values are in the cache, when the steps in flight are done.
         self._num_computed = np.zeros(max_num_seqs, np.int32)
-        self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of the step in flight, that samples the last token
+        self._previous_row = np.full(max_num_seqs, -1, np.int32)  # of a step in flight, that samples the last token
         self._prompt_lens = np.zeros(max_num_seqs, np.int32)
         self._collects = np.zeros(max_num_seqs, np.bool_)
         self._owner_sees_end_only = np.zeros(max_num_seqs, np.bool_)
         self._is_streamed = np.zeros(max_num_seqs, np.bool_)
         self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
         self._is_constrained = np.zeros(max_num_seqs, np.bool_)
+        self._is_changed = np.zeros(max_num_seqs, np.bool_)
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.ones(max_num_seqs, np.float32)
@@ -181,16 +188,16 @@ class Scheduler:
         self._states.forget()
 
     def schedule(self, now: float) -> Step | None:
-        """Choose the next step; None if there is nothing to do, or nothing before the step in flight is done.
+        """Choose the next step; None if there is nothing to do, or nothing before a step in flight is done.
 
-        At most one step may be in flight: its results go to `update` before `schedule` is called again.
+        At most one step may be in flight, or one less than there are stages; results go to `update` in order.
 
         Parameters
         ----------
         now
             Seconds, perf_counter.
         """
-        chunks = _Chunks([], np.zeros(0, np.intp), [])
+        chunks = Chunks([], np.zeros(0, np.intp), [])
         admitted: list[Sequence] = []
         self._collected_rows = 0
         try:
@@ -221,9 +228,7 @@ class Scheduler:
         `ids`: [num_rows], used instead of those in `output`. Negative: no token; the owner removes this sequence.
         `hidden`: [num_rows, hidden_size], the output of the final norm, if the step collects it.
         """
-        if self._in_flight is step:
-            self._in_flight = None
-            self._previous_row.fill(-1)
+        self._in_flight.remove(step)
         for sequence, position, begin, end in step.logits_rows:
             begin += sequence.num_collected - position  # a preempted sequence has some already
             logits = None if output.logits is None else output.logits.numpy()
@@ -245,6 +250,7 @@ class Scheduler:
             samples = [samples[row] for row in rows]
             slots, positions, new_ids = slots[list(rows)], positions[list(rows)], new_ids[list(rows)]
         self._tokens[slots, positions] = new_ids
+        self._previous_row[slots[self._num_tokens[slots] == positions + 1]] = -1  # that no later step has taken
         token_ids: list[int] = new_ids.tolist()
         for sequence, token_id in zip(samples, token_ids, strict=True):
             sequence.output_token_ids.append(token_id)
@@ -268,16 +274,14 @@ class Scheduler:
             self._num_computed[sequence.slot] = start
             self.blocks.forget_uncomputed(sequence.slot, start)
         self._states.forget()  # among others what the step was to leave
-        self._in_flight = None
-        self._previous_row.fill(-1)
+        self._in_flight.remove(step)
 
     def recompute_all(self) -> None:
         """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""
         while self.running:
             self._preempt(self.running[-1])
         self.reset_prefix_cache()
-        self._in_flight = None
-        self._previous_row.fill(-1)
+        self._in_flight.clear()
 
     # ---- choosing ----
 
@@ -299,10 +303,10 @@ class Scheduler:
         new = sequence.params.max_tokens
         return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
 
-    def _choose_decodes(self, chunks: _Chunks) -> bool | None:
+    def _choose_decodes(self, chunks: Chunks) -> bool | None:
         """Add one token of every sequence in decode, with a new block where the last is full.
 
-        Returns whether a sequence was preempted. None: a preemption is needed, but the step in flight may end sequences
+        Returns whether a sequence was preempted. None: a preemption is needed, but a step in flight may end sequences
         and so free blocks, so wait for it.
         """
         blocks, preempted = self.blocks, False
@@ -310,13 +314,16 @@ class Scheduler:
         num_tokens, num_computed = self._num_tokens[slots], self._num_computed[slots]
         # One token to compute, and one to come after it.
         is_decode = (num_tokens - num_computed == 1) & (num_tokens < self._max_num_tokens[slots])
+        if self._num_stages > 1:  # those whose token is known, and no more than leaves some for the other steps
+            is_decode &= self._previous_row[slots] < 0
+            is_decode &= np.cumsum(is_decode) <= -(-len(slots) // self._num_stages)
         decode_slots = slots if is_decode.all() else slots[is_decode]
         if blocks.sliding_window:
             self._remember_decoded(decode_slots)  # before blocks go
             blocks.release_behind_window(slots, num_computed)
         is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
         while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
-            if self._in_flight is not None:
+            if self._in_flight:
                 return None
             self._preempt(self.running[-1])
             slots, is_decode, is_growing, preempted = slots[:-1], is_decode[:-1], is_growing[:-1], True
@@ -344,7 +351,7 @@ class Scheduler:
                 slots, full = slots[is_behind], full[is_behind]
                 blocks.remember_next(slots, self._tokens)
 
-    def _choose_prefills(self, chunks: _Chunks, budget: int) -> tuple[int, bool]:
+    def _choose_prefills(self, chunks: Chunks, budget: int) -> tuple[int, bool]:
         """Add chunks of running prompts; returns the budget left, and whether each prompt got all it asked for."""
         if len(chunks.sequences) == len(self.running):
             return budget, True
@@ -374,7 +381,7 @@ class Scheduler:
         """Tokens of this sequence that the step has room for, given the limit of collected logits."""
         return MAX_COLLECTED_ROWS - self._collected_rows if sequence.collect_logits else _NO_LIMIT
 
-    def _take_chunk(self, chunks: _Chunks, sequence: Sequence, count: int) -> None:
+    def _take_chunk(self, chunks: Chunks, sequence: Sequence, count: int) -> None:
         self._collected_rows += count if sequence.collect_logits else 0
         end = int(self._num_computed[sequence.slot]) + count
         self.blocks.grow(sequence.slot, end)
@@ -382,7 +389,7 @@ class Scheduler:
         chunks.sequences.append(sequence)
         chunks.prefill_counts.append(count)
 
-    def _admit(self, chunks: _Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
+    def _admit(self, chunks: Chunks, admitted: list[Sequence], budget: int, now: float) -> None:
         """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
         blocks = self.blocks
         if self.waiting and self._free_slots and budget > 0:
@@ -443,6 +450,7 @@ class Scheduler:
         self._is_streamed[slot] = sequence.is_streamed
         self._needed_logits[slot] = sequence.needs_logits
         self._is_constrained[slot] = sequence.constraint is not None
+        self._is_changed[slot] = sequence.changes is not None
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
@@ -473,7 +481,7 @@ class Scheduler:
 
     # ---- the batch ----
 
-    def _build(self, chunks: _Chunks) -> Step:
+    def _build(self, chunks: Chunks) -> Step:
         """Make the step, and advance the state to what it will be after the step."""
         sequences, num_decodes = chunks.sequences, len(chunks.decode_slots)
         num_seqs, block_size = len(sequences), self.blocks.block_size
@@ -502,7 +510,7 @@ class Scheduler:
         needs_logits = bool(np.count_nonzero(self._needed_logits[sample_slots]))
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
-        if self._in_flight is not None:
+        if self._in_flight and self._num_stages == 1:
             is_last = positions == self._num_tokens[token_slots] - 1
             previous_rows = np.where(is_last, self._previous_row[token_slots], np.int32(-1))
         rows = [cu_seqlens_q[1:][sampled] - 1]
@@ -528,6 +536,7 @@ class Scheduler:
             **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
+            **self._changes(samples, sample_slots, num_rows),
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
             or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
@@ -548,9 +557,8 @@ class Scheduler:
         )
         self._num_computed[slots] = ends
         self._num_tokens[sample_slots] += 1
-        self._previous_row.fill(-1)
         self._previous_row[sample_slots] = np.arange(len(samples), dtype=np.int32)
-        self._in_flight = step
+        self._in_flight.append(step)
         return step
 
     def _step_states(self, slots: IndexArray, ends: Int32Array, num_decodes: int) -> dict[str, Any]:
@@ -563,6 +571,26 @@ class Scheduler:
                 prefixes[i] = self.blocks.chain_id(int(slots[i]))
         state_in, state_out = self._states.step(slots, prefixes)
         return {"state_in": state_in, "state_out": state_out}
+
+    def _changes(self, samples: list[Sequence], slots: IndexArray, num_rows: int) -> dict[str, npt.NDArray[Any]]:
+        """What bias and penalties change, if any do. The token that the step in flight samples the device counts."""
+        changed = np.flatnonzero(self._is_changed[slots])
+        if not len(changed):
+            return {}
+        rows = np.zeros((num_rows, 3), np.int32)
+        penalties = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
+        tokens: list[Int32Array] = []
+        begin = 0
+        for row in changed.tolist():
+            changes = samples[row].changes
+            assert changes is not None
+            tokens.append(changes.tokens)
+            end = begin + len(changes.tokens)
+            is_ahead = self._in_flight is not None and self._previous_row[slots[row]] >= 0
+            rows[row] = begin, end, changes.counts_tokens and is_ahead
+            penalties[row] = changes.penalties
+            begin = end
+        return {"change_rows": rows, "penalties": penalties, "change_tokens": np.concatenate(tokens)}
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row. Rows that are only collected are sampled greedily and dropped.

@@ -10,7 +10,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.requests.sizes import format_bytes
 
-__all__ = ["StageMemory", "StagePart", "stage_specs"]
+__all__ = ["StageMemory", "StagePart", "stage_specs", "threads_per_stage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +80,10 @@ def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str, only: int |
             "pipeline_parallel_size alone"
         )
     return [_core.stage_spec(spec, stage, num_stages) for stage in (range(num_stages) if only is None else [only])]
+
+
+def threads_per_stage(num_threads: int | None, num_stages: int) -> int:
+    """Of so many CPU threads, those of each stage of this process; 0: one per core."""
+    if num_stages == 1:
+        return num_threads or 0
+    return max((num_threads or _core.default_num_threads()) // num_stages, 1)

@@ -13,11 +13,23 @@ from infinilm import _core
 if TYPE_CHECKING:
     from infinilm.requests.adapters import Adapter
     from infinilm.requests.constraint import Matcher
+    from infinilm.requests.logits import TokenChanges
     from infinilm.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 # For slots: numpy gathers fastest with the machine's own index type (docs/benchmarks.md, "Scheduler and blocks").
 IndexArray = npt.NDArray[np.intp]
+
+# Steps that the tokens of a full step are divided into, for each stage of a pipeline: a prompt goes through the stages
+# in so many pieces that all of them are busy for most of it (docs/scale-out.md).
+_PIECES_PER_STAGE = 4
+
+
+def tokens_of_a_step(max_num_batched_tokens: int, max_num_seqs: int, num_stages: int) -> int:
+    """How many tokens a step computes at most; every sequence that decodes in it gets its token."""
+    if num_stages == 1:
+        return max(max_num_batched_tokens, max_num_seqs)
+    return max(max_num_batched_tokens // (_PIECES_PER_STAGE * num_stages), -(-max_num_seqs // num_stages))
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +44,7 @@ class Sequence:
     adapter: Adapter | None = None  # that it runs through; None once it has left the scheduler for good, too
     constraint: Matcher | None = None  # what it may say next; of this sequence alone, which has all tokens so far
     num_mask_words: int = 0  # of a mask of the constraint
+    changes: TokenChanges | None = None  # of its logits where the model runs; has all tokens so far
     owner_sees_end_only: bool = False  # the owner takes in only the token that ends the sequence
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
@@ -100,6 +113,15 @@ class StepMasks:
 
 
 @dataclass(slots=True)
+class Chunks:
+    """The contents of a step that is being made: one token of each sequence in decode, then chunks of prompts."""
+
+    sequences: list[Sequence]
+    decode_slots: IndexArray  # slots of the sequences in decode, which come first
+    prefill_counts: list[int]  # tokens of each of the other sequences
+
+
+@dataclass(slots=True, eq=False)
 class Step:
     """One forward pass: the batch, and which sequence each of its chunks belongs to."""
 
@@ -121,7 +143,7 @@ class Step:
         return any(sequence.collect_hidden for sequence, _, _, _ in self.logits_rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A step that the engine runs or has queued."""
 
@@ -129,6 +151,7 @@ class InFlight:
     pending: _core.PendingStep
     submitted: float  # seconds, perf_counter
     hidden: list[npt.NDArray[np.float32]]  # after the step: [num_rows, hidden_size], if it collects that
+    lacks_masks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

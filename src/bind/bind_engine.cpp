@@ -58,7 +58,7 @@ public:
     }
     StepOutput result() {
         process_.check();
-        if (lacks_masks() && !abort_->requested())
+        if (lacks_masks() && !abort_->requested() && !is_done())
             throw Error("result: the step would wait for its masks for ever; call give_masks or abort first");
         wait();
         if (!future_.valid()) throw Error("result: it was taken already; a step has one");
@@ -66,6 +66,8 @@ public:
     }
 
 private:
+    // Stages of a pipeline that do not sample wait for no masks.
+    bool is_done() const { return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
     bool lacks_masks() const { return masks_ && future_.valid() && !masks_->given(); }
     void wait() {
         const ReleaseGil release;
@@ -92,12 +94,15 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
                std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
                std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
-               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out, bool return_logits) {
-                new (self) Batch{view(input_ids),   view(previous_rows), view(positions),    view(slot_mapping),
-                                 view(block_table), view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
-                                 view(state_in),    view(state_out),     view(logits_rows),  view(temperature),
-                                 view(top_k),       view(top_p),         view(min_p),        view(random_val),
-                                 view(allowed),     view(allowed_row),   return_logits};
+               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out,
+               std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
+               std::optional<Matrix<int32_t>> change_tokens, bool return_logits) {
+                new (self) Batch{view(input_ids),     view(previous_rows), view(positions),    view(slot_mapping),
+                                 view(block_table),   view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
+                                 view(state_in),      view(state_out),     view(logits_rows),  view(temperature),
+                                 view(top_k),         view(top_p),         view(min_p),        view(random_val),
+                                 view(allowed),       view(allowed_row),   view(change_rows),  view(penalties),
+                                 view(change_tokens), return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -107,7 +112,8 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
+            "change_tokens"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -129,7 +135,10 @@ void bind_batch(nb::module_& m) {
                                                   {"previous_rows", &b.previous_rows},
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},
-                                                  {"state_out", &b.state_out}})
+                                                  {"state_out", &b.state_out},
+                                                  {"change_rows", &b.change_rows},
+                                                  {"penalties", &b.penalties},
+                                                  {"change_tokens", &b.change_tokens}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },
@@ -278,11 +287,11 @@ void bind_engine(nb::module_& m) {
             "spec"_a, "devices"_a = "cpu", "num_threads"_a = 0, "isa"_a = "", "nccl_library"_a = "", "graphs"_a = true,
             "num_stages"_a = 1, "stage"_a = nb::none(),
             "devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the "
-            "only one. num_threads: of all ranks of a stage together; 0: one per core. graphs: GPUs launch decode "
-            "steps of a "
-            "shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one "
-            "that is here, the socket from the stage before and that to the stage behind, of which copies are made; "
-            "None: all are.")
+            "only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a "
+            "shape "
+            "that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that "
+            "is here, the socket from the stage before and that to the stage behind, of which copies are made and "
+            "which the first and the last one have not; None: all are.")
         .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
@@ -299,6 +308,9 @@ void bind_engine(nb::module_& m) {
             "tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, "
             "rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.")
         .def("loaded_params", &InferEngine::loaded_params, Release(), "Names of the parameters that are loaded.")
+        .def("own_params", &InferEngine::own_params,
+             "Names that load_param takes and that are needed here: of parameters, and of the packed tensors of "
+             "linears. Those of stages elsewhere count as loaded.")
         .def(
             "take_packed",
             [](Engine& engine) {

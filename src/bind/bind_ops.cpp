@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <mutex>
 
 #include "bind/bind.h"
@@ -126,6 +127,27 @@ void bind_ops(nb::module_& m) {
             for (size_t i = 0; i < out.size(); ++i) out.data()[i] = uniform(seeds.data()[i], positions.data()[i]);
         },
         "seeds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert(), "uniform() for many requests at once.");
+    using Changed = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+    using Penalties = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
+    using ChangeTokens = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+    m.def(
+        "change_logits",
+        [](Changed logits, Penalties penalties, ChangeTokens tokens) {
+            const auto n = static_cast<int64_t>(logits.size()), num_changes = static_cast<int64_t>(tokens.shape(0));
+            const std::array<int32_t, 3> row{0, static_cast<int32_t>(num_changes), 0};
+            const LogitChanges changes{
+                .change_rows = TensorView(const_cast<int32_t*>(row.data()), DType::int32, {1, 3}),
+                .penalties = TensorView(const_cast<float*>(penalties.data()), DType::float32, {1, 3}),
+                .change_tokens = TensorView(const_cast<int32_t*>(tokens.data()), DType::int32, {num_changes, 3})};
+            check_changes(Check("change_logits"), changes, n);
+            change_logits({.logits = TensorView(logits.data(), DType::float32, {1, n}),
+                           .changes = changes,
+                           .input_ids = {},
+                           .logits_rows = {}});
+        },
+        "logits"_a.noconvert(), "penalties"_a.noconvert(), "tokens"_a.noconvert(),
+        "What penalties [3] and tokens [num_changes, 3], as Batch has them for each row, change in logits "
+        "[vocab_size], in place.");
     m.def(
         "measure_cpu_limits",
         [](int num_threads, const std::string& compute_dtype, int64_t buffer_bytes) {

@@ -62,7 +62,7 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
 QkNorm qk_norm_from_string(const std::string& text) {
     for (const QkNorm norm : qk_norms)
         if (text == name(norm)) return norm;
-    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all, head_behind_rope"));
+    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all, head_behind_rope, turned_heads"));
 }
 
 NormKind norm_kind_from_string(const std::string& text) {
@@ -118,7 +118,8 @@ void bind_spec(nb::module_& m) {
         .def_rw("num_groups", &ExpertsSpec::num_groups)
         .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.")
         .def_rw("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.")
-        .def_rw("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.");
+        .def_rw("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.")
+        .def_rw("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
     nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
         .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
         .def_rw("num_v_heads", &DeltaSpec::num_v_heads)
@@ -136,13 +137,14 @@ void bind_spec(nb::module_& m) {
         .def(
             "__init__",
             [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor, float scale_beta,
-               int scale_positions) {
-                new (self) RopeSpec{std::move(inv_freq), attention_factor, scale_beta, scale_positions};
+               int scale_positions, int scale_offset) {
+                new (self) RopeSpec{std::move(inv_freq), attention_factor, scale_beta, scale_positions, scale_offset};
             },
             nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f, nb::arg("scale_beta") = 0.0f,
-            nb::arg("scale_positions") = 1)
+            nb::arg("scale_positions") = 1, nb::arg("scale_offset") = 0)
         .def_rw("scale_beta", &RopeSpec::scale_beta)
         .def_rw("scale_positions", &RopeSpec::scale_positions)
+        .def_rw("scale_offset", &RopeSpec::scale_offset)
         .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
         .def_rw("attention_factor", &RopeSpec::attention_factor);
     nb::class_<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.")
@@ -160,11 +162,12 @@ void bind_spec(nb::module_& m) {
         .def(
             "__init__",
             [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts, const CacheSpec& cache,
-               int intermediate_size) {
-                new (self) LayerSpec{sliding_window, rope, q_rope, experts, cache, intermediate_size};
+               int intermediate_size, bool chunked) {
+                new (self) LayerSpec{sliding_window, chunked, rope, q_rope, experts, cache, intermediate_size};
             },
             nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false,
-            nb::arg("cache") = CacheSpec(), nb::arg("intermediate_size") = 0)
+            nb::arg("cache") = CacheSpec(), nb::arg("intermediate_size") = 0, nb::arg("chunked") = false)
+        .def_rw("chunked", &LayerSpec::chunked, "The window begins at multiples of its size, and does not slide.")
         .def_rw("cache", &LayerSpec::cache)
         .def_rw("intermediate_size", &LayerSpec::intermediate_size, "Of the MLP; 0: as the model has it.")
         .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")

@@ -14,6 +14,7 @@
 #include "cpu/gguf_panels.h"
 #include "cpu/isa.h"
 #include "cpu/packed_linear.h"
+#include "cpu/rope_rows.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
 
@@ -320,6 +321,10 @@ void CpuBackend::experts(const ExpertsParams& p) {
     const int64_t num_tokens = p.ids.shape(0);
     if (num_tokens == 0) return;
     expert_rows_.group(p.ids, experts.num_experts);
+    const int64_t top_k = p.ids.shape(1);
+    if (p.weigh_inputs)
+        split(num_tokens * top_k, p.parts.numel(),
+              [&](int64_t begin, int64_t end) { weigh_inputs(p, expert_rows_.part_of(), begin, end); });
     const auto run_all = [&](bool down) {
         linears_.clear();
         for (int64_t expert = 0; expert < experts.num_experts; ++expert) {
@@ -327,11 +332,12 @@ void CpuBackend::experts(const ExpertsParams& p) {
             if (begin == end) continue;
             const PackedLinear& linear = down ? experts.down(expert) : experts.gate_up(expert);
             LinearArgs args = linear_args(linear.pieces()[0], linear.kind);  // of one or two parts, which are alike
-            const TensorView x = down ? p.inner : p.x, out = down ? p.parts : p.inner;
-            args.x = x.as<const float>() + (down ? begin * x.stride(0) : 0);
+            const bool of_parts = down || p.weigh_inputs;
+            const TensorView x = down ? p.inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
+            args.x = x.as<const float>() + (of_parts ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
             args.activation = activation(p.activation);
-            args.rows = down ? nullptr : expert_rows_.tokens() + begin;
+            args.rows = of_parts ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
             args.out_stride = out.stride(0);
@@ -344,7 +350,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
     const CombineArgs args{.parts = p.parts.as<const float>(),
                            .parts_stride = p.parts.stride(0),
                            .part_of = expert_rows_.part_of(),
-                           .weights = p.weights.as<const float>(),
+                           .weights = p.weigh_inputs ? nullptr : p.weights.as<const float>(),
                            .weights_stride = p.weights.stride(0),
                            .shared = p.shared.as<const float>(),
                            .shared_stride = p.shared ? p.shared.stride(0) : 0,
@@ -355,7 +361,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
                            .out = p.out.as<float>(),
                            .out_stride = p.out.stride(0),
                            .num_tokens = num_tokens,
-                           .top_k = p.ids.shape(1),
+                           .top_k = top_k,
                            .hidden_size = p.out.shape(1)};
     run(kernels_.combine, args, p.parts.numel());
 }
@@ -453,32 +459,19 @@ void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
     const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
-    const float* inv_freq = p.inv_freq.as<const float>();  // [half]
-    // Angles in double: at position 100000 a float32 angle is off by 0.004.
-    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-            const int32_t at = p.positions.as<const int32_t>()[t];
-            const double position = at;
-            const double factor = p.attention_factor * (1 + p.scale_beta * std::log1p(at / p.scale_positions));
-            float* row = p.cos_sin.as<float>() + t * p.cos_sin.stride(0);  // [2 * half]
-            for (int64_t i = 0; i < half; ++i) {
-                const double angle = position * double{inv_freq[i]};
-                row[i] = static_cast<float>(std::cos(angle) * factor);
-                row[half + i] = static_cast<float>(std::sin(angle) * factor);
-            }
-        }
-    });
+    split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) { rope_rows(p, begin, end); });
 }
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
+    const TensorView table = p.q_cos_sin ? p.q_cos_sin : p.cos_sin;  // of q
     const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
                              .qkv_stride = p.qkv.stride(0),
                              .q_turned = p.q_turned.as<const float>(),
                              .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
                              .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
                              .cos_sin = p.cos_sin.as<const float>(),
-                             .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
-                             .rotary_dim = p.cos_sin ? p.cos_sin.shape(1) : 0,
+                             .q_cos_sin = table.as<const float>(),
+                             .rotary_dim = table ? table.shape(1) : 0,
                              .q_norm = p.q_norm.data(),
                              .k_norm = p.k_norm.data(),
                              .v_norm = p.v_norm.data(),
@@ -531,6 +524,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
                        .softmax_scale = p.softmax_scale,
                        .score_cap = p.score_cap,
                        .sliding_window = p.sliding_window,
+                       .chunked = p.chunked,
                        .num_threads = pool_.size(),
                        .next_item = &next_item,
                        .scratch = nullptr,

@@ -84,6 +84,17 @@ bool scores_of(std::span<const float> logits, Scoring scoring, std::vector<float
 
 }  // namespace
 
+void weigh_inputs(const ExpertsParams& p, const int32_t* part_of, int64_t begin, int64_t end) {
+    const int64_t top_k = p.ids.shape(1);
+    for (int64_t i = begin; i < end; ++i) {
+        const int64_t token = i / top_k;
+        const float weight = p.weights.as<const float>()[token * p.weights.stride(0) + i % top_k];
+        const float* const x = p.x.as<const float>() + token * p.x.stride(0);
+        std::transform(x, x + p.x.shape(1), p.parts.as<float>() + part_of[i] * p.parts.stride(0),
+                       [=](float value) { return weight * value; });
+    }
+}
+
 void route(const RouteParams& p, int64_t begin, int64_t end) {
     const auto num_experts = static_cast<size_t>(p.logits.shape(1));
     const int64_t top_k = p.ids.shape(1);

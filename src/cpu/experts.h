@@ -35,6 +35,8 @@ private:
     std::vector<int32_t> tokens_, part_of_;
 };
 
+// With ExpertsParams::weigh_inputs: what each of these parts reads is left where what it gives goes to in the end.
+void weigh_inputs(const ExpertsParams& params, const int32_t* part_of, int64_t begin, int64_t end);
 void route(const RouteParams& params, int64_t begin, int64_t end);  // of these tokens
 
 }  // namespace infinilm::cpu

@@ -1,7 +1,10 @@
 #include "cpu/gguf_panels.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "gguf/blocks.h"
 
@@ -50,6 +53,13 @@ public:
             std::memcpy(next_ + size * lane_, static_cast<const std::byte*>(from) + size * i, size);
     }
 
+    // What is there: a number that was written before, or zero.
+    float stored() const {
+        float number;
+        std::memcpy(&number, next_ + sizeof number * static_cast<size_t>(lane_), sizeof number);
+        return number;
+    }
+
 private:
     std::byte* next_;
     int64_t lane_;
@@ -65,6 +75,16 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
     } else if constexpr (std::is_same_v<Block, blocks::Z4<Block::block>>) {
         out.write<2>(b, 1);
         out.write<1>(b + 2, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::F8<Block::block>>) {
+        // Kernels do not know the codes of NaN: what such a weight makes of an output is what a scale of NaN does. All
+        // blocks of a row may write the same one.
+        uint8_t codes[Block::block];
+        Block::integers(b, codes);
+        float scale;
+        Block::scales(b, &scale, nullptr);
+        scale *= f8_scale_factor;
+        if (std::ranges::any_of(codes, Block::is_nan) || std::isnan(out.stored())) scale = NAN;
+        out.write<4>(&scale, 1);
     } else if constexpr (Block::block == 32) {
         out.write<2>(b, Block::has_min ? 2 : 1);
     } else if constexpr (std::is_same_v<Block, blocks::Q4_K> || std::is_same_v<Block, blocks::Q5_K>) {
@@ -94,7 +114,7 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
 
 template <class Block, Format format>
 void pack_panels(std::span<const gguf::Rows> parts, bool pairs, std::byte* panels, std::byte* scales, Range range) {
-    constexpr int bits = integers_of(format).bits;
+    constexpr int bits = is_f8(format) ? 8 : integers_of(format).bits;
     constexpr int64_t group_bytes = bits * line_bytes, groups = Block::block / group_size;
     constexpr int64_t scale_bytes = scale_bytes_of_group(format) * groups;
     const int64_t num_blocks = parts[0].num_columns / Block::block;
@@ -103,13 +123,15 @@ void pack_panels(std::span<const gguf::Rows> parts, bool pairs, std::byte* panel
         for (int64_t lane = 0; lane < panel_outputs; ++lane)
             rows[static_cast<size_t>(lane)] = row_of(parts, pairs, panel, lane);
         std::byte* lines = panels + panel * num_blocks * groups * group_bytes;
-        std::byte* of_block = scales + panel * num_blocks * scale_bytes;
+        std::byte* of_block = scales + panel * scale_bytes_of_panel(format, parts[0].num_columns);
         for (int64_t i = 0; i < num_blocks; ++i, lines += groups * group_bytes, of_block += scale_bytes)
             for (int64_t lane = 0; lane < panel_outputs; ++lane) {
                 const uint8_t* const row = rows[static_cast<size_t>(lane)];
                 if (!row) continue;
                 uint8_t q[Block::block];
                 Block::integers(row + i * Block::bytes, q);
+                if constexpr (is_f8(format))
+                    for (size_t quad = 0; quad < sizeof q; quad += 4) std::swap(q[quad + f8_place(1)], q[quad + 1]);
                 for (int64_t group = 0; group < groups; ++group)
                     write_integers<bits>(q + group * group_size, lane, lines + group * group_bytes);
                 write_scales<Block>(row + i * Block::bytes, {of_block, lane});
@@ -142,6 +164,9 @@ constexpr NativeType native_types[] = {
     {"Z4_32", Format::z4_32, pack_panels<blocks::Z4_32, Format::z4_32>},
     {"Z4_64", Format::z4_64, pack_panels<blocks::Z4_64, Format::z4_64>},
     {"Z4_128", Format::z4_128, pack_panels<blocks::Z4_128, Format::z4_128>},
+    {"F8_ROW", Format::f8_row, pack_panels<blocks::F8_ROW, Format::f8_row>},
+    {"F8_32", Format::f8_32, pack_panels<blocks::F8_32, Format::f8_32>},
+    {"F8_128", Format::f8_128, pack_panels<blocks::F8_128, Format::f8_128>},
 };
 
 }  // namespace
@@ -155,7 +180,8 @@ std::optional<Format> format_of_blocks(std::string_view type) {
 int64_t packed_bytes(const gguf::Type& type) {
     const std::optional<Format> format = format_of_blocks(type.name);
     if (!format) return 0;
-    return (panel_bytes(*format, type.block) + scale_bytes_of_panel(*format, type.block)) / panel_outputs;
+    const int64_t scales = scale_bytes_of_group(*format) * num_groups(type.block);  // without one of a whole row
+    return (panel_bytes(*format, type.block) + scales) / panel_outputs;
 }
 
 const int8_t* values_of(Format format) {

@@ -95,7 +95,7 @@ Tensor cut_out(PackedMemory& memory, const Tensor& whole, const PackedCut& cut, 
         piece.read_only = whole.read_only;
         if (reinterpret_cast<uintptr_t>(piece.data()) % line_bytes == 0) return piece;
     }
-    Tensor out = memory.allocate(shape);
+    Tensor out = memory.allocate(shape.dtype, shape.shape);
     int64_t to = 0;
     for (const Range& range : cut.panels)
         for (int64_t panel = range.begin; panel < range.end; ++panel, ++to) {
@@ -166,29 +166,9 @@ PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features,
     }
 }
 
-// In small pages, most of the time that packing takes would be spent on their faults.
-Tensor PackedMemory::allocate(const PackedShape& shape) {
-    if (shape.shape.empty()) return {};
-    constexpr int64_t chunk_bytes = 32 << 20;
-    const int64_t bytes = TensorView(nullptr, shape.dtype, shape.shape).bytes();
-    if (bytes >= chunk_bytes) {
-        Tensor alone = allocate_host(shape.dtype, shape.shape);
-        prefer_huge_pages(alone);
-        return alone;
-    }
-    std::shared_ptr<void> chunk = chunk_.lock();
-    if (!chunk || bytes > left_) {
-        const Tensor memory = allocate_host(DType::uint8, {chunk_bytes});
-        prefer_huge_pages(memory);
-        chunk_ = chunk = memory.owner;
-        next_ = memory.as<std::byte>();
-        left_ = chunk_bytes;
-    }
-    Tensor tensor{TensorView(next_, shape.dtype, shape.shape), std::move(chunk)};
-    const int64_t taken = (bytes + line_bytes - 1) / line_bytes * line_bytes;
-    next_ += taken;
-    left_ -= taken;
-    return tensor;
+// Absent where the shape is empty.
+static Tensor make_tensor(PackedMemory& memory, const PackedShape& shape) {
+    return shape.shape.empty() ? Tensor() : memory.allocate(shape.dtype, shape.shape);
 }
 
 // A piece of parts of so many rows, without tensors.
@@ -216,7 +196,7 @@ void PackedLinear::set_tensors(PackedPiece& piece, PackedTensors tensors) const 
 
 void PackedLinear::allocate(PackedMemory& memory, PackedPiece& piece) const {
     const PackedShapes shapes = packed_shapes(piece.weight.format, kind, piece.out_features, in_features);
-    set_tensors(piece, {memory.allocate(shapes.panels), memory.allocate(shapes.scales)});
+    set_tensors(piece, {make_tensor(memory, shapes.panels), make_tensor(memory, shapes.scales)});
 }
 
 void PackedLinear::set_bias(size_t part, const TensorView& bias) {
@@ -251,7 +231,7 @@ PackedLinear::PackedLinear(PackedMemory& memory, std::span<const LinearPart> par
         const Format format = format_of(parts, quantization);
         const int64_t rows = parts[0].weight.shape(0);
         const PackedShapes shapes = packed_shapes(format, kind, rows, in_features, head_dim_);
-        add_heads(format, rows / head_dim_, {memory.allocate(shapes.panels), memory.allocate(shapes.scales)});
+        add_heads(format, rows / head_dim_, {make_tensor(memory, shapes.panels), make_tensor(memory, shapes.scales)});
         for (size_t head = 0; head < pieces_.size(); ++head) {
             const auto first = static_cast<int64_t>(head) * head_dim_;
             const LinearPart of_head{{parts[0].weight.slice(0, first, first + head_dim_), nullptr}, {}};

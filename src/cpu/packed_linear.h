@@ -15,6 +15,7 @@
 
 #include "core/range.h"
 #include "cpu/kernels/pack.h"
+#include "cpu/packed_memory.h"
 #include "ops/backend.h"
 
 namespace infinilm::cpu {
@@ -34,20 +35,6 @@ struct PackedShapes {
 // Of a linear that has out_features in all, those of gate alone where the kind is act_mul; head_dim of each head.
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
                            int64_t head_dim = 0);
-
-// Where panels and scales lie: side by side in chunks of huge pages. A matrix of an expert has less than the 2 MiB of
-// one or a few times as much, and a model may have more of them than the system gives areas of memory. A chunk is freed
-// with the last tensor in it.
-class PackedMemory {
-public:
-    // Zeroed, to be written once and whole; absent where the shape is empty.
-    Tensor allocate(const PackedShape& shape);
-
-private:
-    std::weak_ptr<void> chunk_;
-    std::byte* next_ = nullptr;
-    int64_t left_ = 0;  // bytes of the chunk from there
-};
 
 // Outputs of a linear whose weights are of one format: all of them, but where the blocks of its parts are of different
 // types; or those of a head.

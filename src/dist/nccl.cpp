@@ -11,18 +11,21 @@
 //     thread enqueues into the capture;
 //   - `call` returns only when NCCL is done: nothing else is at work in the stream when the rank goes on or ends the
 //     capture. To ask for that (ncclCommGetAsyncError) reads the host's memory and joins the thread, no more. Where
-//     `call` throws since the group was aborted, that thread may add something yet, which ends by the abort;
+//     `call` throws since the group was aborted, it waits for the abort first, which stops that thread and joins it: a
+//     capture that ends while it adds something is a crash in the driver (seen with NCCL 2.32.3 and driver 580);
 //   - connections and buffers that a message needs are made by its first call, which is not captured. What NCCL keeps
 //     for a captured call its thread allocates, and may wait for the same call of the peers: all record at once.
 // The guide recommends a GPU a process for graphs, since cudaGraphLaunch may block until other GPUs are launched on,
 // too. Here every rank launches from a thread of its own; whether that is enough only a machine of several GPUs tells.
 // The last of the communicators to be aborted waits until no graph has a captured call of any of them (NVIDIA/nccl,
 // commDestroySync in src/init.cc). Graphs belong to the ranks, which let go of them only when they know of the abort.
-// So each communicator is ended by a thread of its own, for which only the destructor of the group waits.
+// So each communicator is ended by a thread of its own, for which only the destructor of the group waits to the end.
 #include "dist/nccl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <latch>
 #include <thread>
@@ -51,9 +54,17 @@ int nccl_type(DType dtype) {
     return nccl::type_uint8;
 }
 
-// Longest message of a one-shot sum, whose bytes grow with the number of ranks, where those of an exchange do not.
-// Where the one overtakes the other has not been measured.
-constexpr int64_t one_shot_bytes = 256 << 10;
+// How a sum goes, by its bytes: whole to every rank (one-shot) up to the first number, in slices (two-shot) up to the
+// second, else by NCCL. The bytes of a one-shot grow with the number of ranks, those of a two-shot do not, which has a
+// second way across the links; of two ranks both send the same. Numbers after vLLM's custom all-reduce, not measured.
+struct SumLimits {
+    int64_t one_shot, two_shot;
+};
+constexpr SumLimits sum_limits(int size) {
+    constexpr int64_t longest = 4 << 20;
+    if (size <= 2) return {longest, 0};
+    return {size <= 4 ? 512 << 10 : 256 << 10, longest};
+}
 
 // Elements of a rank's slice in a sum of numel.
 int64_t slice_of(int64_t numel, int size) {
@@ -65,12 +76,14 @@ int64_t slice_of(int64_t numel, int size) {
 struct Seat {
     std::mutex mutex;  // of comm
     nccl::Comm* comm = nullptr;
-    std::thread ender;  // sleeps until the group ends, and then ends comm
+    std::thread ender;                // sleeps until the group ends, and then ends comm
+    std::atomic<bool> ended = false;  // ncclCommAbort has returned
     Device device;
     // uint8, for exchanges. They stay as long as the group: an aborted one may still write there when its rank is told.
     Tensor parts, padded;
     std::unique_ptr<OneShot> one_shot;       // as long as the group: kernels of all ranks write to it
     std::atomic<bool> has_one_shot = false;  // for abort, which comes from any thread
+    bool has_proof = false;                  // that peers reach its mailbox
 };
 
 class NcclGroup final : public CommunicatorGroup, public std::enable_shared_from_this<NcclGroup> {
@@ -105,10 +118,12 @@ public:
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
 private:
-    // The lock of the rank's comm. EngineDeadError: the group was aborted.
-    std::unique_lock<std::mutex> lock(int rank);
+    // The lock of the rank's comm. EngineDeadError: the group was aborted. busy: a thread of NCCL is at work for the
+    // rank, and is no more when this throws.
+    std::unique_lock<std::mutex> lock(int rank, bool busy = false);
     [[noreturn]] void fail(const char* name, int rank, nccl::Result result, nccl::Comm* comm);
     void end(Seat& seat) noexcept;
+    void wait_for_end(const Seat& seat);
     bool finish(Seat& seat) noexcept;  // false: it has to be aborted
 
     const nccl::Library& nccl_;
@@ -127,10 +142,11 @@ void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm
                              "; NCCL_DEBUG=WARN in the environment tells more"));
 }
 
-std::unique_lock<std::mutex> NcclGroup::lock(int rank) {
+std::unique_lock<std::mutex> NcclGroup::lock(int rank, bool busy) {
     std::unique_lock held(seat(rank).mutex);
     if (end_ == End::none) return held;
     held.unlock();
+    if (busy) wait_for_end(seat(rank));
     cause_.throw_dead();
 }
 
@@ -150,7 +166,7 @@ void NcclGroup::call(int rank, const char* name, F function) {
             std::this_thread::yield();
         else
             std::this_thread::sleep_for(microseconds(200));
-        const auto held = lock(rank);
+        const auto held = lock(rank, true);
         const nccl::Result asked = nccl_.CommGetAsyncError(comm, &result);
         if (asked != nccl::success) result = asked;
         if (result != nccl::success && result != nccl::in_progress) fail(name, rank, result, comm);
@@ -190,7 +206,9 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
     host.barrier();
     std::vector<Device> devices;
     for (const Seat& seat : seats_) devices.push_back(seat.device);
-    own.one_shot = queue.make_one_shot({.devices = devices, .rank = rank, .capacity_bytes = one_shot_bytes});
+    const SumLimits limits = sum_limits(size());
+    own.one_shot = queue.make_one_shot(
+        {.devices = devices, .rank = rank, .one_shot_bytes = limits.one_shot, .two_shot_bytes = limits.two_shot});
     own.has_one_shot = own.one_shot != nullptr;
     host.barrier();
     std::vector<void*> mailboxes;
@@ -199,7 +217,17 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
         mailboxes.push_back(seat.one_shot->mailbox());
     }
     own.one_shot->connect(mailboxes);
-    return own.one_shot.get();
+    own.one_shot->send_proof();
+    host.barrier();
+    own.has_proof = own.one_shot->has_proof();
+    host.barrier();
+    if (std::ranges::all_of(seats_, &Seat::has_proof)) return own.one_shot.get();
+    if (rank == 0)
+        std::fputs(
+            "infinilm: the driver says that these GPUs reach each other's memory, but what they write there does not "
+            "arrive; sums of all ranks go over NCCL instead (on PCIe, IOMMU and ACS are often the cause)\n",
+            stderr);
+    return nullptr;
 }
 
 void NcclGroup::end(Seat& seat) noexcept {
@@ -208,6 +236,16 @@ void NcclGroup::end(Seat& seat) noexcept {
     nccl::Comm* comm = std::exchange(seat.comm, nullptr);
     held.unlock();  // before what may take as long as there are graphs
     if (comm) nccl_.CommAbort(comm);
+    seat.ended = true;
+}
+
+// Until NCCL's thread has been joined, which ncclCommAbort does first. The last communicator goes on to wait for
+// graphs, some of which may be those of whoever waits here: hence the bound.
+void NcclGroup::wait_for_end(const Seat& seat) {
+    using namespace std::chrono;
+    constexpr auto patience = seconds(1);
+    for (const auto begin = steady_clock::now(); !seat.ended && steady_clock::now() - begin < patience;)
+        std::this_thread::sleep_for(microseconds(200));
 }
 
 // Nobody is in a call any more, and all work is done; unless a rank has left the others in the middle of a collective.

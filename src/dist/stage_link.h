@@ -1,11 +1,12 @@
 // What the stages of a pipeline say to each other. Each stage has some layers of the model, and ranks of its own that
-// divide these. A step goes from stage to stage; what the last one samples then goes to all, since the next step begins
-// with it, and since all must agree on whether the step was ended early. So one stage computes at a time.
+// divide these. A step goes from stage to stage, and each begins with the next step as soon as it has handed this one
+// on, so that all compute at once when as many steps are in flight as there are stages. Only the last stage samples;
+// what that gives reaches the scheduler as the result of the step, and no stage waits for it.
 //
-// Stages form a ring: the first rank of each has a connection from that of the stage before and one to the stage
-// behind, the last one's being to the first. Connections are stream sockets: a pair within a process, TCP between
-// processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are in host
-// memory.
+// Stages form a chain: the first rank of each has a connection from that of the stage before, but for the first stage,
+// and one to that of the stage behind, but for the last. Connections are stream sockets: a pair within a process, TCP
+// between processes. The other ranks of a stage hear from its first one, through their communicator. Tensors are in
+// host memory.
 //
 // Failure: a connection that is closed, or data that do not fit, throw an Error that names the other stage. abort()
 // closes both connections, which the neighbours notice, and so all stages end.
@@ -21,19 +22,19 @@ namespace infinilm {
 
 struct PipelineOptions {
     int num_stages = 1;
-    // Of several, the one that this process has, and its sockets, of which copies are made; -1: it has all.
-    int stage = -1;
+    int stage = -1;  // of several, the one that this process has; -1: it has all
+    // Its sockets, of which copies are made; those that it has not do not count.
     int from_stage_before = -1, to_stage_behind = -1;
 
     int first_here() const { return stage < 0 ? 0 : stage; }
     int last_here() const { return stage < 0 ? num_stages - 1 : stage; }
 };
 
-// The two connections of a stage.
+// The connections of a stage.
 class StageConnections {
 public:
-    // Descriptors of sockets, which it closes. in: from the stage before; out: to the stage behind.
-    StageConnections(int stage, int num_stages, int in, int out);
+    // Descriptors of sockets, which it closes. in: from the stage before; out: to the stage behind; -1: there is none.
+    StageConnections(int stage, int in, int out);
     ~StageConnections();
     StageConnections(const StageConnections&) = delete;
     StageConnections& operator=(const StageConnections&) = delete;
@@ -42,18 +43,15 @@ public:
     void receive(std::span<std::byte> bytes);
     void abort() noexcept;  // from any thread: whoever waits here, or at the other ends, gets an Error
     int stage() const { return stage_; }
-    int num_stages() const { return num_stages_; }
 
 private:
     [[noreturn]] void fail(int stage, int error) const;
-    int before() const { return (stage_ + num_stages_ - 1) % num_stages_; }
-    int behind() const { return (stage_ + 1) % num_stages_; }
 
-    const int stage_, num_stages_, in_, out_;
+    const int stage_, in_, out_;
 };
 
-// A rank's part in it. Each step calls receive (but for the first stage), then send or stop (but for the last), and
-// then share, on every rank of the stage.
+// A rank's part in it. Each step calls receive (but for the first stage), then send or stop (but for the last), on
+// every rank of the stage.
 class StageLink {
 public:
     // connections: of the first rank of a stage; null for the others.
@@ -65,29 +63,19 @@ public:
     void send(const TensorView& x);
     void stop();
 
-    // What a step comes to: given by the last stage, had by all. Logits, [num_rows, columns] float32 with contiguous
-    // rows, only reach the first rank of the first stage.
-    struct Result {
-        bool stopped = false;  // the rest is absent then
-        Tensor ids;            // [num_rows] int32; absent: nothing was sampled
-        Tensor logits;
-    };
-    Result share(const Result& of_last, bool is_last, bool has_ids, int64_t num_rows);
-
 private:
-    enum class Kind : uint32_t { activations = 1, stopped, result };
     struct Header {
         uint32_t magic;
-        Kind kind;
+        uint32_t stopped;  // instead of activations
         uint64_t step;
         int64_t bytes;  // behind the header
     };
-    void send(Kind kind, int64_t bytes);
-    Header receive(Kind expected, int64_t least_bytes);
+    void send_header(bool stopped, int64_t bytes);
+    Header receive_header(int64_t bytes);
 
     StageConnections* connections_;
     Communicator& communicator_;
-    uint64_t step_ = 0;  // those shared before
+    uint64_t sent_ = 0, received_ = 0;  // steps
 };
 
 // Those of each stage that is in this process; none where there is one stage. DeviceError: there are no more sockets.

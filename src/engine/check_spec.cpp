@@ -73,6 +73,7 @@ void validate(const ModelSpec& spec) {
             require(of_owner.num_kv_heads == a.num_kv_heads && of_owner.head_dim == a.head_dim, "layer ", i,
                     " reads the keys and values of layer ", owner, ", whose heads are others");
         }
+        require(layer.sliding_window > 0 || !layer.chunked, "a layer that is chunked needs the size as sliding_window");
         for (const int own : {layer.rope, layer.q_rope}) {
             require(own >= -1 && own < num_ropes, "a layer has rope ", own, " of ", num_ropes);
             if (own < 0) continue;
@@ -83,18 +84,11 @@ void validate(const ModelSpec& spec) {
     }
 }
 
-const char* only_on_cpus(const ModelSpec& spec, int num_stages) {
-    if (num_stages > 1) return "stages of a pipeline";
-    if (spec.num_state_layers() > 0) return "layers that have a state";
-    if (spec.latent != LatentSpec()) return "a latent cache";
-    if (spec.experts.group_best != 2) return "groups of experts that are as good as their best one";
-    if (spec.attention.output_gate) return "a gate of attention";
-    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.cache != CacheSpec(); }))
-        return "layers that differ in their cache";
-    if (spec.attention.v_norm) return "a norm of values";
-    if (spec.layer_scalars) return "a scalar of each layer";
-    if (spec.per_layer_size > 0) return "vectors of each layer";
-    if (spec.experts.beside_mlp) return "experts beside an MLP";
+const char* only_on_cpus(const ModelSpec& spec) {
+    if (spec.experts.weigh_inputs) return "experts that read weighed tokens";
+    if (std::ranges::any_of(spec.layers, &LayerSpec::chunked)) return "attention in chunks";
+    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.rope < 0 && layer.q_rope >= 0; }))
+        return "queries that are scaled by their position in layers without RoPE";
     return nullptr;
 }
 

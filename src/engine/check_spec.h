@@ -6,7 +6,8 @@
 namespace infinilm {
 
 void validate(const ModelSpec& spec);  // ConfigError: sizes that contradict each other
-// What a model, or its division over stages, has that GPUs have no kernels for; null: nothing.
-const char* only_on_cpus(const ModelSpec& spec, int num_stages);
+
+// What a model has that GPUs have no kernels for; null: nothing.
+const char* only_on_cpus(const ModelSpec& spec);
 
 }  // namespace infinilm

@@ -13,9 +13,15 @@ namespace infinilm {
 
 namespace {
 
+// Of all stages that are here.
+int count_ranks(const EngineOptions& options) {
+    const PipelineOptions& pipeline = options.pipeline;
+    return static_cast<int>(options.devices.size()) * (pipeline.last_here() - pipeline.first_here() + 1);
+}
+
 // Of the threads of an engine, those of one of its ranks.
 int threads_of_rank(const EngineOptions& options, int rank) {
-    const int size = static_cast<int>(options.devices.size());
+    const int size = count_ranks(options);
     if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
     const int total = options.num_threads > 0 ? options.num_threads : default_num_threads();
     return std::max(1, total * (rank + 1) / size - total * rank / size);
@@ -27,14 +33,14 @@ int threads_of_rank(const EngineOptions& options, int rank) {
 // (tests/bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
-    const int size = static_cast<int>(options.devices.size());
-    if (size == 1 || options.devices[static_cast<size_t>(rank)].kind != DeviceKind::cpu) return {};
+    const int size = count_ranks(options);
+    if (size == 1 || options.devices[0].kind != DeviceKind::cpu) return {};
     std::vector<int> cpus = cpus_of_rank(available_cpus(), rank, size);
     return cpus.size() >= few ? cpus : std::vector<int>();
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
-    const Device device = options.devices[static_cast<size_t>(rank)];
+    const Device device = options.devices[static_cast<size_t>(rank) % options.devices.size()];
     if (device.kind == DeviceKind::cuda) return make_cuda_backend({.device = device.index, .dtype = spec.dtype});
     return cpu::make_cpu_backend(
         {.num_threads = threads_of_rank(options, rank), .isa = options.isa, .compute_dtype = spec.dtype});
@@ -49,7 +55,7 @@ struct InferEngine::Joint {
     const Task task;
     const bool is_step;
     std::promise<StepOutput> promise;
-    StepOutput output;                       // of rank 0
+    StepOutput output;                       // of gives_output()
     std::vector<std::exception_ptr> errors;  // [num_ranks]
     std::atomic<size_t> left;
 };
@@ -58,10 +64,10 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     : spec_((validate(spec), spec)), ranks_per_stage_(static_cast<int>(options.devices.size())) {
     const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
+    const char* const refused = options.pipeline.num_stages > 1 ? "stages of a pipeline" : only_on_cpus(spec);
     for (const Device& device : options.devices)
-        if (const char* const what = only_on_cpus(spec, options.pipeline.num_stages);
-            what && device.kind == DeviceKind::cuda)
-            throw ConfigError(concat("models with ", what, " do not run on ", to_string(device),
+        if (refused != nullptr && device.kind == DeviceKind::cuda)
+            throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
     const PipelineOptions& pipeline = options.pipeline;
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
@@ -75,7 +81,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
                                       .nccl_library = options.nccl_library}));
     }
     for (const auto& rank : ranks_) {
-        workers_.push_back(std::make_unique<RankWorker>(rank->index, cpus_to_bind(options, rank->rank_of_stage)));
+        workers_.push_back(std::make_unique<RankWorker>(rank->index, cpus_to_bind(options, rank->index)));
         rank->worker = workers_.back().get();
     }
     try {
@@ -92,7 +98,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const int r = rank.rank_of_stage;
-    rank.backend = make_backend(spec_, options, r);
+    rank.backend = make_backend(spec_, options, rank.index);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
     if (!connections_.empty())
         rank.stages =
@@ -104,6 +110,7 @@ void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const Tensor first = rank.backend->allocate(rank.backend->activation_dtype(), std::array{int64_t{1}});
     rank.communicator->all_reduce(first);
     if (queue) queue->synchronize();
+    if (options.pipeline.stage >= 0) rank.params.skip_other_stages(*rank.backend);
     rank.graphs = std::make_unique<StepGraphs>(*rank.backend, *rank.communicator, options.graphs);
 }
 
@@ -134,7 +141,7 @@ void InferEngine::run_task(const std::shared_ptr<Joint>& joint, Rank& rank) {
         if (!joint->is_step) settle(rank);
         StepOutput output = joint->task(rank);
         arrival = std::exchange(rank.arrival, nullptr);
-        if (rank.index == 0) joint->output = std::move(output);
+        if (gives_output(rank)) joint->output = std::move(output);
     });
     settle(rank);  // what came before is told before
     if (!arrival) return conclude(*joint);
@@ -177,7 +184,7 @@ void InferEngine::settle_oldest(Rank& rank) {
     attempt(*step.joint, rank, [&] {
         Tensor ids = step.arrival->take();
         rank.communicator->check();
-        if (rank.index == 0) step.joint->output.ids = std::move(ids);
+        if (gives_output(rank)) step.joint->output.ids = std::move(ids);
     });
     conclude(*step.joint);
 }
@@ -242,6 +249,15 @@ std::vector<std::string> InferEngine::loaded_params() {
             if (row.loaded) names.push_back(row.name);
         return names;
     });
+}
+
+std::vector<std::string> InferEngine::own_params() const {
+    std::vector<std::string> names;
+    for (size_t rank = 0; rank < ranks_.size(); rank += static_cast<size_t>(ranks_per_stage_)) {
+        const std::vector<std::string> of_stage = ranks_[rank]->params.names_of_stage();
+        names.insert(names.end(), of_stage.begin(), of_stage.end());
+    }
+    return names;
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::take_packed() {
@@ -406,24 +422,16 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, La
 }
 
 template <class F>
-StepOutput InferEngine::run_stages(Rank& rank, const Batch& batch, F run_own) {
-    const bool is_first = rank.params.spec().is_first_stage(), is_last = rank.params.spec().is_last_stage();
-    StageLink::Result own;
+StepOutput InferEngine::run_stage(Rank& rank, const Batch& batch, F run_own) {
+    const ModelSpec& spec = rank.params.spec();
     try {
-        if (batch.abort && is_first) batch.abort->begin(0);
-        StepOutput output = run_own();
-        if (!batch.return_logits || rank.rank_of_stage != 0) output.logits = {};
-        output = to_host(*rank.backend, output, spec_.vocab_size);
-        own.ids = output.ids;
-        own.logits = output.logits;
+        if (batch.abort && spec.is_first_stage()) batch.abort->begin(0);
+        return run_own();
     } catch (const StepAborted&) {  // before anything went to the next stage
-        own.stopped = true;
-        if (!is_last) rank.stages->stop();
+        if (!spec.is_last_stage()) rank.stages->stop();
+        rank.cache.end_states(batch);  // as in the stages that have done their part: nobody goes on from these states
+        throw;
     }
-    const int64_t num_rows = batch.logits_rows.shape(0);
-    own = rank.stages->share(own, is_last, batch.temperature && num_rows > 0, num_rows);
-    if (own.stopped) throw StepAborted();
-    return {.ids = own.ids, .logits = own.logits};
 }
 
 // Before and after `together` no rank waits for another, and all find the same.
@@ -436,6 +444,8 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     }
     if (rank.cache.spec() == KvCacheSpec{})
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
+    if (rank.stages && batch.previous_rows)
+        throw RequestError("forward: previous_rows: stages of a pipeline need the tokens themselves in input_ids");
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
@@ -462,13 +472,14 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
             step, stage_step, [&] { settle(rank); },
             [&rank](const Batch& staged) { return compute(rank, staged, NoTap()); }, finish);
     };
-    StepOutput output = together([&] { return rank.stages ? run_stages(rank, batch, run_here) : run_here(); });
-    if (!batch.return_logits || rank.index != 0) output.logits = {};
+    StepOutput output = together([&] { return rank.stages ? run_stage(rank, step, run_here) : run_here(); });
+    if (!batch.return_logits || !gives_output(rank)) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = Tensor(output.ids, nullptr);
     if (queue && !output.logits) {
+        rank.cache.end_states(step);  // for the steps behind it in the stream, they are
         rank.num_ahead += !rank.under_way.empty();
-        rank.arrival = &queue->fetch(rank.index == 0 ? rank.previous_ids : Tensor());
+        rank.arrival = &queue->fetch(gives_output(rank) ? rank.previous_ids : Tensor());
         return {};
     }
     output = to_host(*rank.backend, output, spec_.vocab_size);

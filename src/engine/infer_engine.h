@@ -34,11 +34,10 @@ namespace infinilm {
 
 struct EngineOptions {
     std::vector<Device> devices{{}};  // of each rank of a stage; several may name the same one
-    // CPU threads of all ranks of a stage together, since one stage computes at a time; 0: one per physical core.
-    int num_threads = 0;
-    std::string isa;           // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
-    bool graphs = true;        // GPUs: decode steps are recorded and launched as one, see step_graphs.h
-    std::string nccl_library;  // see GroupOptions
+    int num_threads = 0;              // CPU threads of all ranks together; 0: one per physical core
+    std::string isa;                  // CPU instruction set; "": INFINILM_CPU_ISA, else the fastest
+    bool graphs = true;               // GPUs: decode steps are recorded and launched as one, see step_graphs.h
+    std::string nccl_library;         // see GroupOptions
     PipelineOptions pipeline = {};
 };
 
@@ -57,6 +56,8 @@ public:
     // its last tensor; returns the names of those that were, whose memory is not read again. blocks: see Params::load.
     std::vector<std::string> load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks = {});
     std::vector<std::string> loaded_params();  // names
+    // Names that load_param takes and this engine needs; those of stages elsewhere count as loaded.
+    std::vector<std::string> own_params() const;
     // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
@@ -80,7 +81,8 @@ public:
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
     // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
     // begun is ended before it samples, if at all. `masks`: batch.allowed is not complete yet, and the step waits for
-    // it before it samples; needs an `abort`, which ends this wait, as does close().
+    // it before it samples; needs an `abort`, which ends this wait, as does close(). Of a pipeline the last stage gives
+    // the output, the others an empty one; stages begin with the next step when they have done their part of this one.
     std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr,
                                    std::shared_ptr<LateMasks> masks = nullptr);
     // The same, for the result. Error: a row that cannot be sampled, which submit gives a SampleFault in place of an
@@ -133,16 +135,17 @@ private:
     void make_decoder(Rank& rank, Backend& backend);
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
     StepOutput run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);
-    // Runs the part of a step that a rank of a pipeline has; all stages give what the last one has sampled, in host
-    // memory, and the first stage gives logits. StepAborted: all have stopped.
+    // Runs the part of a step that a rank of a pipeline has. StepAborted: the stages behind are told.
     template <class F>
-    StepOutput run_stages(Rank& rank, const Batch& batch, F run_own);
+    static StepOutput run_stage(Rank& rank, const Batch& batch, F run_own);
+    // Whether the outcome of a step is this rank's: of the first ones of stages, the last one here.
+    bool gives_output(const Rank& rank) const { return rank.index == num_ranks() - ranks_per_stage_; }
     // On the device: all of a step without masks. The ids of one with masks are still missing: see sample_masked.
     template <class Tap>
     static StepOutput compute(Rank& rank, const Batch& staged, const Tap& tap);
     // The output of compute() with its ids, once the masks are there. masks: null if they were there from the start.
     StepOutput sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks);
-    // Runs the task on every rank, after what was submitted before; the future has rank 0's output.
+    // Runs the task on every rank, after what was submitted before; the future has the output of gives_output().
     // is_step: it may begin while the device works on the step before.
     std::future<StepOutput> submit_to_ranks(Task task, bool is_step = false);
     void run_task(const std::shared_ptr<Joint>& joint, Rank& rank);

@@ -42,7 +42,8 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .most_items = {},
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
-            .masked = static_cast<bool>(batch.allowed)};
+            .masked = static_cast<bool>(batch.allowed),
+            .changes = static_cast<bool>(batch.change_rows)};
     Batch staged = stage(batch);
     for (AttentionList& list : staged.attention_lists) {
         if (list.num_decode > 0)

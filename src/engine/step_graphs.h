@@ -69,6 +69,7 @@ private:
         std::vector<int64_t> most_items;  // of attention, for each of its lists
         int num_candidates;               // of a rank, where there are several
         bool samples, masked;             // sampling with masks is no part of the graph
+        bool changes;                     // logits, before they are sampled from
         bool operator==(const Key&) const = default;
     };
     struct Entry {

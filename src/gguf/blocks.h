@@ -5,8 +5,10 @@
 // is scale * value(integer) - minimum. integers() gives the integers, scales() the scales and minima.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "core/dtype.h"
 
@@ -231,6 +233,21 @@ struct Z4 : Quantised<size, size / 2 + 3, size, true> {
 using Z4_32 = Z4<32>;
 using Z4_64 = Z4<64>;
 using Z4_128 = Z4<128>;
+
+// e4m3 behind a scale, float32, as quantised safetensors have it. ggml has no such type.
+template <int size>
+struct F8 : Quantised<size, size + 4, size> {
+    static void integers(const uint8_t* b, uint8_t* q) { std::memcpy(q, b + 4, size); }
+    static void scales(const uint8_t* b, float* scales, float*) { std::memcpy(scales, b, 4); }
+    static bool is_nan(uint8_t q) { return (q & 0x7f) == 0x7f; }
+    static float value(uint8_t q) {
+        if (is_nan(q)) return std::numeric_limits<float>::quiet_NaN();
+        return std::bit_cast<float>((q & 0x80u) << 24 | (q & 0x7fu) << 20) * 0x1p120f;
+    }
+};
+using F8_ROW = F8<32>;  // all of a row have the same scale
+using F8_32 = F8<32>;
+using F8_128 = F8<128>;
 
 inline constexpr int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 struct MXFP4 : Quantised<32, 17, 32> {  // exponent of 2, plus 127; 4-bit floats (E2M1), here twice as large

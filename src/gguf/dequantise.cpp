@@ -51,6 +51,9 @@ ReadBlocks reader_of(const Type& type) {
     INFINILM_BLOCK(Z4_32)
     INFINILM_BLOCK(Z4_64)
     INFINILM_BLOCK(Z4_128)
+    INFINILM_BLOCK(F8_ROW)
+    INFINILM_BLOCK(F8_32)
+    INFINILM_BLOCK(F8_128)
 #undef INFINILM_BLOCK
     throw WeightError(concat("weights of type ", type.name, " are not read in this version, only ", readable_types()));
 }

@@ -27,9 +27,9 @@ constexpr Type types[] = {
     {in_no_file, "Z4_64", 64, 35, true},
     {in_no_file, "Z4_128", 128, 67, true},
     // e4m3 behind a float32 scale; of F8_ROW all of a row have the same.
-    {in_no_file, "F8_ROW", 32, 36, false},
-    {in_no_file, "F8_32", 32, 36, false},
-    {in_no_file, "F8_128", 128, 132, false},
+    {in_no_file, "F8_ROW", 32, 36, true},
+    {in_no_file, "F8_32", 32, 36, true},
+    {in_no_file, "F8_128", 128, 132, true},
     // Known by their sizes, so that a file with one of them has a readable header.
     {9, "Q8_1", 32, 40, false},
     {15, "Q8_K", 256, 292, false},

@@ -42,12 +42,14 @@ int count_candidates(const Batch& b) {
 }
 
 // Each once, in the order of the layers.
-std::vector<int> windows_of(const ModelSpec& spec) {
-    std::vector<int> windows;
-    if (spec.dtype == DType::float32) return windows;  // whose attention needs no list
-    for (const LayerSpec& layer : spec.layers)
-        if (std::ranges::find(windows, layer.sliding_window) == windows.end()) windows.push_back(layer.sliding_window);
-    return windows;
+std::vector<AttentionLayer> attention_layers(const ModelSpec& spec) {
+    std::vector<AttentionLayer> layers;
+    if (spec.dtype == DType::float32) return layers;  // whose attention needs no list
+    for (int i = 0; i < spec.num_layers; ++i) {
+        const AttentionLayer layer{spec.layers[static_cast<size_t>(i)].sliding_window, heads_of(spec.attention_of(i))};
+        if (!spec.has_state(i) && std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
+    }
+    return layers;
 }
 
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
@@ -103,7 +105,12 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, con
                             .known_table = table.known(),
                             .others = &b.table_spans});
     check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
+    check.require(b.temperature || !b.change_rows, "change_rows: a step that samples nothing changes no logits");
     if (!b.temperature) return;
+    if (b.change_rows || b.penalties || b.change_tokens) {
+        check_change_arrays(check, b);
+        check_changes(check, {b.change_rows, b.penalties, b.change_tokens}, spec.vocab_size);
+    }
     check_sampling_arrays(check, b);
     check_mask_arrays(check, b.allowed, b.allowed_row, spec.vocab_size);
     check_masks(check, b.allowed, b.allowed_row);
@@ -123,12 +130,12 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                                   .context_lens = batch.context_lens.as<const int32_t>()},
-                                                 heads_of(spec.attention), windows_of(spec), queue->num_sms(),
-                                                 cache.workspace().bytes());
+                                                 attention_layers(spec), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
-                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row};
+                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
+                                  &staged.state_in,     &staged.state_out,   &staged.change_rows,  &staged.penalties};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
@@ -137,15 +144,17 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         for (const Tensor* field : fields) arrays.push_back(*field);
         // Its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
         arrays.push_back(pairs(work.array, 4));
+        arrays.push_back(staged.change_tokens);  // of any size: graphs know where it begins
         arrays.push_back(staged.previous_rows);
         arrays.push_back(entries.empty() ? TensorView() : pairs(entries, 2));
         const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
         const size_t behind = std::size(fields);
         for (size_t i = 0; i < behind; ++i) *fields[i] = Tensor(uploaded[i], nullptr);
         staged.attention_work = Tensor(uploaded[behind], nullptr);
-        staged.previous_rows = Tensor(uploaded[behind + 1], nullptr);
+        staged.change_tokens = Tensor(uploaded[behind + 1], nullptr);
+        staged.previous_rows = Tensor(uploaded[behind + 2], nullptr);
         update.table = table.on_device();
-        update.entries = uploaded[behind + 2];
+        update.entries = uploaded[behind + 3];
         staged.block_table = Tensor(table.on_device().slice(0, 0, batch.block_table.shape(0)), nullptr);
     }
     update.rows = staged.previous_rows;

@@ -38,8 +38,12 @@ struct Batch {
     // so it may be filled while the forward pass runs: see LateMasks.
     Tensor allowed;      // [num_masks, ceil(vocab_size / 32)] int32
     Tensor allowed_row;  // [num_rows] int32, -1: no mask
-    bool return_logits = false;
-    // Set by stage() on a device with a queue: for each window of the layers, what attention has to do.
+    // What rows change in their logits before they sample, see LogitChanges; all absent: nothing.
+    Tensor change_rows;          // [num_rows, 3] int32
+    Tensor penalties;            // [num_rows, 3] float32
+    Tensor change_tokens;        // [num_changes, 3] int32
+    bool return_logits = false;  // as they were before changes only where a row has none
+    // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
     // Set by check_values(): what of block_table its sequences use and BlockTable has not.

@@ -53,7 +53,7 @@ std::vector<BufferShape<Decoder::Workspace>> Decoder::workspace_shapes(const Mod
                        {&Workspace::queries, 1, spec.attention.num_heads * latent.query_dim(), activation},
                        {&Workspace::latents, 1, spec.attention.num_heads * latent.kv_rank, activation}});
     if (const DeltaSpec& delta = spec.delta; delta != DeltaSpec())
-        shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.in_dim(), activation},
+        shapes.insert(shapes.end(), {{&Workspace::delta_in, 1, delta.padded_in_dim(), activation},
                                      {&Workspace::conv, 1, delta.conv_dim(), activation},
                                      {&Workspace::delta_gates, 1, 2 * delta.num_v_heads, DType::float32}});
     if (experts.count > 0)
@@ -257,7 +257,8 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
     const TensorView qkv = params.qkv;
     const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
     const AttentionSpec attention = spec_.attention_of(layer);
-    const bool wide = attention.qk_norm == QkNorm::all, behind_rope = attention.qk_norm == QkNorm::head_behind_rope;
+    const bool wide = attention.qk_norm == QkNorm::all,
+               behind_rope = attention.qk_norm == QkNorm::head_behind_rope || attention.qk_norm == QkNorm::turned_heads;
     const bool in_parts = Tap::active || wide || behind_rope;
     if (!in_parts && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
     if (!in_parts) {  // q alone, of which no linear knows
@@ -353,7 +354,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
     }
     const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, window, &AttentionList::sliding_window);
+    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
@@ -367,6 +368,7 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .softmax_scale = attention.softmax_scale,
                                     .score_cap = attention.score_cap,
                                     .sliding_window = window,
+                                    .chunked = spec_.layers[static_cast<size_t>(layer)].chunked,
                                     .max_query_len = s.batch.max_query_len,
                                     .work = s.batch.attention_work,
                                     .list = static_cast<int>(list - lists.begin()),
@@ -440,6 +442,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                    .attention_factor = spec_.ropes[rope].attention_factor,
                                    .scale_beta = spec_.ropes[rope].scale_beta,
                                    .scale_positions = spec_.ropes[rope].scale_positions,
+                                   .scale_offset = spec_.ropes[rope].scale_offset,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     if (spec_.is_first_stage()) tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
     if (spec_.per_layer_size > 0) embed_layers(s);

@@ -72,7 +72,8 @@ void Decoder::run_delta_rule(const Step& s, const Tap& tap, int layer) {
     const LayerWeights& w = weights_.layers[layer];
     const DeltaSpec& delta = spec_.delta;
     const auto [x, norm] = normed_input(s, tap, layer, w.attention_norm, Site::input_layernorm);
-    const TensorView in = part(work_.delta_in, s, delta.in_dim()), conv = part(work_.conv, s, delta.conv_dim());
+    const TensorView in = part(work_.delta_in, s, delta.padded_in_dim()).slice(1, 0, delta.in_dim());
+    const TensorView conv = part(work_.conv, s, delta.conv_dim());
     const int64_t z = delta.conv_dim(), b = z + delta.v_size(), a = b + delta.num_v_heads;
     ops::linear(backend_, {.x = x, .weight = *w.delta_in.prepared, .norm = norm, .residual = {}, .out = in});
     const StateSteps sequences{

@@ -123,7 +123,8 @@ void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, 
                             .out = out,
                             .inner = rows(work_.expert_inner, top_k),
                             .parts = rows(work_.expert_parts, top_k),
-                            .lists = rows(work_.expert_lists, top_k)});
+                            .lists = rows(work_.expert_lists, top_k),
+                            .weigh_inputs = spec_.experts.weigh_inputs});
 }
 
 template <class Tap>

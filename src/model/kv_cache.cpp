@@ -93,11 +93,14 @@ TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) c
 
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
+    const int row_floats =
+        attention_row_floats(model.widest([](const AttentionSpec& attention) { return attention.head_dim; }));
     int64_t most = 0;
     const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer)
         if (!model.has_state(layer))
-            most = std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens));
+            most =
+                std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens, row_floats));
     return most;
 }
 

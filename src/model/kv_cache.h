@@ -20,7 +20,9 @@ struct KvCacheSpec {
     bool operator==(const KvCacheSpec&) const = default;
 };
 
-inline AttentionHeads heads_of(const AttentionSpec& a) { return {a.num_heads, a.num_kv_heads, a.head_dim}; }
+inline AttentionHeads heads_of(const AttentionSpec& a) {
+    return {a.num_heads, a.num_kv_heads, a.head_dim, a.latent_dim > 0};
+}
 
 class KvCache {
 public:

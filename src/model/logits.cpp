@@ -88,6 +88,15 @@ bool Logits::candidates_decide(const Batch& batch) const {
     return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
 }
 
+void Logits::change(const Batch& batch, const TensorView& logits, int64_t first_id) {
+    if (!batch.change_rows || logits.numel() == 0) return;
+    ops::change_logits(backend_, {.logits = logits,
+                                  .changes = {batch.change_rows, batch.penalties, batch.change_tokens},
+                                  .input_ids = batch.input_ids,
+                                  .logits_rows = batch.logits_rows,
+                                  .first_id = static_cast<int32_t>(first_id)});
+}
+
 Logits::Candidates Logits::gather_candidates(const Batch& batch) {
     const int64_t num_rows = batch.logits_rows.shape(0), size = num_ranks(), k = batch.num_candidates;
     // The first elements of a buffer, as a matrix.
@@ -100,7 +109,9 @@ Logits::Candidates Logits::gather_candidates(const Batch& batch) {
     auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
     const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
                      arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
-    ops::find_best(backend_, {.logits = parts_.own.slice(0, 0, num_rows).slice(1, 0, vocab_.size()),
+    const TensorView own = parts_.own.slice(0, 0, num_rows).slice(1, 0, vocab_.size());
+    change(batch, own, vocab_.begin);
+    ops::find_best(backend_, {.logits = own,
                               .first_id = static_cast<int32_t>(vocab_.begin),
                               .best = logits(best),
                               .ids = ids(best),
@@ -119,6 +130,7 @@ Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
     AllowedTokens mask;
     if (logits) {
         from.logits = logits.slice(1, 0, spec_.vocab_size);
+        change(batch, from.logits, 0);
         mask = {batch.allowed, batch.allowed_row};
     } else {
         from = gather_candidates(batch);  // of what is allowed

@@ -65,6 +65,8 @@ private:
     // all: [num_ranks * rows, columns], those of rank 0, then those of rank 1, ..; out: [rows, num_ranks * columns]
     void arrange(const TensorView& all, const TensorView& out);
     void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
+    // logits: [num_rows, n], of token ids from first_id on
+    void change(const Batch& batch, const TensorView& logits, int64_t first_id);
     bool candidates_decide(const Batch& batch) const;
     Candidates gather_candidates(const Batch& batch);
 

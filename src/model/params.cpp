@@ -163,7 +163,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                                            {layer + "self_attn.v_proj", kv_dim, Cut::kv_rows}});
             linear(w.qkv_proj, layer + (attention.own_kv ? "self_attn.qkv_proj" : "self_attn.q_proj"), hidden,
                    attention.qkv_bias, heads);
-            if (attention.qk_norm != QkNorm::none) {
+            if (attention.qk_norm != QkNorm::none && attention.qk_norm != QkNorm::turned_heads) {
                 const bool all = attention.qk_norm == QkNorm::all;
                 vector(w.q_norm, layer + "self_attn.q_norm", all ? q_dim : head_dim, all ? Cut::q_rows : Cut::whole);
                 if (attention.own_kv)
@@ -480,6 +480,21 @@ void Params::check(const ParamRow& row, const Tensor& tensor, const Blocks& bloc
         throw WeightError(concat("parameter '", row.name, "': expected a contiguous tensor; pass a contiguous copy"));
 }
 
+std::vector<std::string> Params::names_of_stage() const {
+    std::vector<std::string> names;
+    for (const ParamRow& row : rows_)
+        if (is_of_stage(row)) names.push_back(row.name);
+    for (const LinearWeights* linear : linears_)
+        if (is_of_stage(rows_[linear->rows[0]]))
+            for (const char* const part : {".panels", ".scales"}) names.push_back(linear->name + part);
+    return names;
+}
+
+void Params::skip_other_stages(Backend& backend) {
+    for (ParamRow& row : rows_)
+        if (!is_of_stage(row)) keep(backend, row, {});
+}
+
 std::vector<std::string> Params::missing() const {
     std::vector<std::string> out;
     for (const ParamRow& row : rows_)
@@ -516,6 +531,11 @@ void Params::prepare(Backend& backend) {
         prepare_wide(layer.router_norm, 1 / std::sqrt(static_cast<float>(spec_.hidden_size)));
         if (spec_.attention.v_norm && layer.k_norm.prepared)
             layer.v_norm.prepared = backend.prepare_vector(ones_like(layer.k_norm.prepared));
+        const auto number = static_cast<size_t>(&layer - weights_.layers.data());
+        if (spec_.attention.qk_norm == QkNorm::turned_heads && spec_.layers[number].rope >= 0) {
+            const Tensor ones = allocate_host(DType::float32, {spec_.attention.head_dim});
+            layer.q_norm.prepared = layer.k_norm.prepared = backend.prepare_vector(ones_like(ones));
+        }
         if (layer.scalar.loaded) {
             const Tensor number = allocate_host(DType::float32, {1});
             fill_from(backend, layer.scalar.loaded, 0, 1, number);

@@ -157,8 +157,11 @@ public:
     Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     bool is_of_stage(const ParamRow& row) const;  // else no rank of this stage has a part
-    std::vector<std::string> missing() const;     // names not loaded yet, in checkpoint order
-    void check_complete() const;                  // WeightError: names what is missing
+    // Names that load() takes and the stage needs: of parameters, and of the packed tensors of linears.
+    std::vector<std::string> names_of_stage() const;
+    void skip_other_stages(Backend& backend);  // what load() gets for others counts as loaded from now on
+    std::vector<std::string> missing() const;  // names not loaded yet, in checkpoint order
+    void check_complete() const;               // WeightError: names what is missing
     // The rank's part of a tensor as it was loaded, or what is left of it: see Backend::unpack_linear. Absent: none.
     Tensor stored(Backend& backend, const ParamRow& row) const;
     // Once nothing is missing: what is left to do. WeightError: see check_complete.

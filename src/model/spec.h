@@ -15,14 +15,16 @@
 namespace infinilm {
 
 // RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
-enum class QkNorm : uint8_t { none, head, all, head_behind_rope };
-constexpr QkNorm qk_norms[] = {QkNorm::none, QkNorm::head, QkNorm::all, QkNorm::head_behind_rope};
+// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE.
+enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads };
+constexpr QkNorm qk_norms[] = {QkNorm::none, QkNorm::head, QkNorm::all, QkNorm::head_behind_rope, QkNorm::turned_heads};
 constexpr std::string_view name(QkNorm norm) {
     switch (norm) {
         case QkNorm::none: return "none";
         case QkNorm::head: return "head";
         case QkNorm::all: return "all";
         case QkNorm::head_behind_rope: return "head_behind_rope";
+        case QkNorm::turned_heads: return "turned_heads";
     }
     return "?";
 }
@@ -81,6 +83,7 @@ struct ExpertsSpec {
     // their own, that of the router times hidden_size^-0.5; what MLP and experts give is normed before it is added up.
     // Each expert has a number that multiplies its weights.
     bool beside_mlp = false;
+    bool weigh_inputs = false;  // an expert reads the token times its weight, and what it gives counts whole
 };
 
 // What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,
@@ -94,6 +97,7 @@ struct DeltaSpec {
     int v_size() const { return num_v_heads * v_dim; }
     int conv_dim() const { return 2 * k_size() + v_size(); }
     int in_dim() const { return conv_dim() + v_size() + 2 * num_v_heads; }  // with z, b and a
+    int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }            // GPUs write 8 at a time
     bool operator==(const DeltaSpec&) const = default;
 };
 
@@ -116,9 +120,9 @@ struct LatentSpec {
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
-    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)).
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions)).
     float scale_beta = 0;
-    int scale_positions = 1;
+    int scale_positions = 1, scale_offset = 0;
 };
 
 // What a layer keeps of the tokens before.
@@ -157,8 +161,9 @@ struct LayerRange {
 // What differs from layer to layer.
 struct LayerSpec {
     int sliding_window = 0;  // 0: the layer sees everything
+    bool chunked = false;    // the window does not slide: it begins where the position is a multiple of its size
     int rope = 0;            // which of ModelSpec::ropes turns its q and k; -1: none
-    int q_rope = -1;         // which turns q, where that is another; else -1
+    int q_rope = -1;         // which turns q, where that is another, or k is not turned; else -1
     bool experts = false;    // it has ModelSpec::experts in place of the MLP, or beside it
     CacheSpec cache = {};
     int intermediate_size = 0;  // of the MLP; 0: as ModelSpec::mlp has it

@@ -20,11 +20,14 @@ struct Tile {
 
 class Lister {
 public:
-    Lister(const AttentionLengths& lengths, const AttentionHeads& heads, int window)
-        : lengths_(lengths), group_(heads.group()), window_(window > 0 ? window : std::numeric_limits<int>::max()) {
+    Lister(const AttentionLengths& lengths, const AttentionLayer& layer)
+        : lengths_(lengths),
+          group_(layer.heads.group()),
+          window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()) {
+        const AttentionHeads& heads = layer.heads;
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
             const int rows = num_rows(seq);
-            const bool few = rows <= attention_decode_rows;
+            const bool few = rows <= attention_decode_rows || heads.only_decode();
             const int tile_rows = few ? attention_tile_rows : attention_prefill_rows(heads.head_dim);
             for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
                 (few ? decode : prefill).push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
@@ -96,27 +99,30 @@ void place(std::vector<Tile>& tiles, int whole, int num_kv_heads, int64_t num_sl
 
 }  // namespace
 
-int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens) {
-    if (heads.group() > attention_decode_rows) return 0;  // all sequences are prefill's
+int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens, int row_floats) {
+    if (heads.group() > attention_decode_rows && !heads.only_decode()) return 0;  // all sequences are prefill's
     // A tile that is cut has at least two chunks, the first of them whole: it has fewer than context / 64 chunks.
     const int64_t chunks = num_tokens / (attention_chunk / 2);
-    const int64_t of_a_chunk = int64_t{heads.num_heads} * attention_row_floats(heads.head_dim) * int64_t{sizeof(float)};
+    const int64_t of_a_chunk = int64_t{heads.num_heads} * row_floats * int64_t{sizeof(float)};
     return chunks < most_workspace_bytes / of_a_chunk ? chunks * of_a_chunk : most_workspace_bytes;
 }
 
-AttentionWork list_attention_work(const AttentionLengths& lengths, const AttentionHeads& heads,
-                                  const std::vector<int>& windows, int num_sms, int64_t workspace_bytes) {
-    const int64_t num_slots =
-        workspace_bytes / (attention_row_floats(heads.head_dim) * static_cast<int64_t>(sizeof(float)));
+AttentionWork list_attention_work(const AttentionLengths& lengths, const std::vector<AttentionLayer>& layers,
+                                  int num_sms, int64_t workspace_bytes) {
+    int row_floats = attention_row_floats(0);
+    for (const AttentionLayer& layer : layers)
+        row_floats = std::max(row_floats, attention_row_floats(layer.heads.head_dim));
+    const int64_t num_slots = workspace_bytes / (row_floats * static_cast<int64_t>(sizeof(float)));
     AttentionWork work;
     auto& array = work.array;
-    array.resize(4 * windows.size());
+    array.resize(4 * layers.size());
     const auto size = [&] { return static_cast<int64_t>(array.size() / 4); };
     const auto append = [&](const std::array<int32_t, 4>& item) {
         array.insert(array.end(), item.begin(), item.end());
     };
-    for (size_t i = 0; i < windows.size(); ++i) {
-        Lister tiles(lengths, heads, windows[i]);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const AttentionHeads& heads = layers[i].heads;
+        Lister tiles(lengths, layers[i]);
         const int width = choose_width(tiles.decode, heads.num_kv_heads, num_sms);
         const int whole = longest_whole(tiles.decode, heads.num_kv_heads, num_sms, width);
         place(tiles.decode, whole, heads.num_kv_heads, num_slots);
@@ -129,7 +135,8 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const Attenti
                 for (int item = 0; item < items; ++item) append({tile.seq, tile.row0, item * width, tile.slot});
             }
         AttentionList list;
-        list.sliding_window = windows[i];
+        list.layer = layers[i];
+        list.row_floats = row_floats;
         list.num_decode = size() - begin;
         const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(list.num_decode), width, 0};
         std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));

@@ -29,24 +29,41 @@ constexpr int attention_kernel_dim(int head_dim) {
            : head_dim <= 80  ? 80
            : head_dim <= 96  ? 96
            : head_dim <= 128 ? 128
-                             : 256;
+           : head_dim <= 256 ? 256
+           : head_dim <= 512 ? 512
+                             : 576;
 }
+constexpr int attention_widest_head = 576;
 // Rows of a tile of prefill: a warp has 32, or the 16 that there are registers for.
 constexpr int attention_prefill_rows(int head_dim) { return attention_kernel_dim(head_dim) <= 128 ? 128 : 64; }
-// A row of partial results: the floats of the output, its largest score, its sum of weights, and two more. In the first
-// row of a (tile, kv head) the first of these counts the blocks that have arrived; it is zero between calls.
+// A row of partial results: the floats of the output, and behind those of the model's widest heads its largest score,
+// its sum of weights, and two more. In the first row of a (tile, kv head) the first of these counts the blocks that
+// have arrived; it is zero between calls.
 constexpr int attention_row_floats(int head_dim) { return attention_kernel_dim(head_dim) + 4; }
 
-// Heads of a rank.
+// Heads of a rank, of one layer.
 struct AttentionHeads {
     int num_heads, num_kv_heads, head_dim;
+    bool values_are_keys = false;  // a value is the end of its key
     int group() const { return num_heads / num_kv_heads; }
+    // Decode has all sequences: prefill has no kernels for these.
+    bool only_decode() const { return values_are_keys || attention_kernel_dim(head_dim) > 256; }
+    bool operator==(const AttentionHeads& o) const {
+        return num_heads == o.num_heads && num_kv_heads == o.num_kv_heads && head_dim == o.head_dim &&
+               values_are_keys == o.values_are_keys;
+    }
+};
+// What the attention of a layer has that a list depends on.
+struct AttentionLayer {
+    int sliding_window = 0;  // 0: none
+    AttentionHeads heads = {};
+    bool operator==(const AttentionLayer& o) const { return sliding_window == o.sliding_window && heads == o.heads; }
 };
 
 // Bytes for the partial results of decode steps over a cache of so many tokens, at most 128 MiB, which are a million
 // tokens of an 8B model. A step that would need more, since sequences share tokens or have several queries, has its
-// shortest tiles taken whole, each by one block.
-int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens);
+// shortest tiles taken whole, each by one block. row_floats: of the model's widest heads.
+int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens, int row_floats);
 
 // The elements of the list, 16 bytes each. A list begins with its head. `slot`: the row of partial results where those
 // of the tile begin, [num_kv_heads][chunks of the tile][rows of the tile]; -1: the item is all of the tile.
@@ -72,9 +89,10 @@ struct AttentionLengths {
     const int32_t* context_lens;  // [num_seqs]
 };
 
-// Of layers with this window, what the host knows of their list: the launches are made by it.
+// Of such layers, what the host knows of their list: the launches are made by it.
 struct AttentionList {
-    int sliding_window = 0;                   // 0: none
+    AttentionLayer layer = {};
+    int row_floats = 0;                       // of a row of partial results
     int64_t num_decode = 0, num_prefill = 0;  // items; a graph may be made for more of decode
     int64_t prefill_begin = 0;                // element of the array
 };
@@ -83,8 +101,9 @@ struct AttentionWork {
     std::vector<int32_t> array;  // [num_elements, 4]: the heads of all lists, then their items
 };
 
-// Lists for each of these windows. num_sms: of the device. workspace_bytes: see attention_workspace_bytes.
-AttentionWork list_attention_work(const AttentionLengths& lengths, const AttentionHeads& heads,
-                                  const std::vector<int>& windows, int num_sms, int64_t workspace_bytes);
+// Lists for each of these, which are all that the model has. num_sms: of the device. workspace_bytes: see
+// attention_workspace_bytes.
+AttentionWork list_attention_work(const AttentionLengths& lengths, const std::vector<AttentionLayer>& layers,
+                                  int num_sms, int64_t workspace_bytes);
 
 }  // namespace infinilm

@@ -147,10 +147,10 @@ struct RopeTableParams {
     TensorView positions;    // [num_tokens] int32
     TensorView inv_freq;     // [rotary_dim / 2] float32
     float attention_factor;  // multiplies both (yarn, longrope); else 1
-    // Both are also multiplied by 1 + scale_beta * ln(1 + floor(position / scale_positions)); scale_beta 0: they are
-    // not.
+    // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions));
+    // scale_beta 0: they are not.
     float scale_beta = 0;
-    int scale_positions = 1;
+    int scale_positions = 1, scale_offset = 0;  // on GPUs scale_offset is 0
     TensorView cos_sin;  // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 
@@ -161,7 +161,7 @@ struct RopeStoreParams {
     TensorView qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] activation; without v where v_cache is
                      // absent
     TensorView cos_sin;        // [num_tokens, rotary_dim] float32, rotary_dim <= head_dim, or absent
-    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent
+    TensorView q_cos_sin;      // of q, where it has a table of its own; else absent. Alone: k is not turned
     TensorView q_turned = {};  // [num_tokens, num_heads, rotary_dim] activation: what is turned into the beginning of
                                // each head of q; absent: that itself
     TensorView q_norm;         // [head_dim] prepared by prepare_vector, or absent
@@ -192,12 +192,13 @@ struct AttentionParams {
     TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
     float softmax_scale;
-    float score_cap;     // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
-    int sliding_window;  // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
+    int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
+    bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array
-    int list = 0;               // of that, for this window
+    int list = 0;               // of that, for layers like this one
     AttentionList known = {};   // of that list
     TensorView workspace = {};  // uint8: for partial results, zero before the first use; see attention_workspace_bytes
 };
@@ -248,7 +249,7 @@ struct RouteParams {
     bool normalize = false;
     float scale = 1;
     int num_groups = 1, top_groups = 1;
-    int group_best = 2;  // 1 or 2; on GPUs 2
+    int group_best = 2;  // 1 or 2
 };
 
 // The experts of a layer, made once at load time by prepare_experts.
@@ -273,6 +274,7 @@ struct ExpertsParams {
     TensorView inner;             // scratch [num_tokens * top_k, intermediate_size] activation
     TensorView parts;             // scratch [num_tokens * top_k, hidden_size] activation
     TensorView lists = {};        // scratch [num_tokens * top_k, expert_list_ints] int32, which a CPU does not need
+    bool weigh_inputs = false;    // the sum is of down(gate_up(weights[t, k] * x[t]))
 };
 inline constexpr int64_t expert_list_ints = 12;
 
@@ -360,6 +362,26 @@ struct AllowedTokens {
         return mask < 0 ? nullptr : allowed.as<const uint32_t>() + mask * allowed.stride(0);
     }
 };
+
+// What a row's tokens so far and a bias change in its logits: x + bias; where the token is in the prompt or generated,
+// x / repetition of a positive x, x * repetition of others; where it was generated, x - presence, then x - frequency *
+// times. Each is rounded to float32.
+struct LogitChanges {
+    TensorView change_rows;  // [num_rows, 3] int32: the first and the end in change_tokens; 1: input_ids counts, too
+    TensorView penalties;    // [num_rows, 3] float32: repetition, presence, frequency; 1, 0, 0 change nothing
+    // [num_changes, 3] int32, none twice in a row: token id; how often it was generated, -1: nor is it in the prompt;
+    // the bits of a float32, its bias.
+    TensorView change_tokens;
+};
+struct ChangeLogitsParams {
+    TensorView logits;  // [num_rows, n] float32, in place, rows may be strided
+    LogitChanges changes;
+    // The token that was generated last may be known on the device alone, where it is what the step computes.
+    TensorView input_ids;    // [num_tokens] int32
+    TensorView logits_rows;  // [num_rows] int32, below num_tokens
+    int32_t first_id = 0;    // of the first column; other ids than those of columns are passed over
+};
+void change_logits(const ChangeLogitsParams&);  // in memory of the host
 
 // The k best logits of each row, best first, with their token ids; equal logits by id, -0 ties with 0. Where fewer are
 // above -inf: -inf and first_id, which is never drawn. Of a row that holds NaN only the first is defined, which is NaN.
@@ -454,6 +476,7 @@ public:
     virtual void causal_conv(const CausalConvParams&);
     virtual void delta_rule(const DeltaRuleParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
+    virtual void change_logits(const ChangeLogitsParams&);  // unless it says otherwise, in memory of the host
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
 };

@@ -1,5 +1,6 @@
 // What a backend does unless it says otherwise. A file of its own: the CUDA library is linked with it, too.
 #include <algorithm>
+#include <bit>
 
 #include "ops/backend.h"
 
@@ -22,6 +23,33 @@ void Backend::update_step(const UpdateStepParams& p) {
     const auto* entries = p.entries.as<const int32_t>();
     for (int64_t i = 0; entries && i < p.entries.shape(0); ++i)
         p.table.as<int32_t>()[entries[2 * i]] = entries[2 * i + 1];
+}
+
+void Backend::change_logits(const ChangeLogitsParams& p) { infinilm::change_logits(p); }
+
+void change_logits(const ChangeLogitsParams& p) {
+    const int64_t n = p.logits.shape(1);
+    const auto *rows = p.changes.change_rows.as<const int32_t>(), *tokens = p.changes.change_tokens.as<const int32_t>();
+    for (int64_t r = 0; r < p.logits.shape(0); ++r) {
+        float* const logits = p.logits.as<float>() + r * p.logits.stride(0);
+        const float* const penalty = p.changes.penalties.as<const float>() + 3 * r;
+        const auto change = [&](int64_t id, int count, float bias) {
+            if (id < p.first_id || id >= p.first_id + n) return;
+            float& x = logits[id - p.first_id];
+            x += bias;
+            if (count >= 0) x = x > 0 ? x / penalty[0] : x * penalty[0];
+            if (count > 0) x -= penalty[1];
+            if (count > 0) x = static_cast<float>(double{x} - double{penalty[2]} * count);
+        };
+        const int32_t last =
+            rows[3 * r + 2] ? p.input_ids.as<const int32_t>()[p.logits_rows.as<const int32_t>()[r]] : -1;
+        bool is_listed = last < 0;
+        for (const int32_t* token = tokens + 3 * rows[3 * r]; token != tokens + 3 * rows[3 * r + 1]; token += 3) {
+            is_listed |= token[0] == last;
+            change(token[0], token[0] == last ? std::max(token[1], 0) + 1 : token[1], std::bit_cast<float>(token[2]));
+        }
+        if (!is_listed) change(last, 1, 0);
+    }
 }
 
 static DeviceError no_experts(const Backend& backend) {

@@ -38,7 +38,9 @@ public:
 struct OneShotOptions {
     std::span<const Device> devices;  // of the ranks
     int rank;
-    int64_t capacity_bytes;  // of the longest message; a multiple of 256
+    // Of the longest message that goes whole to every rank, and of the longest one that goes in slices, to be added up
+    // by one rank each; multiples of 2048.
+    int64_t one_shot_bytes, two_shot_bytes;
 };
 class OneShot {
 public:
@@ -46,6 +48,10 @@ public:
 
     virtual void* mailbox() const = 0;                           // in memory of this rank, which all ranks write
     virtual void connect(std::span<void* const> mailboxes) = 0;  // those of all ranks, in their order
+    // Whether what ranks write does arrive. Each sends a proof, and looks for those of the others once all have sent
+    // theirs, which leaves its mailbox as new; there are no sums before all have looked.
+    virtual void send_proof() = 0;
+    virtual bool has_proof() = 0;
     // What the kernel does, and short enough; all ranks find the same.
     virtual bool takes(const AddRmsNormParams&) const = 0;
     // p.x becomes the sum over the ranks in rank order in float32, rounded once; then as add_rms_norm, in its bits.

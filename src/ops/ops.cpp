@@ -48,7 +48,6 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
-    // What other devices have no kernels for.
     void on_cpus(std::string_view argument, bool is_there) const {
         require(!is_there || device_.kind == DeviceKind::cpu, argument, ": on CPUs alone, got ", to_string(device_));
     }
@@ -118,7 +117,6 @@ void check_add_rms_norm(const Backend& backend, const AddRmsNormParams& p) {
     check.tensor("residual", p.residual, {"num_tokens", "hidden_size"}, check.activation);
     if (p.weight) check.norm("weight", p.weight, "hidden_size");
     check.tensor("out", p.out, {"num_tokens", "hidden_size"}, check.activation);
-    check.on_cpus("scale", p.scale != 1);
 }
 
 void add_rms_norm(Backend& backend, const AddRmsNormParams& p) {
@@ -131,9 +129,6 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
                   "expected num_heads to be a positive multiple of num_kv_heads, or no kv heads; got ", p.num_heads,
                   " and ", p.num_kv_heads);
     check.require(p.head_dim > 0, "head_dim must be positive, got ", p.head_dim);
-    check.on_cpus("num_kv_heads of 0", p.num_kv_heads == 0);
-    check.on_cpus("v_norm", static_cast<bool>(p.v_norm));
-    check.on_cpus("q_turned", static_cast<bool>(p.q_turned));
     const int64_t qkv_size = (int64_t{p.num_heads} + (p.v_cache ? 2 : 1) * int64_t{p.num_kv_heads}) * p.head_dim;
     check.require(p.v_cache || p.qkv.ndim() != 2 || p.qkv.shape(1) == qkv_size, "v_cache: missing, or qkv has not ",
                   qkv_size, " columns; got ", p.qkv.ndim() == 2 ? p.qkv.shape(1) : 0);
@@ -146,8 +141,12 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
                       check["rotary_dim"]);
     }
     if (p.q_cos_sin) {
-        check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", p.cos_sin ? p.cos_sin.shape(1) : 0}, DType::float32);
+        check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
         check.contiguous("q_cos_sin", p.q_cos_sin);
+        check.on_cpus("q_cos_sin without cos_sin", !p.cos_sin);
+        check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
+                      "q_cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
+                      check["rotary_dim"]);
     }
     if (p.q_turned) {
         check.tensor("q_turned", p.q_turned, {"num_tokens", p.num_heads, p.cos_sin ? p.cos_sin.shape(1) : 0},
@@ -163,7 +162,6 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     check.require(static_cast<bool>(p.q_norm) == static_cast<bool>(p.k_norm), "q_norm and k_norm: one is missing");
     check.require(p.k_norm || !p.v_norm, "v_norm: it comes with k_norm, which is missing");
     check.require(p.v_cache || !p.v_norm, "v_norm: there is no v, since v_cache is missing");
-    check.on_cpus("no v_cache", !p.v_cache);
     if (p.k_norm) check.tensor("k_norm", p.k_norm, {p.head_dim}, p.q_norm.dtype());
     if (p.v_norm) check.tensor("v_norm", p.v_norm, {p.head_dim}, p.q_norm.dtype());
     check.caches(p, p.num_kv_heads, p.head_dim);
@@ -217,6 +215,7 @@ void rope_table(Backend& backend, const RopeTableParams& p) {
     check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
     check.require(p.scale_positions > 0, "scale_positions must be positive, got ", p.scale_positions);
+    check.on_cpus("scale_offset", p.scale_offset != 0);
     backend.rope_table(p);
 }
 
@@ -233,7 +232,6 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     check_sequence_arrays(check, p);
     check.tensor("out", p.out, {"num_tokens", "num_heads", p.v_cache ? "head_dim" : "value_dim"}, check.activation);
     const int64_t value_dim = check[p.v_cache ? "head_dim" : "value_dim"];
-    check.on_cpus("no v_cache", !p.v_cache);
     check.require(value_dim <= check["head_dim"], "out: a value that is the end of a key of ", check["head_dim"],
                   " elements has no ", value_dim);
     const int64_t num_heads = check["num_heads"], num_kv_heads = check["num_kv_heads"];
@@ -248,6 +246,8 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
+    check.on_cpus("chunked", p.chunked);
+    check.require(p.sliding_window > 0 || !p.chunked, "chunked: sliding_window, the size of a chunk, must be positive");
     if (readable(p.cu_seqlens_q))
         check_sequences(check, {.block_table = p.block_table,
                                 .cu_seqlens_q = p.cu_seqlens_q,
@@ -265,13 +265,11 @@ void act_mul(Backend& backend, const ActMulParams& p) {
     const int64_t size = check["intermediate_size"];
     const bool gate_alone = p.gate_up.ndim() == 2 && p.gate_up.shape(1) == size;
     check.tensor("gate_up", p.gate_up, {"num_tokens", gate_alone ? size : 2 * size}, check.activation);
-    check.on_cpus("up", static_cast<bool>(p.up));
     if (p.up) {
         check.require(gate_alone, "up: it is behind gate already");
         check.tensor("up", p.up, {"num_tokens", "intermediate_size"}, check.activation);
     }
-    check.require(p.activation != Activation::sigmoid || (!gate_alone && backend.device().kind == DeviceKind::cpu),
-                  "activation: sigmoid is of a gate, on a CPU");
+    check.require(p.activation != Activation::sigmoid || !gate_alone, "activation: sigmoid is of a gate");
     backend.act_mul(p);
 }
 
@@ -309,7 +307,6 @@ void route(Backend& backend, const RouteParams& p) {
     OpCheck check("route", backend);
     check.tensor("logits", p.logits, {"num_tokens", "num_experts"}, DType::float32);
     if (p.correction_bias) check.tensor("correction_bias", p.correction_bias, {"num_experts"}, DType::float32);
-    check.on_cpus("expert_scales", static_cast<bool>(p.expert_scales));
     if (p.expert_scales) check.tensor("expert_scales", p.expert_scales, {"num_experts"}, DType::float32);
     check.tensor("ids", p.ids, {"num_tokens", "top_k"}, DType::int32);
     check.tensor("weights", p.weights, {"num_tokens", "top_k"}, DType::float32);
@@ -318,7 +315,6 @@ void route(Backend& backend, const RouteParams& p) {
                   num_experts, " experts, got ", p.num_groups);
     check.require(p.top_groups >= 1 && p.top_groups <= p.num_groups, "top_groups: expected 1 to ", p.num_groups,
                   ", got ", p.top_groups);
-    check.on_cpus("group_best of 1", p.group_best == 1);
     check.require(p.group_best == 1 || p.group_best == 2, "group_best: expected 1 or 2, got ", p.group_best);
     const int64_t choice = num_experts / p.num_groups * p.top_groups;
     check.require(top_k >= 1 && top_k <= choice, "ids: expected 1 to ", choice, " columns, got ", top_k);
@@ -339,6 +335,7 @@ void experts(Backend& backend, const ExpertsParams& p) {
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
+    check.on_cpus("weigh_inputs", p.weigh_inputs);
     if (p.lists || backend.device().kind != DeviceKind::cpu) {
         check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
         check.contiguous("lists", p.lists);
@@ -436,6 +433,23 @@ void sum_parts(Backend& backend, const SumPartsParams& p) {
                   "; pad the parts");
     check.tensor("out", p.out, {"size"}, p.parts.dtype());
     backend.sum_parts(p);
+}
+
+void change_logits(Backend& backend, const ChangeLogitsParams& p) {
+    OpCheck check("change_logits", backend);
+    check.tensor("logits", p.logits, {"num_rows", "n"}, DType::float32);
+    check_change_arrays(check, p.changes);
+    check.contiguous("change_rows", p.changes.change_rows);
+    check.contiguous("penalties", p.changes.penalties);
+    check.contiguous("change_tokens", p.changes.change_tokens);
+    check.tensor("input_ids", p.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("logits_rows", p.logits_rows, {"num_rows"}, DType::int32);
+    check.require(p.first_id >= 0, "first_id: expected 0 or more, got ", p.first_id);
+    if (readable(p.logits_rows)) {
+        check_rows(check, "logits_rows", p.logits_rows, check["num_tokens"]);
+        check_changes(check, p.changes, int64_t{1} << 31);
+    }
+    backend.change_logits(p);
 }
 
 void find_best(Backend& backend, const FindBestParams& p) {

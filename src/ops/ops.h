@@ -26,6 +26,7 @@ void lora(Backend&, const LoraParams&);
 void causal_conv(Backend&, const CausalConvParams&);
 void delta_rule(Backend&, const DeltaRuleParams&);
 void sum_parts(Backend&, const SumPartsParams&);
+void change_logits(Backend&, const ChangeLogitsParams&);
 void find_best(Backend&, const FindBestParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0,

@@ -106,6 +106,9 @@ void TimedBackend::delta_rule(const DeltaRuleParams& p) {
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });
 }
+void TimedBackend::change_logits(const ChangeLogitsParams& p) {
+    timed("sampling", [&] { inner_.change_logits(p); });
+}
 void TimedBackend::find_best(const FindBestParams& p) {
     timed("sampling", [&] { inner_.find_best(p); });
 }

@@ -58,6 +58,7 @@ public:
     void causal_conv(const CausalConvParams& p) override;
     void delta_rule(const DeltaRuleParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
+    void change_logits(const ChangeLogitsParams& p) override;
     void find_best(const FindBestParams& p) override;
     void sample(const SampleParams& p) override;
 

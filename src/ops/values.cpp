@@ -69,6 +69,23 @@ void check_masks(const Check& check, const TensorView& allowed, const TensorView
     if (allowed) check_range<int32_t>(check, "allowed_row", allowed_row, -1, allowed.shape(0), "num_masks");
 }
 
+void check_changes(const Check& check, const LogitChanges& p, int64_t num_ids) {
+    const int64_t num_changes = p.change_tokens.shape(0);
+    const auto *rows = p.change_rows.as<const int32_t>(), *tokens = p.change_tokens.as<const int32_t>();
+    const auto* penalties = p.penalties.as<const float>();
+    for (int64_t row = 0; row < p.change_rows.shape(0); ++row, rows += 3, penalties += 3) {
+        check.require(rows[0] >= 0 && rows[0] <= rows[1] && rows[1] <= num_changes, "change_rows[", row,
+                      "]: expected a part of the ", num_changes, " change_tokens, got ", rows[0], " to ", rows[1]);
+        check.require(std::isfinite(penalties[0]) && penalties[0] > 0 && std::isfinite(penalties[1]) &&
+                          std::isfinite(penalties[2]),
+                      "penalties[", row, "]: expected a positive number and two finite ones, got ", penalties[0], ", ",
+                      penalties[1], " and ", penalties[2]);
+    }
+    for (int64_t i = 0; i < num_changes; ++i)
+        check.require(tokens[3 * i] >= 0 && tokens[3 * i] < num_ids, "change_tokens[", i,
+                      "]: expected a token id of 0 to ", num_ids - 1, ", got ", tokens[3 * i]);
+}
+
 void check_sampling(const Check& check, const TensorView& temperatures, const TensorView& top_p,
                     const TensorView& min_p, const TensorView& random_vals) {
     for (int64_t row = 0; row < temperatures.shape(0); ++row) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "ops/backend.h"
 
 namespace infinilm {
 
@@ -35,6 +36,15 @@ void check_mask_arrays(AnyCheck& check, const TensorView& allowed, const TensorV
     check.require(32 * check["num_words"] >= num_ids, "allowed: expected at least ", (num_ids + 31) / 32,
                   " words, the bits of token ids up to ", num_ids - 1, "; got ", check["num_words"]);
 }
+// LogitChanges, which Batch has too.
+template <class AnyCheck, class Params>
+void check_change_arrays(AnyCheck& check, const Params& p) {
+    check.tensor("change_rows", p.change_rows, {"num_rows", 3}, DType::int32);
+    check.tensor("penalties", p.penalties, {"num_rows", 3}, DType::float32);
+    check.tensor("change_tokens", p.change_tokens, {"num_changes", 3}, DType::int32);
+}
+// Each row has its tokens, which are below num_ids, and penalties that can be computed with.
+void check_changes(const Check&, const LogitChanges&, int64_t num_ids);
 void check_masks(const Check&, const TensorView& allowed, const TensorView& allowed_row);  // each row has its mask
 void check_sampling(const Check&, const TensorView& temperature, const TensorView& top_p, const TensorView& min_p,
                     const TensorView& random_val);

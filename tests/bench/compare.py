@@ -40,7 +40,7 @@ from typing import Any
 
 import synthetic
 from compare_engines import PACKAGES
-from compare_report import report_class, report_goals
+from compare_report import FILES, OURS, report_class, report_goals
 
 from infinilm import _core
 from infinilm.bench.others import Others
@@ -69,7 +69,6 @@ class Contender:
         return f"{self.kind} {self.weights}"
 
 
-OURS = "infinilm"
 CLASSES = {
     "bf16": [
         Contender("infinilm", "bf16"),
@@ -90,10 +89,20 @@ CLASSES = {
     ],
     # What quantisation gains: each to the first.
     OURS: [Contender("infinilm", weights) for weights in ("bf16", "int8", "int4")],
-    # The same file, whose integers both compute with.
+    # Files of other tools, whose codes are computed with as they are.
+    FILES: [Contender("infinilm", "bf16"), *(Contender("infinilm", form, form) for form in ("fp8", "gptq", "awq"))],
+    # The same file, whose integers both compute with; others in as many bits, made by their own tools.
     **{
-        name: [Contender("infinilm", name, f"{name}.gguf"), Contender("llama.cpp", name, f"{name}.gguf")]
-        for name in ("q4_K_M", "q4_0", "q8_0")
+        name: [
+            Contender("infinilm", name, f"{name}.gguf"),
+            Contender("llama.cpp", name, f"{name}.gguf"),
+            *(Contender(kind, f"int{bits}", f"{kind}-int{bits}") for kind in peers),
+        ]
+        for name, bits, peers in (
+            ("q4_K_M", 4, ("openvino",)),
+            ("q4_0", 4, ("openvino",)),
+            ("q8_0", 8, ("ctranslate2", "openvino")),
+        )
     },
 }
 

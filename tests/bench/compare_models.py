@@ -159,6 +159,95 @@ def to_onnxruntime(checkpoint: Path, out: Path) -> None:
         subprocess.run(command, check=True, stdout=sys.stderr)
 
 
+def to_quantised(checkpoint: Path, form: str, out: Path) -> None:
+    """FP8 with a scale for each output, GPTQ or AWQ of 4 bits in groups of 128, by nearest."""
+    import numpy as np
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    size = 128 if config["hidden_size"] % 128 == 0 else 64
+    common = {"quant_method": form, "bits": 4, "group_size": size}
+    config["quantization_config"] = {
+        "fp8": {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+        },
+        "gptq": common | {"sym": True, "desc_act": False, "checkpoint_format": "gptq"},
+        "awq": common | {"zero_point": True, "version": "gemm"},
+    }[form]
+
+    def words(codes: Any) -> Any:
+        """[.., n] of 4 bits -> [.., n / 8] int32, lowest first."""
+        eight = codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, 8)
+        return np.bitwise_or.reduce(eight << np.arange(0, 32, 4, dtype=np.uint32), axis=-1).view(np.int32)
+
+    def quantise(w: Any) -> dict[str, tuple[str, Any]]:
+        if form == "fp8":
+            scale = np.abs(w).max(axis=1, keepdims=True).astype(np.float32) / 448
+            bits = np.abs(w / scale).astype(np.float32).view(np.uint32)
+            codes = (bits + 0x7FFFF + (bits >> 20 & 1) >> 20) - (120 << 3)
+            codes = np.where(bits < (121 << 23), 0, codes) | np.where(w < 0, 128, 0)  # subnormal ones become zero
+            return {".weight": ("F8_E4M3", codes.astype(np.uint8)), ".weight_scale": ("F32", scale)}
+        groups = w.reshape(len(w), -1, size)
+        low, high = groups.min(axis=2), groups.max(axis=2)
+        scale = np.abs(groups).max(axis=2) / 7.5 if form == "gptq" else (high - low) / 15
+        scale = scale.astype(np.float16)
+        zero = np.full_like(low, 8) if form == "gptq" else np.clip(np.rint(-low / scale), 0, 15)
+        q = np.clip(np.rint(groups / scale[:, :, None]) + zero[:, :, None], 0, 15).reshape(w.shape)
+        scales = "F16", np.ascontiguousarray(scale.T)
+        if form == "gptq":
+            zeros = words(zero.T - 1)
+            group_of = np.arange(w.shape[1], dtype=np.int32) // size
+            packed = np.ascontiguousarray(words(q).T)
+            return {
+                ".qweight": ("I32", packed),
+                ".qzeros": ("I32", zeros),
+                ".scales": scales,
+                ".g_idx": ("I32", group_of),
+            }
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+        def turned(codes: Any) -> Any:
+            return words(codes.reshape(len(codes), -1, 8)[:, :, order].reshape(codes.shape))
+
+        return {".qweight": ("I32", turned(q.T)), ".qzeros": ("I32", turned(zero.T)), ".scales": scales}
+
+    path = checkpoint / "model.safetensors"
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    data = np.memmap(path, np.uint8, "r", 8 + header_bytes)
+    out.mkdir()
+    entries: dict[str, Any] = {}
+    body = out / "body"
+    with body.open("wb") as file:
+        for name, entry in header.items():
+            stored = data[slice(*entry["data_offsets"])]
+            tensors = {name: (entry["dtype"], stored)}
+            if name.endswith("_proj.weight"):
+                w = (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(entry["shape"])
+                tensors = {name.removesuffix(".weight") + part: made for part, made in quantise(w).items()}
+            for made, (dtype, array) in tensors.items():
+                shape = entry["shape"] if made == name and dtype == entry["dtype"] else list(array.shape)
+                begin = file.tell()
+                file.write(np.ascontiguousarray(array).data)
+                entries[made] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, file.tell()]}
+    text = json.dumps(entries).encode()
+    with (out / "model.safetensors").open("wb") as file, body.open("rb") as made_body:
+        file.write(len(text).to_bytes(8, "little") + text)
+        shutil.copyfileobj(made_body, file, 1 << 24)
+    body.unlink()
+    for other in ("tokenizer.json", "tokenizer_config.json"):
+        if (checkpoint / other).exists():
+            shutil.copy(checkpoint / other, out / other)
+    (out / "config.json").write_text(json.dumps(config))
+
+
 def convert(checkpoint: Path, form: str, out: Path) -> None:
     """Write `out`, a file or folder, whole or not at all."""
     part = out.with_name(f"{out.name}.part")
@@ -170,6 +259,8 @@ def convert(checkpoint: Path, form: str, out: Path) -> None:
         if not source.exists():
             convert(checkpoint, "f16", source)
         quantize_gguf(form, source, part)
+    elif form in ("fp8", "gptq", "awq"):
+        to_quantised(checkpoint, form, part)
     elif form == "ctranslate2-int8":
         to_ctranslate2(checkpoint, part)
     elif form.startswith("openvino-int"):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from compare import ClassResult, Round, Section
 
 OURS = "infinilm"
+FILES = "files"
+WITHIN = (OURS, FILES)  # infinilm alone, each to its bf16
 BEST = "the best of them"
 
 
@@ -31,7 +33,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def first_of(weights: str) -> str:
     """The label that the others of a class are compared with."""
-    return "infinilm bf16" if weights == OURS else f"infinilm {weights}"
+    return "infinilm bf16" if weights in WITHIN else f"infinilm {weights}"
 
 
 def rates(rounds: Iterable[Round], label: str) -> list[float]:
@@ -114,10 +116,10 @@ def report_class(
     first = first_of(weights)
     peers = [label for label in labels if label != first] if first in labels else []
     for label in peers:
-        over, under = (label, first) if weights == OURS else (first, label)
-        name = f"{over} : {under}" if weights == OURS else f"infinilm : {label}"
+        over, under = (label, first) if weights in WITHIN else (first, label)
+        name = f"{over} : {under}" if weights in WITHIN else f"infinilm : {label}"
         add(name, lambda s, over=over, under=under: spread(ratios(rounds[s.name], over, [under]), 2))
-    if weights != OURS and len(peers) > 1:
+    if weights not in WITHIN and len(peers) > 1:
         add(f"infinilm : {BEST}", lambda s: spread(ratios(rounds[s.name], first, peers), 2))
     if any(s.neighbour and alone(s, sections) for s in sections):
         for label in labels:
@@ -216,7 +218,7 @@ def report_goals(
     if {AFTER, BEFORE} <= by_name.keys():  # tokens/s that the bytes of the KV cache at 80% of the bandwidth would leave
         for weights, result in results.items():
             us = first_of(weights)
-            if us not in result.weight_bytes:
+            if weights in WITHIN or us not in result.weight_bytes:
                 continue
             more = (by_name[AFTER].context - by_name[BEFORE].context) * kv_bytes_per_token(config) / 0.8
             left = result.weight_bytes[us] / (result.weight_bytes[us] + more)

@@ -4,6 +4,9 @@ Steps are handed to the engine directly, without the scheduler: decode of sequen
 tokens, and prompts of one sequence; greedy sampling; blocks of 16 tokens. A step's time is that of the call, host
 work, launches and the copy of the sampled ids included. Its floor is the time of the linears (weights read once, or
 their operations) and that of attention (keys and values, or its operations) one after the other.
+
+A decode step is timed in three ways: alone, as a graph ("infinilm"); as a graph that is submitted while the step before
+runs, as the engine's thread does ("ahead"); and alone, kernel by kernel ("eager", small batches).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +50,7 @@ class Sizes:
     context: int = 1024
     rounds: int = 5
     steps: int = 8  # of a decode in a round
+    eager: int = 8  # largest batch that is timed without graphs, too
 
 
 QUICK = Sizes({name: MODELS[name] for name in ("Llama-3.2-1B", "Llama-3.1-8B")}, (1, 64), (2048,), rounds=3)
@@ -134,9 +138,20 @@ def seconds_of(engine: _core.InferEngine, batch: _core.Batch) -> float:
     return time.perf_counter() - started
 
 
-def open_engine(config: dict[str, Any], max_model_len: int) -> _core.InferEngine:
+def seconds_ahead(engine: _core.InferEngine, batch: _core.Batch, count: int) -> float:
+    """Of one of `count` steps, each of which is submitted before the one in front of it is waited for."""
+    started = time.perf_counter()
+    pending = engine.submit(batch)
+    for _ in range(count - 1):
+        pending, before = engine.submit(batch), pending
+        before.result()
+    pending.result()
+    return (time.perf_counter() - started) / count
+
+
+def open_engine(config: dict[str, Any], max_model_len: int, graphs: bool = True) -> _core.InferEngine:
     spec = build_spec(LlamaConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
-    engine = _core.InferEngine(spec, "cuda")
+    engine = _core.InferEngine(spec, "cuda", graphs=graphs)
     engine.load_dummy("bfloat16")
     engine.finish_loading()
     return engine
@@ -154,8 +169,13 @@ def cache_for(engine: _core.InferEngine, vocab_size: int, sizes: Sizes) -> tuple
     raise InfinilmError("not even the smallest batch fits")
 
 
-def measure_decode(engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter) -> None:
-    work = Work.of(engine.spec)
+Times = dict[int, list[float]]  # milliseconds, by batch
+
+
+def time_decode(
+    engine: _core.InferEngine, name: str, sizes: Sizes, reporter: Reporter, ahead: bool = True
+) -> tuple[Times, Times]:
+    """Steps alone, and submitted ahead unless told."""
     steps, batches = cache_for(engine, engine.spec.vocab_size, sizes)
     for size in sizes.batches[len(batches) :]:
         reporter.skip(f"decode: {name}, batch {size}", "not enough memory")
@@ -164,19 +184,42 @@ def measure_decode(engine: _core.InferEngine, name: str, sizes: Sizes, limits: L
             break
         engine.forward(batch)
     prepared = {size: steps.batch(range(size), sizes.context - 1, sizes.context) for size in batches}
-    for batch in prepared.values():
+    for batch in prepared.values():  # eagerly, then as a recording
         engine.forward(batch)
-    times: dict[int, list[float]] = {size: [] for size in batches}
+        engine.forward(batch)
+    alone: Times = {size: [] for size in batches}
+    queued: Times = {size: [] for size in batches}
     for _ in range(sizes.rounds):
         for size, batch in prepared.items():
-            if reporter.left > 0 or not times[size]:
-                times[size] += [1e3 * seconds_of(engine, batch) for _ in range(sizes.steps)]
-    for size in batches:
+            if reporter.left > 0 or not alone[size]:
+                alone[size] += [1e3 * seconds_of(engine, batch) for _ in range(sizes.steps)]
+                if ahead:
+                    queued[size].append(1e3 * seconds_ahead(engine, batch, 2 * sizes.steps))
+    return alone, queued
+
+
+def time_eager(name: str, config: dict[str, Any], sizes: Sizes, reporter: Reporter) -> Times:
+    """Steps alone of an engine without graphs, for small batches."""
+    small = replace(sizes, batches=tuple(size for size in sizes.batches if size <= sizes.eager))
+    engine = open_engine(config, sizes.context, graphs=False)
+    try:
+        return time_decode(engine, name, small, reporter, ahead=False)[0]
+    finally:
+        engine.close()
+
+
+def measure_decode(
+    engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter, eager: Times
+) -> None:
+    work = Work.of(engine.spec)
+    alone, ahead = time_decode(engine, name, sizes, reporter)
+    for size in alone:
         floor = work.floor(limits, size, size, size * sizes.context, size * sizes.context)
-        spread = Spread.of(times[size])
+        times = {"infinilm": alone[size], "ahead": ahead[size], "eager": eager.get(size, [])}
+        spreads = {what: Spread.of(values) for what, values in times.items() if values}
         reporter.emit(
             "row", group="decode", name=f"{name}, batch {size} at {sizes.context}", floor_ms=floor,
-            ms={"infinilm": spread}, share={"infinilm": floor / spread.median},
+            ms=spreads, share={what: floor / spread.median for what, spread in spreads.items()},
         )  # fmt: skip
 
 
@@ -198,11 +241,12 @@ def measure_prefill(engine: _core.InferEngine, name: str, sizes: Sizes, limits: 
 
 def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limits, r: Reporter) -> None:
     longest = max(*sizes.prompts, sizes.context)
+    eager = time_eager(name, config, sizes, r)
     started = time.perf_counter()
     engine = open_engine(config, longest)
     r.emit("fact", name=f"{name}: random weights made and packed", value=f"{time.perf_counter() - started:.1f} s")
     try:
-        measure_decode(engine, name, sizes, limits, r)
+        measure_decode(engine, name, sizes, limits, r, eager)
         engine.reset_cache(1, BLOCK)  # gives the memory back
         measure_prefill(engine, name, sizes, limits, r)
     finally:

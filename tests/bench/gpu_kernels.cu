@@ -13,6 +13,7 @@
 #include "device.cuh"
 #include "kernels.h"
 #include "launch.cuh"
+#include "linear_choice.h"
 #include "ptx.cuh"
 
 namespace infinilm::cuda {
@@ -133,21 +134,21 @@ int guarded(const Body& body) {
     return cudaSuccess;
 }
 
-enum Kernel : int { decode, prefill, sm90 };
+enum Kernel : int { decode, prefill, sm90, split, chosen };
 cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
-    switch (kernel) {
-        case decode: return linear_decode(args, stream);
-        case prefill: return linear_prefill(args, stream);
-#if INFINILM_SM90
-        case sm90: return linear_sm90(args, stream);
-#endif
-        default: return cudaErrorNotSupported;
-    }
+    constexpr LinearKernel kernels[] = {LinearKernel::decode, LinearKernel::prefill, LinearKernel::sm90,
+                                        LinearKernel::split_sm90};
+    if (kernel != chosen) return launch_linear(kernels[kernel], args, stream);
+    int major = 0, num_sms = 0;
+    if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
+    if (cudaError_t error = device_sms(num_sms)) return error;
+    return launch_linear(choose_linear(args, major == 9, num_sms), args, stream);
 }
 
-PackedWeight weight_shape(int n, int k, int order, int head_dim) {
+PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     PackedWeight w;
     w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
+    w.format = static_cast<WeightFormat>(format);
     return w;
 }
 
@@ -177,13 +178,14 @@ public:
           lens_(static_cast<size_t>(num_seqs), context),
           cu_seqlens_(edges_),
           lengths_(lens_),
-          workspace_bytes_(attention_workspace_bytes(heads, int64_t{num_seqs} * context)),
+          workspace_bytes_(
+              attention_workspace_bytes(heads, int64_t{num_seqs} * context, attention_row_floats(heads.head_dim))),
           workspace_(static_cast<size_t>(workspace_bytes_)) {
         args_.q = q_.as<void>(), args_.out = out_.as<void>(), args_.q_stride = args_.out_stride = width_;
         args_.block_table = table_.as<int>(), args_.block_table_stride = per_seq_;
         args_.cu_seqlens_q = cu_seqlens_.as<int>(), args_.context_lens = lengths_.as<int>();
         args_.num_seqs = num_seqs, args_.num_heads = heads.num_heads, args_.num_kv_heads = heads.num_kv_heads;
-        args_.head_dim = heads.head_dim, args_.block_size = block_size;
+        args_.head_dim = args_.value_dim = heads.head_dim, args_.block_size = block_size;
         args_.max_query_len = queries;
         args_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
         args_.type = Type::bf16;
@@ -191,7 +193,7 @@ public:
         int sms = 0;
         check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
         const AttentionWork listed =
-            list_attention_work({num_seqs, edges_.data(), lens_.data()}, heads, {0}, sms, workspace_bytes_);
+            list_attention_work({num_seqs, edges_.data(), lens_.data()}, {{0, heads}}, sms, workspace_bytes_);
         const AttentionList& list = listed.lists[0];
         array_ = std::make_unique<Memory>(listed.array);
         work_ = {array_->as<int4>(),
@@ -199,6 +201,7 @@ public:
                  static_cast<int>(list.num_decode),
                  static_cast<int>(list.prefill_begin),
                  static_cast<int>(list.num_prefill),
+                 list.row_floats,
                  workspace_.as<void>()};
         check(cudaStreamSynchronize(nullptr));
     }
@@ -276,12 +279,13 @@ int bench_read(int64_t bytes, int calls, float* milliseconds) {
     });
 }
 
-// kernel: 0 linear_decode, 1 linear_prefill, 2 linear_sm90. order: RowOrder. norm: with the norm as a prologue.
-int bench_linear(int kernel, int num_tokens, int n, int k, int order, int head_dim, int norm, int out_float32,
-                 int64_t flush_bytes, int calls, float* milliseconds) {
+// kernel: 0 linear_decode, 1 linear_prefill, 2 linear_sm90, 3 linear_split_sm90, 4 what linear_choice.h says. format:
+// WeightFormat, whose bits are of chance, too. order: RowOrder. norm: with the norm as a prologue.
+int bench_linear(int kernel, int format, int num_tokens, int n, int k, int order, int head_dim, int norm,
+                 int out_float32, int64_t flush_bytes, int calls, float* milliseconds) {
     return guarded([&] {
         LinearArgs args;
-        args.weight = weight_shape(n, k, order, head_dim);
+        args.weight = weight_shape(n, k, order, head_dim, format);
         const auto bytes = static_cast<int64_t>(packed_bytes(args.weight));
         const int64_t count = copies(bytes, flush_bytes, calls);
         const Memory weights(Type::bf16, count * bytes / 2, 0.02f), x(Type::bf16, int64_t{num_tokens} * k, 1);
@@ -299,10 +303,10 @@ int bench_linear(int kernel, int num_tokens, int n, int k, int order, int head_d
 }
 
 // How many of the outputs [num_tokens, n] of two kernels differ in a bit.
-int bench_linear_bits(int kernel, int other, int num_tokens, int n, int k, int64_t* unequal) {
+int bench_linear_bits(int kernel, int other, int format, int num_tokens, int n, int k, int64_t* unequal) {
     return guarded([&] {
         LinearArgs args;
-        args.weight = weight_shape(n, k, 0, 0);
+        args.weight = weight_shape(n, k, 0, 0, format);
         const Memory weight(Type::bf16, static_cast<int64_t>(packed_bytes(args.weight)) / 2, 0.02f);
         const Memory x(Type::bf16, int64_t{num_tokens} * k, 1);
         const size_t count = static_cast<size_t>(num_tokens) * static_cast<size_t>(n);
@@ -382,9 +386,13 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
                                  cos_sin.as<float>(),
                                  norm_weight,
                                  norm_weight,
+                                 nullptr,
                                  slot_mapping.as<int64_t>(),
                                  k.as<void>(),
                                  v.as<void>(),
+                                 nullptr,
+                                 0,
+                                 0,
                                  num_heads,
                                  num_kv_heads,
                                  head_dim,
@@ -399,13 +407,13 @@ int bench_rope_store(int num_tokens, int num_heads, int num_kv_heads, int head_d
 }
 
 // Logits as a model's: temperature 0 is greedy.
-int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, int64_t flush_bytes, int calls,
-                 float* milliseconds) {
+int bench_sample(int num_rows, int vocab_size, float temperature, int top_k, float top_p, int64_t flush_bytes,
+                 int calls, float* milliseconds) {
     return guarded([&] {
         const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
         const auto rows = static_cast<size_t>(num_rows);
         const Memory logits(Type::f32, count * elements, 3), ids(4 * rows);
-        const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, 0));
+        const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, top_k));
         const Memory top_ps(std::vector<float>(rows, top_p)), min_ps(std::vector<float>(rows, 0.0f));
         const Memory random_vals(std::vector<float>(rows, 0.5f));
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
@@ -413,6 +421,33 @@ int bench_sample(int num_rows, int vocab_size, float temperature, float top_p, i
                            temperatures.as<float>(), top_ks.as<int>(), top_ps.as<float>(), min_ps.as<float>(),
                            random_vals.as<float>(), ids.as<int>(), nullptr},
                           stream);
+        });
+    });
+}
+
+// Penalties of rows that have as many tokens each, every one of them listed.
+int bench_change_logits(int num_rows, int vocab_size, int num_tokens, int64_t flush_bytes, int calls,
+                        float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
+        std::vector<int> parts, tokens, ids, logits_rows;
+        std::vector<float> penalties;
+        for (int r = 0; r < num_rows; ++r) {
+            parts.insert(parts.end(), {r * num_tokens, (r + 1) * num_tokens, 1});
+            penalties.insert(penalties.end(), {1.1f, 0.5f, 0.25f});
+            for (int i = 0; i < num_tokens; ++i)
+                tokens.insert(tokens.end(), {static_cast<int>(int64_t{i} * vocab_size / num_tokens), i % 3, 0});
+            ids.push_back(r % vocab_size);
+            logits_rows.push_back(r);
+        }
+        const Memory logits(Type::f32, count * elements, 3), rows(parts), listed(tokens), input_ids(ids),
+            at(logits_rows);
+        const Memory factors(penalties);
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return change_logits(
+                {static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size, 0,
+                 rows.as<int>(), factors.as<float>(), listed.as<int>(), input_ids.as<int>(), at.as<int>()},
+                stream);
         });
     });
 }

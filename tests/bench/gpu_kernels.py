@@ -14,8 +14,10 @@ from gpu_measure import Bench, Limits, Reporter, Run, arguments, calls_for, meas
 from gpu_peers import Peers, Runs, find_peers
 
 NATURAL, GATE_UP, ROPE_PAIRS = 0, 1, 2  # RowOrder
-DECODE, PREFILL, SM90 = 0, 1, 2  # kernels of bench_linear
-MAX_DECODE_TOKENS = 96  # as in kernels.h
+DECODE, PREFILL, SM90, SPLIT, CHOSEN = range(5)  # kernels of bench_linear
+MAX_DECODE_TOKENS = 128  # what more are is called a prompt here
+MAX_NORM_TOKENS = 16  # as in kernels.h
+FORMATS = {"int8": (1, 1.0), "int4": (2, 0.5625), "fp8": (3, 1.0)}  # number as in kernels.h, bytes of a weight
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Sizes:
     models: tuple[Model, ...] = (LLAMA_8B, LLAMA_1B)
     decode_tokens: tuple[int, ...] = (1, 8, 16, 64)
     prefill_tokens: tuple[int, ...] = (512, 2048, 8192)
+    quantised_tokens: tuple[int, ...] = (1, 8, 64, 2048)
     batches: tuple[int, ...] = (1, 8, 64, 256)
     contexts: tuple[int, ...] = (1024, 8192)
     prefill_contexts: tuple[int, ...] = (2048, 8192)
@@ -74,8 +77,8 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1024,), (2048,), (1, 64))
-SIMULATED = Sizes((TINY,), (1, 8), (100,), (1, 2), (40,), (24,), (2,))
+QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1, 64), (1024,), (2048,), (1, 64))
+SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,))
 
 
 def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
@@ -83,17 +86,32 @@ def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
     prefill = num_tokens > MAX_DECODE_TOKENS
     written = n // 2 if order == GATE_UP else n
     float32 = which == "lm_head"
-    kernels = (
-        {"infinilm": DECODE} if not prefill else {"infinilm": PREFILL, **({"sm90": SM90} if bench.has_sm90 else {})}
-    )
-    tail = (order, model.head_dim, int(norm and not prefill), int(float32), bench.flush_bytes)
+    kernels = {"infinilm": CHOSEN}
+    if prefill:
+        kernels = {"infinilm": PREFILL, **({"sm90": SM90} if bench.has_sm90 else {})}
+    tail = (order, model.head_dim, int(norm and num_tokens <= MAX_NORM_TOKENS), int(float32), bench.flush_bytes)
     return Row(
         group="prefill linear" if prefill else "decode linear",
         name=f"{model.name} {which}, {num_tokens} tokens",
         num_bytes=2 * n * k + num_tokens * (2 * k + written * (4 if float32 else 2)),
         flops=2 * n * k * num_tokens,
-        ours={name: ("bench_linear", (kernel, num_tokens, n, k, *tail)) for name, kernel in kernels.items()},
+        ours={name: ("bench_linear", (kernel, 0, num_tokens, n, k, *tail)) for name, kernel in kernels.items()},
         peers=lambda p, calls: p.linear(num_tokens, n, k, calls),
+    )
+
+
+def quantised_row(bench: Bench, model: Model, which: str, weight_format: str, num_tokens: int) -> Row:
+    """Without the norm. Its floor has the bytes of the format, and the operations of 16 bits."""
+    n, k, order, _ = model.linears()[which]
+    number, weight_bytes = FORMATS[weight_format]
+    written = n // 2 if order == GATE_UP else n
+    numbers = (CHOSEN, number, num_tokens, n, k, order, model.head_dim, 0, 0, bench.flush_bytes)
+    return Row(
+        group="quantised linear",
+        name=f"{model.name} {which} {weight_format}, {num_tokens} tokens",
+        num_bytes=int(weight_bytes * n * k) + 2 * num_tokens * (k + written),
+        flops=2 * n * k * num_tokens,
+        ours={"infinilm": ("bench_linear", numbers)},
     )
 
 
@@ -128,16 +146,23 @@ def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
         {"infinilm": ("bench_rope_store", (num_tokens, model.heads, model.kv_heads, model.head_dim, 0, flush))},
         copies=True,
     )  # fmt: skip
-    for name, temperature, top_p in (("greedy", 0.0, None), ("top_p 0.9", 1.0, 0.9)):
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, None), ("top_p 0.9", 1.0, 0, 0.9), ("top_k 50", 1.0, 50, None),
+    ):  # fmt: skip
 
         def peers(p: Peers, calls: int, top_p: float | None = top_p) -> Runs:
             return p.sample(num_tokens, vocab, top_p, calls)
 
         yield Row(
             "sampling", f"{name}, {num_tokens} x {vocab}", 4 * num_tokens * vocab, 0,
-            {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_p or 1.0, flush))},
-            peers,
+            {"infinilm": ("bench_sample", (num_tokens, vocab, temperature, top_k, top_p or 1.0, flush))},
+            None if top_k else peers,
         )  # fmt: skip
+    listed = min(500, vocab)
+    yield Row(
+        "sampling", f"penalties, {num_tokens} x {listed} tokens", 20 * num_tokens * listed, 0,
+        {"infinilm": ("bench_change_logits", (num_tokens, vocab, listed, flush))},
+    )  # fmt: skip
     part = vocab // 8  # of eight ranks
     for k in (1, 64):
         yield Row(
@@ -159,6 +184,10 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
         if i == 0:
             for rows in sizes.rows:
                 yield from small_rows(bench, model, rows)
+            for weight_format in FORMATS:
+                for tokens in sizes.quantised_tokens:
+                    linears = [which for which in model.linears() if which != "lm_head"]
+                    yield from (quantised_row(bench, model, w, weight_format, tokens) for w in linears)
 
 
 def measure_row(bench: Bench, peers: Peers | None, limits: Limits, row: Row, rounds: int, reporter: Reporter) -> bool:
@@ -191,8 +220,8 @@ def compare_bits(bench: Bench, reporter: Reporter) -> None:
     reporter.emit("fact", name="linear_decode equals linear_prefill bit for bit", value="no" if unequal else "yes")
     if not bench.has_sm90:
         return reporter.skip("wgmma equals mma.sync bit for bit", "no Hopper GPU")
-    counts = [bench.unequal(PREFILL, SM90, *shape) for shape in shapes]
-    answer = "yes" if not any(counts) else f"no: {sum(counts)} of {sum(t * n for t, n, _ in shapes)} outputs differ"
+    counts = [bench.unequal(PREFILL, kernel, *shape) for kernel in (SM90, SPLIT) for shape in shapes]
+    answer = "yes" if not any(counts) else f"no: {sum(counts)} of {2 * sum(t * n for t, n, _ in shapes)} outputs differ"
     reporter.emit("fact", name="wgmma equals mma.sync bit for bit", value=answer)
     count = sum(
         bench.unequal_attention(c, 8, 2, dim) for c in ((60,) if bench.simulate else (300, 1100)) for dim in (64, 128)

@@ -26,11 +26,12 @@ TYPES = {"i": ctypes.c_int, "q": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last number is `calls`
     "bench_copy": "qi",
     "bench_read": "qi",
-    "bench_linear": "iiiiiiiiqi",
+    "bench_linear": "iiiiiiiiiqi",
     "bench_attention": "iiiiiiiiqi",
     "bench_rms_norm": "iiqi",
     "bench_rope_store": "iiiiiqi",
-    "bench_sample": "iiffqi",
+    "bench_sample": "iififqi",
+    "bench_change_logits": "iiiqi",
 }
 Run = Callable[[], float]  # milliseconds of one call, measured now
 
@@ -70,12 +71,11 @@ class Bench:
         self._check(function, getattr(self.lib, function)(*numbers, ctypes.byref(milliseconds)))
         return milliseconds.value
 
-    def unequal(self, kernel: int, other: int, num_tokens: int, n: int, k: int) -> int:
+    def unequal(self, kernel: int, other: int, num_tokens: int, n: int, k: int, weight_format: int = 0) -> int:
         """How many outputs of two linear kernels differ."""
         count = ctypes.c_int64()
-        self._check(
-            "bench_linear_bits", self.lib.bench_linear_bits(kernel, other, num_tokens, n, k, ctypes.byref(count))
-        )
+        numbers = kernel, other, weight_format, num_tokens, n, k, ctypes.byref(count)
+        self._check("bench_linear_bits", self.lib.bench_linear_bits(*numbers))
         return count.value
 
     def unequal_attention(self, context: int, heads: int, kv_heads: int, head_dim: int) -> int:
@@ -94,7 +94,7 @@ class Bench:
         size, edge, calls = (1 << 16, 64, 1) if self.simulate else (4 << 30, 8192, 3)
         kernels = {"linear_prefill": 1, **({"linear_sm90": 2} if self.has_sm90 else {})}
         products: dict[str, Run] = {
-            name: partial(self.run, "bench_linear", kernel, edge, edge, edge, 0, 0, 0, 0, 0, calls)
+            name: partial(self.run, "bench_linear", kernel, 0, edge, edge, edge, 0, 0, 0, 0, 0, calls)
             for name, kernel in kernels.items()
         }
         if peers:

@@ -1,8 +1,9 @@
 """Conversations of several turns with replicas of the bundled model: `python tests/bench/route_bench.py`.
 
 Each conversation has a topic of its own behind an instruction that all share, and sends all that was said with each
-turn; several run at a time. Printed for each way of routing: the share of prompt tokens that were found in caches, and
-the times to first token of all turns but the first.
+turn; several run at a time. A router and replicas of each way of routing are up together and get the same conversations
+in turns, so that what else the machine does falls on both. Printed for each: the share of prompt tokens that were found
+in caches, and the times to first token of all turns but the first.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def start(replicas: int, routing: str) -> tuple[subprocess.Popen[str], str]:
 
 
 async def converse(
-    session: aiohttp.ClientSession, number: int, turns: int, found: list[tuple[int, int, int, float]]
+    session: aiohttp.ClientSession, number: int, turns: int, words: int, found: list[tuple[int, int, int, float]]
 ) -> None:
     """One conversation; adds (turn, tokens of the prompt, those in the cache, seconds to the first token)."""
-    topic = " ".join(WORDS[(number * 5 + i * (1 + number % 7)) % len(WORDS)] for i in range(16))
+    topic = " ".join(WORDS[(number * 5 + i * (1 + number % 7)) % len(WORDS)] for i in range(words))
     messages = [{"role": "user", "content": f"{SHARED}Tell me about: {topic} {number}."}]
     for turn in range(turns):
         body = {"model": "demo", "messages": messages, "max_tokens": 24, "temperature": 0, "stream": True}
@@ -63,16 +64,10 @@ async def converse(
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And then? {WORDS[turn]}."}]
 
 
-async def run(url: str, conversations: int, turns: int, at_a_time: int) -> list[tuple[int, int, int, float]]:
+async def run(url: str, numbers: range, turns: int, words: int) -> list[tuple[int, int, int, float]]:
     found: list[tuple[int, int, int, float]] = []
-    numbers = iter(range(conversations))
-
-    async def work(session: aiohttp.ClientSession) -> None:
-        for number in numbers:
-            await converse(session, number, turns, found)
-
     async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as session:
-        await asyncio.gather(*(work(session) for _ in range(at_a_time)))
+        await asyncio.gather(*(converse(session, number, turns, words, found) for number in numbers))
     return found
 
 
@@ -83,16 +78,23 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=60)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--at-a-time", type=int, default=6)
+    parser.add_argument("--words", type=int, default=16, help="of the topic of a conversation")
     args = parser.parse_args()
     print("replicas routing       hits   later turns: TTFT p50    mean     p90 ms")
     for replicas in args.replicas:
-        for routing in ("round-robin", "prefix"):
-            process, url = start(replicas, routing)
-            try:
-                found = asyncio.run(run(url, args.conversations, args.turns, args.at_a_time))
-            finally:
+        servers = {routing: start(replicas, routing) for routing in ("round-robin", "prefix")}
+        measured: dict[str, list[tuple[int, int, int, float]]] = {routing: [] for routing in servers}
+        try:
+            for begin in range(0, args.conversations, args.at_a_time):
+                numbers = range(begin, min(begin + args.at_a_time, args.conversations))
+                for routing, (_, url) in servers.items():
+                    measured[routing] += asyncio.run(run(url, numbers, args.turns, args.words))
+        finally:
+            for process, _ in servers.values():
                 process.terminate()
+            for process, _ in servers.values():
                 process.wait()
+        for routing, found in measured.items():
             hits = sum(cached for _, _, cached, _ in found) / sum(tokens for _, tokens, _, _ in found)
             times = sorted(seconds for turn, _, _, seconds in found if turn)
             many = len(times)

@@ -55,6 +55,18 @@ def test_cpu_time_and_no_limits(models: Path) -> None:
     assert "bandwidth" not in done.stdout
 
 
+def test_files_of_other_tools(models: Path, tmp_path: Path) -> None:
+    """They are made here, and are smaller than the plain weights."""
+    out = tmp_path / "out.json"
+    options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--tries", "1", "--weights", "files"]
+    done = run(*options, "--models", str(models), "--sections", "b4", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["files"]
+    assert not found["failures"] and "| infinilm fp8 : infinilm bf16 |" in done.stdout
+    sizes = [found["weight_bytes"][f"infinilm {weights}"] for weights in ("bf16", "fp8", "awq", "gptq")]
+    assert sizes[0] > sizes[1] > max(sizes[2:])
+
+
 def test_what_a_neighbour_costs(models: Path) -> None:
     options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--tries", "1", "--weights", "int8"]
     done = run(*options, "--models", str(models), "--neighbour")
@@ -82,7 +94,10 @@ def test_a_peer_that_is_missing_is_named(models: Path) -> None:
     ("options", "message"),
     [
         (["--engines", "vllm"], "--engines: expected some of infinilm, llama.cpp"),
-        (["--weights", "fp8"], "--weights: expected some of bf16, int8, int4, infinilm, q4_K_M, q4_0, q8_0; got 'fp8'"),
+        (
+            ["--weights", "fp8"],
+            "--weights: expected some of bf16, int8, int4, infinilm, files, q4_K_M, q4_0, q8_0; got 'fp8'",
+        ),
         (["--sections", "b5"], "--sections"),
         (["--rounds", "0"], "must be at least 1"),
         (["--peers-python", "/bin/false"], "--peers-python: /bin/false does not run"),

@@ -358,10 +358,10 @@ def test_queries_are_scaled_by_their_position(tmp_path, key):
         )
 
     scaled = facts()
-    assert scaled.q_rope == 1 and scaled.ropes[0].scale_beta == 0
+    assert set(scaled.q_rope_of_layer) == {1} and scaled.ropes[0].scale_beta == 0
     assert scaled.ropes[1] == scaled.ropes[0]._replace(scale_beta=0.1, scale_positions=32)
     for beta in (0, None):
-        assert facts(llama_4_scaling_beta=beta).q_rope == -1
+        assert facts(llama_4_scaling_beta=beta).q_rope_of_layer[0] == -1
     with pytest.raises(ConfigError, match="original_max_position_embeddings must be an integer"):
         facts(original_max_position_embeddings=None)
     with pytest.raises(ConfigError, match="llama_4_scaling_beta must be a number >= 0; got -1"):
@@ -433,7 +433,7 @@ def test_every_golden_configuration_is_read(folder, caplog):
     text = raw | raw.get("text_config", {})
     assert config.dtype == text.get("dtype", text.get("torch_dtype"))
     for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        assert getattr(config, key) == text[key]
+        assert getattr(config, key) == text.get(key, text.get("num_layers"))
     for key in ("model_type", "architectures"):
         assert getattr(config, key) == raw[key]
     assert config == AutoConfig.from_pretrained(str(folder)) == LlamaConfig.from_dict(config.to_dict())

@@ -220,7 +220,7 @@ def test_build_spec_fills_every_field():
     inv_freq = written["ropes"][0].pop("inv_freq")
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(10) / 10), rtol=5e-7)
     cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0, "owner": -1}
-    alike = {"rope": 0, "q_rope": -1, "experts": False, "cache": cache, "intermediate_size": 0}
+    alike = {"rope": 0, "q_rope": -1, "experts": False, "chunked": False, "cache": cache, "intermediate_size": 0}
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
@@ -271,8 +271,9 @@ def test_build_spec_fills_every_field():
             "top_groups": 1,
             "group_best": 2,
             "beside_mlp": False,
+            "weigh_inputs": False,
         },
-        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1}],
+        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1, "scale_offset": 0}],
         "layers": [{"sliding_window": window, **alike} for window in (0, 0, 9)],
         "layer_scalars": False,
         "per_layer_size": 0,
@@ -299,6 +300,7 @@ def test_build_spec_of_experts():
         "top_groups": 1,
         "group_best": 2,
         "beside_mlp": False,
+        "weigh_inputs": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
 
@@ -322,6 +324,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "top_groups": 2,
         "group_best": 2,
         "beside_mlp": False,
+        "weigh_inputs": False,
     }
     assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
     assert written["attention"]["qk_norm"] == "none"

@@ -133,8 +133,8 @@ BAD = [
     *[(without(LLAMA3, key), f"'{key}' of rope type 'llama3' must be .*; got nothing") for key in list(LLAMA3)[1:]],
     ({**LLAMA3, "low_freq_factor": 0}, "'low_freq_factor' .* must be a number > 0; got 0"),
     (
-        {**LLAMA3, "high_freq_factor": 1.0},
-        r"'high_freq_factor' .* must be a number > low_freq_factor \(1\); got 1.0",
+        {**LLAMA3, "high_freq_factor": 0.9},
+        r"'high_freq_factor' .* must be a number >= low_freq_factor \(1\); got 0.9",
     ),
     ({**LLAMA3, "original_max_position_embeddings": 64.5}, "must be an integer .*; got 64.5"),
     ({**YARN, "factor": 0.9}, "'factor' of rope type 'yarn'"),

@@ -1,5 +1,7 @@
 // InferEngine's joint paths: steps that are aborted, ranks that fail, close, all at any time. The backend computes
 // nothing: it counts, and calls what the test wants to happen inside a step.
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -203,7 +205,11 @@ TEST(an_aborted_step_leaves_the_engine_usable) {
             CHECK(attentions == ranks * (layer + 1) || (ranks > 1 && attentions <= ranks * (layer + 2)));
             check_done(engine->forward(batch));
         }
-        // Before it begins: behind one that runs.
+    }
+    // Before it begins: behind one that runs.
+    for (const auto& [ranks, stages] : {std::pair(1, 1), {2, 1}, {4, 1}, {1, 3}, {2, 2}}) {
+        const auto engine = make_engine(ranks, stages);
+        const Batch batch = step_of_three();
         const auto abort = std::make_shared<StepAbort>();
         abort->request();
         auto first = engine->submit(batch), second = engine->submit(batch, abort), third = engine->submit(batch);
@@ -211,6 +217,30 @@ TEST(an_aborted_step_leaves_the_engine_usable) {
         CHECK(second.get().aborted);
         check_done(third.get());
     }
+}
+
+// The first of two stages begins with a step while the second one is at the step before.
+TEST(stages_compute_at_once) {
+    const auto engine = make_engine(1, 2);
+    std::atomic<int> attentions_of_first{0};
+    std::atomic<bool> waited{false};
+    on_attention = [&](int) {
+        char name[16] = {};
+        pthread_getname_np(pthread_self(), name, sizeof(name));
+        if (std::string(name) == "infinilm-rank0") {
+            ++attentions_of_first;
+        } else if (!waited.exchange(true)) {
+            for (int i = 0; attentions_of_first <= num_layers / 2 && i < 60'000; ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            CHECK(attentions_of_first > num_layers / 2);
+        }
+    };
+    const Batch batch = step_of_three();
+    std::vector<std::future<StepOutput>> steps;
+    for (int i = 0; i < 3; ++i) steps.push_back(engine->submit(batch));
+    for (auto& step : steps) check_done(step.get());
+    on_attention = nullptr;
+    CHECK(waited);
 }
 
 TEST(engine_aborted_closed_and_failed_anytime) {

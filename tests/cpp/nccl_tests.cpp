@@ -165,11 +165,13 @@ TEST(nccl_aborts_in_a_sum) {
 // A kernel that waits for the other ranks, as the stream does whom its rank waits for.
 class WaitingOneShot final : public OneShot {
 public:
-    explicit WaitingOneShot(std::atomic<int>& calls) : calls_(calls) {}
+    WaitingOneShot(std::atomic<int>& calls, bool reached) : calls_(calls), reached_(reached) {}
     void* mailbox() const override { return const_cast<std::atomic<bool>*>(&aborted_); }
     void connect(std::span<void* const> mailboxes) override {
         CHECK(std::ranges::find(mailboxes, mailbox()) != mailboxes.end());
     }
+    void send_proof() override {}
+    bool has_proof() override { return reached_; }
     bool takes(const AddRmsNormParams& p) const override { return p.x.shape(0) < 3; }
     void all_reduce_add_rms_norm(const AddRmsNormParams&) override {
         calls_.fetch_add(1);
@@ -182,41 +184,45 @@ public:
 
 private:
     std::atomic<int>& calls_;
+    const bool reached_;  // by what its peers write
     std::atomic<bool> aborted_{false};
 };
 
-// Ranks in a one-shot sum leave it when another one fails; where one rank cannot have them, none uses them.
+// Ranks in a one-shot sum leave it when another one fails; where one rank cannot have them, or is not reached, none
+// uses them.
 TEST(nccl_one_shot) {
     const Fake fake;
-    for (const bool all_can : {true, false}) {
-        std::atomic<int> calls{0};
-        std::vector<float> data[3];
-        auto group = make_nccl_group(3);
-        const auto errors = run_ranks(3, [&](int rank) {
-            const bool can = all_can || rank != 1;
-            Joined communicator(*group, rank, nullptr, [&]() -> std::unique_ptr<OneShot> {
-                return can ? std::make_unique<WaitingOneShot>(calls) : nullptr;
-            });
-            data[rank].resize(64);
-            const TensorView x = communicator.view(data[rank].data(), DType::float32, {2, 8}), weight = x.select(0, 0);
-            try {
-                if (rank == 2) {
-                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                    throw DeviceError("a fault");
+    for (const bool all_can : {true, false})
+        for (const bool all_reached : {true, false}) {
+            std::atomic<int> calls{0};
+            std::vector<float> data[3];
+            auto group = make_nccl_group(3);
+            const auto errors = run_ranks(3, [&](int rank) {
+                const bool can = all_can || rank != 1;
+                Joined communicator(*group, rank, nullptr, [&]() -> std::unique_ptr<OneShot> {
+                    return can ? std::make_unique<WaitingOneShot>(calls, all_reached || rank != 0) : nullptr;
+                });
+                data[rank].resize(64);
+                const TensorView x = communicator.view(data[rank].data(), DType::float32, {2, 8}),
+                                 weight = x.select(0, 0);
+                try {
+                    if (rank == 2) {
+                        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                        throw DeviceError("a fault");
+                    }
+                    communicator->all_reduce_add_rms_norm(
+                        communicator.backend, {.x = x, .residual = x, .weight = weight, .out = x, .eps = 0});
+                    communicator->check();
+                } catch (...) {
+                    group->abort(std::current_exception());
+                    throw;
                 }
-                communicator->all_reduce_add_rms_norm(communicator.backend,
-                                                      {.x = x, .residual = x, .weight = weight, .out = x, .eps = 0});
-                communicator->check();
-            } catch (...) {
-                group->abort(std::current_exception());
-                throw;
-            }
-        });
-        CHECK(calls == (all_can ? 2 : 0) && is<DeviceError>(errors[2]));
-        for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
-        group.reset();
-        CHECK(fake.live_comms() == 0 && fake.violations() == 0);
-    }
+            });
+            CHECK(calls == (all_can && all_reached ? 2 : 0) && is<DeviceError>(errors[2]));
+            for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
+            group.reset();
+            CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+        }
 }
 
 // Every function that can fail, on rank 1 of 2; rank 0 waits until rank 1's owner aborts.

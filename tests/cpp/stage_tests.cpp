@@ -1,4 +1,4 @@
-// The connections of stages: what goes around, and messages that are not due.
+// The connections of stages: what goes from one to the next, and messages that are not due.
 #include <sys/socket.h>
 
 #include "check.h"
@@ -14,8 +14,9 @@ Tensor filled(int64_t size, float value) {
     return out;
 }
 
-// Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages.
-TEST(stages_hand_on_and_share) {
+// Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages. Nobody waits for the
+// stages behind but where these are full.
+TEST(stages_hand_on) {
     constexpr int num_stages = 3, ranks = 2;
     const auto connections = connect_stages({.num_stages = num_stages});
     std::vector<std::shared_ptr<CommunicatorGroup>> groups;
@@ -25,9 +26,9 @@ TEST(stages_hand_on_and_share) {
         const auto communicator = groups[static_cast<size_t>(stage)]->join(rank, nullptr);
         StageLink link(rank == 0 ? connections[static_cast<size_t>(stage)].get() : nullptr, *communicator);
         for (int step = 0; step < (rounds ? rounds : 60); ++step) {
-            const int64_t size = 1 + step * step * 37, num_rows = 1 + step % 3;
+            const int64_t size = 1 + step * step * 37;
             const int stops_at = step % 7 < num_stages ? step % 7 : -1;
-            const bool has_ids = step % 4 != 0, is_last = stage == num_stages - 1;
+            const bool is_last = stage == num_stages - 1;
             Tensor x = filled(size, 1);
             bool stopped = stage > 0 && !link.receive(x);
             CHECK(stopped == (stops_at >= 0 && stops_at < stage));
@@ -35,25 +36,19 @@ TEST(stages_hand_on_and_share) {
             stopped |= stops_at == stage;
             if (!is_last && stopped) link.stop();
             if (!is_last && !stopped) link.send(filled(size, static_cast<float>(step * 10 + stage + 1)));
-            StageLink::Result own{.stopped = stopped, .ids = {}, .logits = {}};
-            if (is_last && !stopped && has_ids) {
-                own.ids = allocate_host(DType::int32, {num_rows});
-                std::fill_n(own.ids.as<int32_t>(), num_rows, step);
-            }
-            if (is_last && !stopped && step % 5 == 0) {  // columns that are a part of wider rows
-                const Tensor wide = allocate_host(DType::float32, {num_rows, 8});
-                std::fill_n(wide.as<float>(), wide.numel(), static_cast<float>(step));
-                own.logits = Tensor(wide.slice(1, 0, 5), wide.owner);
-            }
-            const StageLink::Result got = link.share(own, is_last, has_ids, num_rows);
-            CHECK(got.stopped == (stops_at >= 0));
-            if (got.stopped) continue;
-            CHECK(!has_ids || got.ids.as<int32_t>()[num_rows - 1] == step);
-            const bool gives_logits = step % 5 == 0 && stage == 0 && rank == 0;
-            CHECK(is_last || static_cast<bool>(got.logits) == gives_logits);
-            if (gives_logits) CHECK(got.logits.shape(1) == 5 && got.logits.as<float>()[4] == static_cast<float>(step));
         }
     }));
+}
+
+// A stage that is ahead goes on while the one behind has not begun.
+TEST(a_stage_does_not_wait_for_the_next) {
+    const auto connections = connect_stages({.num_stages = 2});
+    const auto group = make_in_process_group(1, 1);
+    const auto communicator = group->join(0, nullptr);
+    StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
+    for (int step = 0; step < 3; ++step) first.send(filled(4, static_cast<float>(step)));
+    const Tensor x = filled(4, -1);
+    for (int step = 0; step < 3; ++step) CHECK(second.receive(x) && *x.as<float>() == static_cast<float>(step));
 }
 
 TEST(messages_that_are_not_due) {
@@ -64,7 +59,7 @@ TEST(messages_that_are_not_due) {
         const auto connections = connect_stages({.num_stages = 2});
         StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
         first.send(filled(3, 1));  // of another model
-        CHECK(contains(error_of([&] { second.receive(x); }), "with 16 bytes, and got message 1 of step 0 with 12"));
+        CHECK(contains(error_of([&] { second.receive(x); }), "expected 16 bytes of step 0, and got 12 of step 0"));
     }
     {
         const auto connections = connect_stages({.num_stages = 2});
@@ -76,8 +71,7 @@ TEST(messages_that_are_not_due) {
     StageLink first(connections[0].get(), *communicator), second(connections[1].get(), *communicator);
     connections[0]->abort();
     CHECK(contains(error_of([&] { second.receive(x); }), "stage 0 of the pipeline has ended"));
-    CHECK(contains(error_of([&] { second.share({}, true, false, 0), second.share({}, true, false, 0); }),
-                   "stage 0 of the pipeline has ended"));
+    CHECK(contains(error_of([&] { first.send(x); }), "stage 1 of the pipeline has ended"));
     CHECK(contains(error_of([&] { connect_stages({.num_stages = 2, .stage = 1}); }), "cannot connect the stages"));
 }
 

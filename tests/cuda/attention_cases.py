@@ -39,7 +39,7 @@ def _load(bits: Array, kind: str) -> Array:
 
 def row_floats(head_dim: int) -> int:
     """Of a row of partial results."""
-    return next(width for width in (32, 64, 80, 96, 128, 256) if head_dim <= width) + 4
+    return next(width for width in (32, 64, 80, 96, 128, 256, 512, 576) if head_dim <= width) + 4
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def list_work(
     window: int,
     num_rows: int,
     num_sms: int,
+    values_are_keys: bool = False,
 ) -> Work:
     """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
     capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
@@ -74,8 +75,8 @@ def list_work(
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
-        len(contexts), *pointers[:2], *heads, head_dim, window, num_sms, room, pointers[2], ctypes.c_int64(capacity),
-        pointers[3],
+        len(contexts), *pointers[:2], *heads, head_dim, int(values_are_keys), window, num_sms, room,
+        pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
     assert count == 1 + known.sum(), (count, known)
     decode = array[1 : 1 + known[0]]
@@ -105,6 +106,12 @@ class Case:
     score_cap: float = 0.0
     seed: int = 0
     sinks: bool = False
+    value_dim: int = 0  # a value is so many elements at the end of its key; 0: it is one of its own
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head."""
+        return self.value_dim or self.head_dim
 
 
 class Problem:
@@ -120,6 +127,8 @@ class Problem:
         self.k, self.v = (
             [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
         )
+        if case.value_dim:
+            self.v = [k[..., dim - case.value_dim :] for k in self.k]
         longest = max(c for c, _ in case.sequences)
         block_size = case.block_size or longest
         per_sequence = -(-longest // block_size)
@@ -131,9 +140,12 @@ class Problem:
             for i in range(first // block_size, -(-context // block_size)):
                 self.table[s, i] = block = blocks[s * per_sequence + i]
                 at = np.arange(max(i * block_size, first), min((i + 1) * block_size, context))
-                for cache, values in zip(caches, (self.k, self.v), strict=True):
+                for cache, values in zip(caches, (self.k, self.k if case.value_dim else self.v), strict=True):
                     cache[block][:, at % block_size] = values[s][at].transpose(1, 0, 2)
-        self.caches = [gpu.upload(cache) for cache in caches]
+        self.caches: list[Any] = [gpu.upload(cache) for cache in caches]
+        if case.value_dim:
+            k = self.caches[0]
+            self.caches[1] = Buffer(k.pointer + (dim - case.value_dim) * k.dtype.itemsize, (), k.dtype)
 
     def whole(self) -> list[Part]:
         return [(s, 0, n) for s, (_, n) in enumerate(self.case.sequences)]
@@ -148,17 +160,18 @@ class Problem:
         """
         gpu, case = self.gpu, self.case
         heads, kv_heads = case.heads
-        width, kind = heads * case.head_dim, case.kind
+        width, out_width, kind = heads * case.head_dim, heads * case.out_dim, case.kind
         queries = [end - begin for _, begin, end in parts]
         edges = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-        q_stride, out_stride = width + 2 * kv_heads * case.head_dim + case.pad, width + case.pad
+        q_stride, out_stride = width + 2 * kv_heads * case.head_dim + case.pad, out_width + case.pad
         q = _store(np.full((max(edges[-1], 1), q_stride), np.nan), kind)
         for (s, begin, end), at in zip(parts, edges, strict=False):
             q[at : at + end - begin, :width] = self.q[s][begin:end].reshape(end - begin, width)
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
-        work = list_work(gpu, edges, contexts, case.heads, case.head_dim, case.window, num_rows, num_sms)
+        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.value_dim > 0
+        work = list_work(gpu, edges, contexts, *shape)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
         workspace = gpu.upload(rows)
@@ -169,22 +182,22 @@ class Problem:
         gpu.call(
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
-            len(parts), heads, kv_heads, case.head_dim, self.block_size, max(queries), self.scale,
+            len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, sinks,
         )  # fmt: skip
         got = gpu.download(out)
-        assert (got[[0, -1]] == guard).all() and (got[:, width:] == guard).all(), "wrote outside of out"
+        assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
         for buffer in (out, workspace, *inputs, *([] if sinks is None else [sinks])):
             gpu.free(buffer)
-        values = got[1:-1, :width].view(np.float32) if kind == "f32" else got[1:-1, :width]
-        return np.split(values.reshape(-1, heads, case.head_dim), edges[1:-1])
+        values = got[1:-1, :out_width].view(np.float32) if kind == "f32" else got[1:-1, :out_width]
+        return np.split(values.reshape(-1, heads, case.out_dim), edges[1:-1])
 
     def check(self, got: list[Array]) -> None:
         """Against float64.
 
-        Weights and outputs are rounded to the type: that bounds every element; being independent, their errors
-        average to no more than the rounding of out by norm. The rest are float32 sums, as in tests/ops.
+        Weights, and so their sum, and outputs are rounded to the type: that bounds every element; being independent,
+        their errors average to no more than the rounding of out by norm. The rest are float32 sums, as in tests/ops.
         """
         case, unit = self.case, UNIT[self.case.kind]
         for bits, q, k, v in zip(got, self.q, self.k, self.v, strict=True):
@@ -198,7 +211,7 @@ class Problem:
             tiny = 2.0**-25 * len(k) * np.abs(_load(v, case.kind)).max()  # weights below f16's normal numbers
             error = np.abs(_load(bits, case.kind) - want)
             assert np.isfinite(error).all(), f"{case}: not finite"
-            bound = unit * (rounded + np.abs(want)) + 4 * sums + tiny
+            bound = unit * (rounded + 2 * np.abs(want)) + 4 * sums + tiny
             assert (error <= bound).all(), f"{case}: worst error {(error / bound).max():.3g} of its bound"
             norms = [float(np.linalg.norm(x)) for x in (error, want, sums)]
             assert norms[0] <= 2 * unit * norms[1] + norms[2], f"{case}: relative norm {norms[0] / norms[1]:.3g}"

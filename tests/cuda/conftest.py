@@ -1,12 +1,14 @@
 """Fixtures for kernels on the CPU emulator.
 
 The quick suite builds everything plain; `pytest tests/cuda -m sanitizer` runs the AddressSanitizer and ThreadSanitizer
-matrix, which is skipped otherwise. With INFINILM_TEST_GPU=1 the same cases run on the GPU of this machine.
+matrix, which is skipped otherwise. With INFINILM_TEST_GPU=1 the same cases run on the GPU of this machine; and where
+INFINILM_TEST_NCCL names a libnccl.so.2 (2.30 or later), those of several ranks use it, all on that one GPU.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +23,15 @@ for folder in (HERE, HERE.parent / "dist"):
         sys.path.insert(0, str(folder))
 
 import nvcc_build  # noqa: E402
-from cpp_build import FAKE_NCCL, Builder  # noqa: E402
+from cpp_build import FAKE_NCCL, WATCHED_NCCL, Builder  # noqa: E402
 from emulation import BACKEND, ON_GPU, ROOT, Outcome, Run, Worker, load_build  # noqa: E402
 
 SIMULATED = {
     f"INFINILM_EMULATOR_{name}" for name in ("CC", "DEVICES", "MEMORY_MB", "UNCAPTURABLE_KERNEL")
 }  # what no GPU can be told
+NCCL = os.environ.get("INFINILM_TEST_NCCL") if ON_GPU else None  # the real one
+# What is set for a case of several ranks, and holds or says nothing where they share a GPU (kernels/one_gpu.cpp).
+SHARED = {f"INFINILM_EMULATOR_{name}" for name in ("DEVICES", "SMS", "PEERS", "STREAMS")}
 
 # Tests that plant a fault, or that count free memory, which on a GPU is everybody's.
 EMULATED = {
@@ -36,6 +41,8 @@ EMULATED = {
     "test_a_fault_in_an_op",
     "test_nothing_to_pin",
     "test_a_rank_that_fails",
+    "test_only_its_own_devices",
+    "test_the_rest",
 }
 
 
@@ -62,7 +69,7 @@ def _for_the_emulator(item: pytest.Item) -> bool:
     """Whether a test says nothing of a GPU: no kernel runs, it plants a mistake, or it is another schedule."""
     parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     device = nvcc_build.find_device()
-    hopper = parameters.get("kernel") == "sm90" or "hopper.cu" in tuple(parameters.get("case", ()))
+    hopper = parameters.get("kernel") in ("sm90", "split") or "hopper.cu" in tuple(parameters.get("case", ()))
     return (
         "emulate" not in getattr(item, "fixturenames", ())
         or "sanitizer" in item.keywords
@@ -84,8 +91,16 @@ def emulator_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def fake_nccl(emulator_cache: Path) -> str:
-    """NCCL's functions over the simulated device, as the C++ tests of communicators have them."""
-    return str(Builder(emulator_cache, "plain").library([FAKE_NCCL], "fake-nccl"))
+    """NCCL's functions over the simulated device, as the C++ tests of communicators have them; or NCCL's own."""
+    source, name = (WATCHED_NCCL, "watched-nccl") if NCCL else (FAKE_NCCL, "fake-nccl")
+    return str(Builder(emulator_cache, "plain").library([source], name))
+
+
+@pytest.fixture(scope="session")
+def one_gpu(emulator_cache: Path) -> dict[str, str]:
+    """The environment of a process that sees one GPU as several, and whose NCCL takes it for several ranks."""
+    library = nvcc_build.build([HERE / "kernels/one_gpu.cpp"], emulator_cache)
+    return {"LD_PRELOAD": str(library), "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
 
 
 @pytest.fixture(scope="session")
@@ -116,9 +131,14 @@ def emulator_workers() -> Iterator[dict[str | None, Worker]]:
 
 
 @pytest.fixture
-def emulate(build_library: Callable[..., Path], emulator_workers: dict[str | None, Worker]) -> Run:
+def emulate(
+    request: pytest.FixtureRequest,
+    build_library: Callable[..., Path],
+    emulator_workers: dict[str | None, Worker],
+) -> Run:
     """`emulate(sources, "module:case", sanitize=, schedule=, settings=, **parameters)`: build, run, say how it went."""
     builder: Any = nvcc_build if ON_GPU else load_build()
+    several_ranks = NCCL is not None and "fake_nccl" in request.fixturenames
 
     def run(
         sources: Sequence[str | Path],
@@ -131,22 +151,25 @@ def emulate(build_library: Callable[..., Path], emulator_workers: dict[str | Non
         ucontext: bool = False,
         **parameters: Any,
     ) -> Outcome:
-        if ON_GPU and not SIMULATED.isdisjoint(settings or {}):
+        shared = several_ranks and SHARED.issuperset(settings or {})
+        if ON_GPU and not shared and not SIMULATED.isdisjoint(settings or {}):
             pytest.skip("about a simulated device")
         paths = tuple(HERE / "kernels" / s if isinstance(s, str) else s for s in sources)
         library = build_library(paths, sanitize, ucontext)
         if nvcc_build.PREPARE:
             pytest.skip("built, for a GPU that is elsewhere")
-        if sanitize not in emulator_workers:
-            emulator_workers[sanitize] = Worker(sanitize, builder.environment(sanitize))
+        worker = "one GPU" if shared else sanitize
+        if worker not in emulator_workers:
+            more = request.getfixturevalue("one_gpu") if shared else builder.environment(sanitize)
+            emulator_workers[worker] = Worker(sanitize, more)
         environment = {
             "INFINILM_CUDA_LIBRARY": str(library),  # what infinilm opens, if it is the whole backend
             "INFINILM_EMULATOR_SCHEDULE": schedule,
             **(settings or {}),
         }
-        outcome = emulator_workers[sanitize].run(library, case, environment, parameters, timeout)
+        outcome = emulator_workers[worker].run(library, case, environment, parameters, timeout)
         if ON_GPU and not outcome.ok:
-            emulator_workers[sanitize].stop()  # a fault of the device stays with the process
+            emulator_workers[worker].stop()  # a fault of the device stays with the process
         return outcome
 
     return run

@@ -32,7 +32,7 @@ BACKEND = (
     *sorted((ROOT / "cuda").glob("*.cu")),
     *(
         ROOT / f"cuda/{name}.cpp"
-        for name in ("backend", "graph", "grouped", "library", "peers", "sampling_host", "transfers")
+        for name in ("backend", "graph", "grouped", "library", "mixing_host", "peers", "sampling_host", "transfers")
     ),
     ROOT / "src/core/tensor.cpp",
     ROOT / "src/ops/backend_defaults.cpp",
@@ -41,7 +41,7 @@ BACKEND = (
 LINEARS = tuple(
     ROOT / f"cuda/linear_{name}.cu"
     for name in (
-        *("decode", "prefill", "sm90", "sm90_quantised"),
+        *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90"),
         *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4"),
     )
 )

@@ -32,6 +32,7 @@ def route(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         tokens, experts, top_k, groups = (shape[name] for name in ("tokens", "experts", "top_k", "groups"))
         logits = normal(shape["seed"], tokens, experts) * np.float32(3)
         bias = normal(shape["seed"] + 1, experts) if shape["corrected"] else None
+        scales = normal(shape["seed"] + 2, experts) if shape["scaled"] else None
         is_bad = np.zeros(tokens, bool)
         if tokens > 2:
             is_bad[[0, tokens - 1]] = True
@@ -42,7 +43,8 @@ def route(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         gpu.call(
             "run_route", given.pointer, _long(given.stride), None if bias is None else gpu.upload(bias), ids,
             _long(top_k + 2), weights.pointer, _long(weights.stride), tokens, experts, top_k, int(shape["sigmoid"]),
-            int(shape["normalize"]), 2.5, groups, shape["top_groups"],
+            int(shape["normalize"]), 2.5, groups, shape["top_groups"], shape["group_best"],
+            None if scales is None else gpu.upload(scales),
         )  # fmt: skip
         got_ids, got = gpu.download(ids), weights.get()
         assert (got_ids[:, top_k:] == -7).all()
@@ -51,10 +53,12 @@ def route(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         assert np.isnan(got[is_bad]).all()
         wide = logits[~is_bad].astype(np.float64)
         scores = 1 / (1 + np.exp(-wide)) if shape["sigmoid"] else oracle.softmax(wide)
-        want_ids = oracle.best_experts(scores if bias is None else scores + bias, top_k, groups, shape["top_groups"])
+        choice = scores if bias is None else scores + bias
+        want_ids = oracle.best_experts(choice, top_k, groups, shape["top_groups"], shape["group_best"])
         np.testing.assert_array_equal(got_ids[~is_bad], want_ids)
         want = np.take_along_axis(scores, want_ids, 1)
         want = want / want.sum(1, keepdims=True) if shape["normalize"] else want
+        want = want if scales is None else want * scales[want_ids]
         assert_close(got[~is_bad], want * 2.5, "f32", experts)
         gpu.close()
 

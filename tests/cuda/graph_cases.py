@@ -13,7 +13,7 @@ from threading import Event
 from typing import Any
 
 import numpy as np
-from device_cases import make_model
+from device_cases import MODELS, make_model
 from emulation import HERE, ON_GPU, Gpu
 from numpy.typing import NDArray
 
@@ -46,6 +46,7 @@ class Sequences:
     num_seqs: int = 4
     block_size: int = 16
     max_len: int = 320
+    has_states: bool = False
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class Sequences:
         self.blocks_per_seq = -(-self.max_len // self.block_size)
         self.num_blocks = self.num_seqs * self.blocks_per_seq
         self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
+
+    def states(self, seqs: list[int], before: NDArray[np.int64]) -> dict[str, Any]:
+        """Of models with layers that have a state: that of a sequence has its number."""
+        own = np.array(seqs, np.int32)
+        return {"state_in": np.where(before == 0, np.int32(-1), own), "state_out": own}
 
     def batch(
         self,
@@ -64,11 +70,13 @@ class Sequences:
         logits: bool = True,
         top_k: int | None = None,
         masked: bool = False,
+        changed: bool = False,
         previous_rows: list[int] | None = None,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
         top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
+        changed: some rows have biases and penalties.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -94,6 +102,9 @@ class Sequences:
             self.masks = oracle.random_mask(self.rng, num_rows, self.vocab_size)
             self.masks.allowed_row[0] = self.rng.integers(5)
             draws = draws | {"allowed": self.masks.allowed, "allowed_row": self.masks.allowed_row}
+        if changed:
+            self.changes = oracle.random_changes(self.rng, num_rows, self.vocab_size)
+            draws = draws | self.changes
         self.arrays: dict[str, Any] = {
             "input_ids": self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
             "positions": positions.reshape(-1).astype(np.int32),
@@ -105,6 +116,7 @@ class Sequences:
             "previous_rows": None if previous_rows is None else np.array(previous_rows, np.int32),
             "return_logits": logits,
             **draws,
+            **(self.states(seqs, before) if self.has_states else {}),
         }
         return _core.Batch(**self.arrays)
 
@@ -121,7 +133,8 @@ class Twins:
     def __init__(
         self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
     ) -> None:
-        model = make_model(name, Path(folder), num_hidden_layers=1)
+        self.has_states = "full_attention_interval" in MODELS[name]
+        model = make_model(name, Path(folder), num_hidden_layers=2 if self.has_states else 1)
         self.recording, self.eager = (
             open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
@@ -129,9 +142,10 @@ class Twins:
 
     def reset(self, **sequences: int) -> None:
         """New sequences in a new cache."""
-        self.sequences = Sequences(self.recording.spec.vocab_size, **sequences)
+        self.sequences = Sequences(self.recording.spec.vocab_size, has_states=self.has_states, **sequences)
+        num_states = self.sequences.num_seqs if self.has_states else 0
         for engine in (self.recording, self.eager):
-            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size)
+            engine.reset_cache(self.sequences.num_blocks, self.sequences.block_size, num_states=num_states)
 
     def step(self, seqs: list[int], count: int = 1, **options: Any) -> None:
         batch = self.sequences.batch(seqs, count, **options)
@@ -218,6 +232,33 @@ def masks(_: Gpu, folder: str) -> None:
     twins.close()
 
 
+def changes(_: Gpu, folder: str) -> None:
+    """Steps with biases and penalties are graphs, whatever their lists hold; ids are those of the CPU."""
+    twins = Twins(folder, "llama", "bfloat16")
+    twins.step([0, 1, 2, 3], 30, changed=True)
+    for _ in range(4):  # lists that are longer than those before take memory, which ends graphs
+        twins.step([0, 1, 2, 3], changed=True)
+    recorded, launched, _ = twins.counts()
+    for more in (1, 2, 3):
+        twins.step([3, 1, 0, 2], changed=True, logits=False)
+        assert twins.counts()[:2] == (recorded, launched + more)
+    for masked in (False, True):
+        plain = twins.sequences.batch([0, 1, 2, 3], masked=masked)
+        draws, own = twins.sequences.draws, twins.sequences.arrays
+        logits = outputs(twins.eager, plain)[1]
+        lists = oracle.random_changes(twins.sequences.rng, 4, twins.sequences.vocab_size)
+        assert logits is not None
+        for engine in (twins.recording, twins.eager):
+            ids = outputs(engine, _core.Batch(**own | lists))[0]  # the same step again
+            want = np.empty(4, np.int32)
+            columns = [oracle.change_logits(logits, lists, own["input_ids"]), *draws.values(), want]
+            mask = [None, own["allowed"], own["allowed_row"]] if masked else []
+            arrays = [None if x is None else _core.from_numpy(x) for x in (*columns, *mask)]
+            _core.Backend("cpu", num_threads=1).sample(*arrays)
+            assert ids is not None and ids.tolist() == want.tolist()
+    twins.close()
+
+
 def check_masks(twins: Twins, seqs: list[int]) -> None:
     """Ids are what the CPU draws from the same logits."""
     batch = twins.sequences.batch(seqs, masked=True)
@@ -265,7 +306,7 @@ def ahead(_: Gpu, folder: str) -> None:
 
 def run_ahead(twins: Twins) -> None:
     """A step that waits for its masks, and behind it others whose tokens are those of the step before."""
-    options: dict[str, Any] = {"logits": False, "top_k": 5}
+    options: dict[str, Any] = {"logits": False, "top_k": 5, "changed": True}
     for masked in (True, False):  # both shapes are recorded; masks take memory, which ends graphs
         for _ in range(3):
             twins.step([0, 1, 2], masked=masked, **options)

@@ -1,4 +1,5 @@
-"""Cases for linear_decode: every prologue and epilogue against float64, and bits that must not depend on the call.
+"""Cases for linear_decode and linear_split_sm90: every prologue and epilogue against float64, and bits that must not
+depend on the call.
 
 A `Spec` is one call. Activations and outputs have strides larger than their width; what lies between, and the rows
 behind, must stay as it was.
@@ -18,6 +19,8 @@ from packing import ORDERS, TYPES, pack
 
 F64 = np.float64
 EPS = 1e-5
+KERNELS = ("decode", "split")  # the numbers of linear_decode_api.cu
+MAX_TOKENS, MAX_NORM_TOKENS = 96, 16  # of linear_decode
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Spec:
     pad: int = 8  # elements between rows
     sms: int = 4  # of the simulated device; more of them give smaller groups of rows
     seed: int = 0
+    kernel: str = "decode"
 
     @property
     def features(self) -> int:
@@ -104,7 +108,7 @@ def run(gpu: Gpu, s: Spec, inputs: Inputs, first: int = 0, x: Array | None = Non
         return gpu.upload(array) if condition else None
 
     gpu.call(
-        "run_linear_decode", TYPES.index(s.kind), dx, s.k + s.pad, s.num_tokens,
+        "run_linear_decode", KERNELS.index(s.kernel), TYPES.index(s.kind), dx, s.k + s.pad, s.num_tokens,
         weight, given(s.bias, inputs.bias), s.features, s.k, ORDERS.index(s.order), head_dim,
         given(s.norm, inputs.norm_weight), EPS, residual.pointer if s.residual else None, residual.stride,
         out.pointer, out.stride, int(s.float32),
@@ -197,11 +201,13 @@ def make_spec(parameters: dict[str, Any]) -> Spec:
 
 def rows_alone(gpu: Gpu, kind: str, k: int, n: int, norm: bool) -> None:
     """A row's bits do not depend on how many share the call, on where it stands, or on the number of SMs."""
-    largest = Spec(96, k, n, kind, float32=True, bias=True, norm=norm, sms=132)
+    most = MAX_NORM_TOKENS if norm else MAX_TOKENS
+    largest = Spec(most, k, n, kind, float32=True, bias=True, norm=norm, sms=132)
     inputs = Inputs(largest)
     expected = run(gpu, largest, inputs).out
     for sms in (1, 132):
         for first, count in [(0, 96), (95, 1), (3, 8), (80, 16), (61, 17), (31, 33), (30, 65)]:
+            first, count = first % most, min(count, most - first % most)
             spec = replace(largest, num_tokens=count, sms=sms)
             assert_bitwise(run(gpu, spec, inputs, first).out, expected[first : first + count])
 

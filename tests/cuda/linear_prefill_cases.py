@@ -11,7 +11,7 @@ from emulation import ON_GPU, Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
 from packing import ORDERS, pack
 
-KERNELS = ("prefill", "sm90", "decode")  # the numbers of linear_prefill_api.cu
+KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefill_api.cu
 MAX_DECODE_TOKENS = 96
 SLICES = 8
 F64 = np.float64

@@ -12,8 +12,9 @@ from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, enc
 from packing import ORDERS
 from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
 
-KERNELS = ("prefill", "sm90", "decode")  # the numbers of linear_quantised_api.cu
+KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
 MAX_DECODE_TOKENS, MAX_NORM_TOKENS = 64, 8
+SPLIT_FORMATS = ("int8", "fp8")
 EPS = 1e-5
 F64 = np.float64
 
@@ -97,6 +98,8 @@ class Linear:
 def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
     """Outputs are right, and nothing but them is written."""
     for shape in shapes:
+        if kernel == "split" and shape["name"] not in SPLIT_FORMATS:
+            continue
         linear = Linear(**shape)
         linear.check(linear.run(gpu, kernel))
 
@@ -108,7 +111,8 @@ def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> 
     assert_bitwise(linear.run(gpu, "sm90"), whole)
     for first, tokens in parts:
         for kernel in KERNELS:
-            if kernel != "decode" or tokens <= MAX_DECODE_TOKENS:
+            takes = {"decode": tokens <= MAX_DECODE_TOKENS, "split": linear.name in SPLIT_FORMATS}
+            if takes.get(kernel, True):
                 assert_bitwise(linear.run(gpu, kernel, first, tokens), whole[first : first + tokens])
 
 

@@ -13,7 +13,9 @@ from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, enc
 F64 = np.float64
 Shape = dict[str, Any]
 EPS = 1e-6
-CAPACITY = 256 << 10
+ONE_SHOT, TWO_SHOT = 256 << 10, 512 << 10  # longest messages
+Ways = tuple[int, int]
+WAYS: dict[str, Ways] = {"one": (ONE_SHOT, 0), "two": (0, TWO_SHOT), "by size": (4096, TWO_SHOT)}
 
 
 @dataclass
@@ -43,9 +45,16 @@ def make(kind: str, size: int, hidden: int, num_tokens: list[int], seed: int, sc
 
 
 def run(
-    gpu: Gpu, ranks: Ranks, pad: int = 0, replays: int = 0, seed: int = 0, absent: int = -1, last_round: int = 0
+    gpu: Gpu,
+    ranks: Ranks,
+    pad: int = 0,
+    replays: int = 0,
+    seed: int = 0,
+    absent: int = -1,
+    last_round: int = 0,
+    way: str = "one",
 ) -> list[tuple[Array, Array]]:
-    """(residual, out) of each rank afterwards; workspaces look as if `last_round` had been the last."""
+    """(residual, out) of each rank afterwards; workspaces look as if `last_round` had been the last exchange."""
     size, (rows, hidden), kind = len(ranks.x), ranks.residual.shape, ranks.kind
     count = ctypes.c_int()
     gpu.check(gpu.lib.cudaGetDeviceCount(ctypes.byref(count)))
@@ -53,7 +62,8 @@ def run(
     workspaces, frames, weights = [], [], []
     for r in range(size):
         gpu.call("cudaSetDevice", r % count.value)
-        workspaces.append(gpu.upload(np.full(gpu.lib.workspace_bytes(size, CAPACITY) // 4, last_round, np.uint32)))
+        num_bytes = gpu.lib.workspace_bytes(size, *WAYS[way])
+        workspaces.append(gpu.upload(np.full(num_bytes // 4, last_round, np.uint32)))
         weights.append(gpu.upload(ranks.weight))
         x, residual = of(gpu, ranks.x[r], kind, 2 * pad), of(gpu, ranks.residual, kind, 3 * pad)
         frames.append((x, residual, Frame(gpu, kind, (rows, hidden), pad)))
@@ -66,7 +76,7 @@ def run(
     strides = [ctypes.c_int64(frame.stride) for frame in frames[0]]
     num_tokens = (ctypes.c_int * len(ranks.num_tokens))(*ranks.num_tokens)
     gpu.call(
-        "run_ranks", size, CAPACITY, pointers([w.pointer for w in workspaces]), *tensors,
+        "run_ranks", size, *WAYS[way], pointers([w.pointer for w in workspaces]), *tensors,
         pointers([w.pointer for w in weights]), *strides, hidden, EPS, KINDS.index(kind), ranks.max_tokens,
         len(ranks.num_tokens), num_tokens, replays, seed, absent,
     )  # fmt: skip
@@ -127,47 +137,49 @@ def rounds(gpu: Gpu, shapes: list[Shape]) -> None:
     """Rounds of any lengths one after the other, ranks delayed at random."""
     for shape in shapes:
         ranks = make(shape["kind"], shape["size"], shape["hidden"], shape["num_tokens"], shape["seed"], shape["scale"])
-        check(gpu, ranks, run(gpu, ranks, shape["pad"], seed=shape["seed"]))
+        check(gpu, ranks, run(gpu, ranks, shape["pad"], seed=shape["seed"], way=shape["way"]))
 
 
 def alone(gpu: Gpu, kind: str, size: int, hidden: int) -> None:
-    """A row has the bits it has among others."""
+    """A row has the bits it has among others, whichever way the sums go."""
     among = make(kind, size, hidden, [7], seed=3)
     residual, out = run(gpu, among)[0]
     row = slice(4, 5)
     single = Ranks(kind, [x[row] for x in among.x], among.residual[row], among.weight, [1])
-    got = run(gpu, single)[0]
-    assert_bitwise(got[0], residual[row])
-    assert_bitwise(got[1], out[row])
+    for way in WAYS:
+        got = run(gpu, single, way=way)[0]
+        assert_bitwise(got[0], residual[row])
+        assert_bitwise(got[1], out[row])
 
 
-def replays(gpu: Gpu, kind: str, size: int, times: int) -> None:
+def replays(gpu: Gpu, kind: str, size: int, times: int, way: str) -> None:
     """A graph of an odd number of rounds, launched many times: the residual grows by the same sum each time."""
-    ranks = make(kind, size, 72, [3, 1, 2], seed=5)
-    check(gpu, ranks, run(gpu, ranks, replays=times), times)
+    ranks = make(kind, size, 1000 if way == "by size" else 72, [3, 1, 2], seed=5)
+    check(gpu, ranks, run(gpu, ranks, replays=times, way=way), times)
 
 
-def counters_wrap(gpu: Gpu) -> None:
-    """The number of a round goes from 2^32 - 1 to 0."""
+def counters_wrap(gpu: Gpu, way: str) -> None:
+    """The number of an exchange goes from 2^32 - 1 to 0."""
     ranks = make("bf16", 3, 72, [2, 1, 2, 2, 1], seed=6)
-    check(gpu, ranks, run(gpu, ranks, last_round=2**32 - 3))
+    check(gpu, ranks, run(gpu, ranks, last_round=2**32 - 3, way=way))
 
 
-def abort(gpu: Gpu, size: int) -> None:
+def abort(gpu: Gpu, size: int, way: str) -> None:
     """One rank never comes: the others give up when told, and leave their tensors alone."""
     ranks = make("bf16", size, 64, [2], seed=7)
-    for rank, (residual, out) in enumerate(run(gpu, ranks, absent=size - 1)):
+    for rank, (residual, out) in enumerate(run(gpu, ranks, absent=size - 1, way=way)):
         assert_bitwise(residual, ranks.residual)
         assert np.isnan(decode(out, "bf16")).all(), rank
 
 
 def refusals(gpu: Gpu) -> None:
     """Arguments that no launch can take."""
-    good = {"size": 2, "rank": 0, "capacity": 4096, "tokens": 0, "hidden": 64, "kind": 1}
+    good = {"size": 2, "rank": 0, "one": 4096, "two": 0, "tokens": 0, "hidden": 64, "kind": 1}
     gpu.call("launch_alone", *good.values())
     for wrong in (
-        {"size": 9}, {"size": 0}, {"rank": 2}, {"rank": -1}, {"capacity": 4000}, {"tokens": 33}, {"hidden": 0},
-        {"tokens": 32, "hidden": 65}, {"tokens": 17, "kind": 0}, {"tokens": -1},
+        {"size": 9}, {"size": 0}, {"rank": 2}, {"rank": -1}, {"one": 4000}, {"two": 4000}, {"tokens": 33},
+        {"hidden": 0}, {"tokens": 32, "hidden": 65}, {"tokens": 17, "kind": 0}, {"tokens": -1},
+        {"one": 2048, "two": 4096, "tokens": 33}, {"one": 2048, "two": 4096, "tokens": 32, "hidden": 65},
     ):  # fmt: skip
         try:
             gpu.call("launch_alone", *{**good, **wrong}.values())

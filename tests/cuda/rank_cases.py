@@ -4,15 +4,18 @@ and in one kernel.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from device_cases import EPSILON, make_model
-from emulation import Gpu
+from emulation import ON_GPU, Gpu
 from numpy.typing import NDArray
 
 import infinilm
@@ -23,6 +26,7 @@ from infinilm.config.families import build_spec
 from infinilm.devices.system import device_free_memory
 
 MAX_LEN = 64
+LYING = "2"  # INFINILM_EMULATOR_PEERS: devices that only say that they reach each other
 
 
 class FakeNccl:
@@ -57,6 +61,10 @@ class FakeNccl:
     def fail(self, function: str, rank: int, result: int) -> None:
         """From now on this function returns `result` on the rank; 0: no more."""
         self._library.fake_nccl_fail(function.encode(), rank, result)
+
+    def linger(self, milliseconds: int) -> None:
+        """From now on NCCL's own threads take so long until they add work to a stream or to what it captures."""
+        self._library.fake_nccl_linger(milliseconds)
 
     def check(self) -> None:
         """NCCL was used as it allows, and nothing of it is left."""
@@ -173,6 +181,18 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
     assert after == before
 
 
+@contextlib.contextmanager
+def redirected(number: int, file: IO[bytes]) -> Iterator[None]:
+    """What the process writes to this file descriptor goes to a file."""
+    kept = os.dup(number)
+    os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+
+
 def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: int, nccl: str) -> None:
     """Sums over the host, over NCCL and in one kernel, with hooks and without: the same logits, bit for bit."""
     fake = FakeNccl(nccl)
@@ -180,9 +200,12 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
     engine = open_engine(model, dtype, tp_size)
     ids, logits = run_steps(engine)
     engine.close()
-    for peers in ("1", "0"):
+    for peers in ("1", "0") if ON_GPU else ("1", "0", LYING):
         os.environ["INFINILM_EMULATOR_PEERS"] = peers
-        engine = open_engine(model, dtype, tp_size, [f"cuda:{rank}" for rank in range(tp_size)])
+        with tempfile.TemporaryFile() as said, redirected(2, said):
+            engine = open_engine(model, dtype, tp_size, [f"cuda:{rank}" for rank in range(tp_size)])
+            said.seek(0)
+            assert (b"sums of all ranks go over NCCL instead" in said.read()) == (peers == LYING)
         for hooked in (False, True) if peers == "1" else (False,):
             engine.set_hooks(lambda _name, _layer, _tensor, _rank: None, ["layer0_o_proj"] if hooked else [])
             fake.calls(0)

@@ -46,6 +46,7 @@ def _norm(
     multiplier: float = 1.0,
     bias: Array | None = None,
     mean_square: Array | None = None,
+    scale: float = 1.0,
 ) -> list[Array]:
     rows, width = x.shape
     out = Frame(gpu, kind, x.shape, pad) if not in_place else None
@@ -55,7 +56,8 @@ def _norm(
     vectors = [None if vector is None else gpu.upload(vector) for vector in (weight, bias, mean_square)]
     gpu.call(
         "norm_rows", dx.pointer, total.pointer if total else None, *vectors, target.pointer, _long(dx.stride),
-        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, multiplier, KINDS.index(kind),
+        _long(total.stride if total else 0), _long(target.stride), rows, width, EPS, multiplier, scale,
+        KINDS.index(kind),
     )  # fmt: skip
     return [target.get(), *([total.get()] if total else [])]
 
@@ -119,7 +121,7 @@ def mean_square(gpu: Gpu, shapes: list[Shape]) -> None:
             nothing = (None, None)
             gpu.call(
                 "norm_rows", dx.pointer, None, *nothing, out, dx.pointer, *strides, rows, width, EPS, 0.5,
-                KINDS.index(kind),
+                1.0, KINDS.index(kind),
             )  # fmt: skip
             assert_bitwise(dx.get(), x)
             halves = gpu.download(out)
@@ -137,6 +139,9 @@ def add_rms_norm(gpu: Gpu, shapes: list[Shape]) -> None:
             x, exact = _stored(seed + 1, kind, rows, width)
             residual, residual_exact = _stored(seed + 2, kind, rows, width)
             product = exact.astype(np.float32) * multiplier
+            scaled = (residual_exact.astype(np.float32) + product) * np.float32(0.3)
+            _, added = _norm(gpu, kind, x, residual, None, pad, True, float(multiplier), scale=0.3)
+            assert_bitwise(added, encode(scaled, kind))
             total = encode(residual_exact.astype(np.float32) + product, kind)
             out, added = _norm(gpu, kind, x, residual, weight, pad, False, float(multiplier))
             assert_bitwise(added, total)
@@ -170,17 +175,21 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
         assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()
 
 
-def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int) -> list[Array]:
-    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows."""
+def _rope_call(gpu: Gpu, kind: str, shape: Shape, data: dict[str, Any], pad: int, has_v: bool = True) -> list[Array]:
+    """[qkv, k_cache, v_cache] afterwards; caches as [.., head_dim] rows. data may have v_norm and q_turned."""
     heads, kv_heads, head_dim, block_size = (shape[n] for n in ("heads", "kv_heads", "head_dim", "block_size"))
     qkv = of(gpu, data["qkv"], kind, pad)
     caches = [of(gpu, data["cache"], kind) for _ in range(2)]
     norms = [gpu.upload(data[n]) if shape["norm"] else None for n in ("q_norm", "k_norm")]
     cos_sin = gpu.upload(data["cos_sin"]) if shape["rotary_dim"] else None
     slots = None if data["slots"] is None else gpu.upload(data["slots"])
+    v_norm = gpu.upload(data["v_norm"]) if "v_norm" in data else None
+    turned = of(gpu, data["q_turned"], kind, 8) if "q_turned" in data else None
+    strides = _long(turned.stride if turned else 0), _long(shape["rotary_dim"])
     gpu.call(
-        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, slots,
-        caches[0].pointer, caches[1].pointer, heads, kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
+        "rope_store", qkv.pointer, _long(qkv.stride), len(data["qkv"]), cos_sin, *norms, v_norm, slots,
+        caches[0].pointer, caches[1].pointer if has_v else None, turned.pointer if turned else None, *strides, heads,
+        kv_heads, head_dim, shape["rotary_dim"], block_size, EPS,
         KINDS.index(kind),
     )  # fmt: skip
     return [qkv.get(), *(c.get() for c in caches)]
@@ -254,6 +263,46 @@ def rope_store(gpu: Gpu, shapes: list[Shape]) -> None:
                 assert_bitwise(several, one)
 
 
+def rope_parts(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Values that are normed, queries without keys, keys without values whose queries are turned from elsewhere.
+
+    Each is what it is in a call that has all.
+    """
+    for shape in shapes:
+        tokens, heads, kv_heads, head_dim = (shape[n] for n in ("rows", "heads", "kv_heads", "head_dim"))
+        rotary = shape["rotary_dim"] // 8 * 8
+        shape, first_v = {**shape, "rotary_dim": rotary}, (heads + kv_heads) * head_dim
+        for kind in KINDS:
+            data = _rope_data(kind, shape)
+            got, k_cache, _ = _rope_call(gpu, kind, shape, data, shape["pad"])
+            v_norm = normal(shape["seed"] + 9, head_dim)
+            normed, k_of_normed, v_of_normed = _rope_call(gpu, kind, shape, {**data, "v_norm": v_norm}, shape["pad"])
+            assert_bitwise(normed[:, :first_v], got[:, :first_v])
+            assert_bitwise(k_of_normed, k_cache)
+            v = decode(data["qkv"][:, first_v:], kind).astype(F64).reshape(tokens, kv_heads, head_dim)
+            want = v / np.sqrt((v * v).mean(-1, keepdims=True) + np.float32(EPS)) * v_norm
+            assert_close(normed[:, first_v:].reshape(want.shape), want, kind, head_dim)
+            for token, slot in enumerate(data["slots"].tolist()):
+                block, offset = divmod(max(slot, 0), shape["block_size"])
+                stored = v_of_normed.reshape(-1, kv_heads, shape["block_size"], head_dim)[block, :, offset]
+                if slot >= 0:
+                    assert_bitwise(stored, normed[token, first_v:].reshape(kv_heads, head_dim))
+            queries = {**data, "qkv": data["qkv"][:, : heads * head_dim], "slots": None}
+            assert_bitwise(_rope_call(gpu, kind, {**shape, "kv_heads": 0}, queries, 8)[0], got[:, : heads * head_dim])
+            if shape["norm"] or not rotary:
+                continue
+            rows, q_size = data["qkv"][:, :first_v], heads * head_dim
+            q = rows[:, :q_size].reshape(tokens, heads, head_dim)
+            elsewhere = rows.copy()
+            elsewhere[:, :q_size].reshape(tokens, heads, head_dim)[..., :rotary] = encode(np.float32(np.nan), kind)
+            turned = {**data, "qkv": elsewhere, "q_turned": q[..., :rotary].reshape(tokens, heads * rotary)}
+            latent = _rope_call(gpu, kind, shape, turned, shape["pad"], has_v=False)
+            assert_bitwise(latent[0], got[:, :first_v])
+            assert_bitwise(latent[1], k_cache)
+            assert_bitwise(latent[2], data["cache"])
+        gpu.close()
+
+
 # ---------------------------------------------------------------------------------------------- rowwise.cu
 
 
@@ -281,18 +330,25 @@ def embedding(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def act_mul(gpu: Gpu, shapes: list[Shape]) -> None:
-    """Large gates of both signs too."""
+    """Large gates of both signs too; up behind gate, or in rows of its own, where the result may take gate's place."""
     for shape in shapes:
         rows, width, pad = shape["rows"], shape["width"], shape["pad"]
         for kind in KINDS:
             x, exact = _stored(shape["seed"], kind, rows, 2 * width, scale=shape["scale"])
             gate, up = exact[:, :width], exact[:, width:]
-            for number, activation in enumerate(("silu", "gelu_tanh", "clamped_swiglu", "relu2")):
+            for number, activation in enumerate(("silu", "gelu_tanh", "clamped_swiglu", "relu2", "sigmoid")):
                 dx, out = of(gpu, x, kind, pad), Frame(gpu, kind, (rows, width), 2 * pad)
-                gpu.call(
-                    "multiply_gate", dx.pointer, out.pointer, _long(dx.stride), _long(out.stride), rows, width, 1,
-                    number, KINDS.index(kind),
-                )  # fmt: skip
+                alone, apart = of(gpu, x[:, :width], kind, pad), of(gpu, x[:, width:], kind, 8)
+                behind = ctypes.c_void_p((dx.pointer.value or 0) + width * x.itemsize)
+                for frame, ups, stride, to in (
+                    (dx, behind, dx.stride, out),
+                    (alone, apart.pointer, apart.stride, alone),
+                ):
+                    gpu.call(
+                        "multiply_gate", frame.pointer, ups, to.pointer, _long(frame.stride), _long(stride),
+                        _long(to.stride), rows, width, number, KINDS.index(kind),
+                    )  # fmt: skip
+                assert_bitwise(alone.get(), out.get())
                 want = oracle.join(activation, gate, up)
                 if kind == "f16":  # which squares may be too large for
                     want = np.where(np.abs(want) >= 65520, np.copysign(np.inf, want), want)

@@ -8,6 +8,7 @@ be met always, and so must those of the CPU backend.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from typing import Any
 
@@ -65,8 +66,9 @@ def draw(
     wanted: bool = True,
     token_ids: Array | None = None,
     mask: oracle.Mask | None = None,
+    blocks: int = 0,
 ) -> tuple[Array, Array]:
-    """Ids and, if wanted, their log probabilities. token_ids: of the columns, [rows, vocab_size]."""
+    """Ids and, if wanted, their log probabilities. token_ids: of the columns, [rows, vocab_size]; blocks: of a row."""
     rows, vocab_size = logits.shape
     ids, logprobs = gpu.upload(np.full(rows + 1, -77, np.int32)), Frame(gpu, "f32", (1, rows))
     inside = of(gpu, logits, "f32", pad)
@@ -75,7 +77,7 @@ def draw(
         "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
         logprobs.pointer if wanted else None,
         None if token_ids is None else gpu.upload(np.pad(token_ids, ((0, 0), (0, pad)), constant_values=-77)),
-        ctypes.c_int64(vocab_size + pad), *_mask_arguments(gpu, mask),
+        ctypes.c_int64(vocab_size + pad), *_mask_arguments(gpu, mask), blocks,
     )  # fmt: skip
     got = gpu.download(ids)
     assert got[-1] == -77
@@ -91,7 +93,7 @@ def _mask_arguments(gpu: Gpu, mask: oracle.Mask | None) -> list[Any]:
 
 
 def find_best(
-    gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0, mask: oracle.Mask | None = None
+    gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0, mask: oracle.Mask | None = None, blocks: int = 0
 ) -> tuple[Array, Array]:
     """The best and their ids, [rows, k]."""
     rows, n = logits.shape
@@ -99,7 +101,7 @@ def find_best(
     inside = of(gpu, logits, "f32", pad)
     gpu.call(
         "best", inside.pointer, ctypes.c_int64(inside.stride), rows, n, k, first_id, best.pointer, ids,
-        *_mask_arguments(gpu, mask),
+        *_mask_arguments(gpu, mask), blocks,
     )  # fmt: skip
     got = gpu.download(ids)
     assert (got[-1] == -77).all()
@@ -153,12 +155,12 @@ def exact_row(
 
 
 def sample(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
-    """Both oracles; log probabilities; a row alone as among others."""
+    """Both oracles; log probabilities; a row alone as among others, and the work of one block as that of several."""
     for shape in shapes:
         rows, vocab_size = shape["rows"], shape["vocab_size"]
         rng = np.random.default_rng(shape["seed"])
         logits, requests = make_logits(rng, rows, vocab_size, shape["kind"]), make_requests(rng, rows, vocab_size)
-        ids, logprobs = draw(gpu, logits, requests, shape["pad"])
+        ids, logprobs = draw(gpu, logits, requests, shape["pad"], blocks=shape["blocks"])
         columns = [requests[name] for name, _ in COLUMNS]
         for row in range(rows):
             parameters = tuple(c[row] for c in columns)
@@ -173,7 +175,7 @@ def sample(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         assert (np.abs(logprobs - want_logprobs) <= 2.0**-20 + 2.0**-23 * np.abs(want_logprobs)).all()
         row = rows // 2
         alone = {name: column[row : row + 1] for name, column in requests.items()}
-        again = draw(gpu, logits[row : row + 1], alone)
+        again = draw(gpu, logits[row : row + 1], alone, blocks=2 if shape["blocks"] == 1 else 1)
         assert_bitwise(again[0], ids[row : row + 1])
         assert_bitwise(again[1], logprobs[row : row + 1])
         assert_bitwise(draw(gpu, logits[row:], {n: c[row:] for n, c in requests.items()}, wanted=False)[0], ids[row:])
@@ -190,7 +192,8 @@ def faults(gpu: Gpu, vocab_sizes: list[int]) -> None:
         logits[5, at] = -50.0
         for temperature in (0.0, 1.0):
             values = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "random_val": 0.0}
-            ids, logprobs = draw(gpu, logits, {n: np.full(7, values[n], kind) for n, kind in COLUMNS})
+            requests = {n: np.full(7, values[n], kind) for n, kind in COLUMNS}
+            ids, logprobs = draw(gpu, logits, requests, blocks=2)
             assert ids.tolist() == [0, NAN_LOGIT, INFINITE_LOGIT, NO_LOGIT, NAN_LOGIT, at, 0]
             assert np.isnan(logprobs[1:5]).all() and logprobs[5] == 0
 
@@ -204,7 +207,8 @@ def ties(gpu: Gpu, vocab_sizes: list[int]) -> None:
         logits[:, first] = -0.0
         columns = ([0, 1, 1, 0.5], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 1], [0.9, 0.99, 0.99, 0])
         requests = {n: np.array(c, kind) for (n, kind), c in zip(COLUMNS, columns, strict=True)}
-        assert draw(gpu, logits, requests)[0].tolist() == [first] * 4
+        got = draw(gpu, logits, requests)[0].tolist()
+        assert got == [first] * 4, f"{got} {first}"
 
 
 def boundaries(gpu: Gpu, vocab_sizes: list[int]) -> None:
@@ -220,7 +224,7 @@ def boundaries(gpu: Gpu, vocab_sizes: list[int]) -> None:
             running = np.cumsum(np.sort(w)[::-1]).astype(F64)
             name = ("random_val", "top_p")[row % 2]
             requests[name][row] = min(running[rng.integers(vocab_size // 2)] / running[-1], BELOW_ONE)
-        ids = draw(gpu, logits, requests)[0]
+        ids = draw(gpu, logits, requests, blocks=8)[0]
         want = [exact_row(logits[row], *(requests[name][row] for name, _ in COLUMNS)) for row in range(rows)]
         assert ids.tolist() == want
 
@@ -244,9 +248,9 @@ def best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
     for n in sizes:
         logits = oracle.awkward_logits(np.random.default_rng(n), n)
         for k in ks:
-            found = find_best(gpu, logits, k, first_id=7 * n, pad=1 + k % 4)
+            found = find_best(gpu, logits, k, first_id=7 * n, pad=1 + k % 4, blocks=1 if k % 2 else 4)
             oracle.assert_best(found, logits, 7 * n)
-            for alone, among in zip(find_best(gpu, logits[1:2], k, 7 * n, pad=8), found, strict=True):
+            for alone, among in zip(find_best(gpu, logits[1:2], k, 7 * n, pad=8, blocks=8), found, strict=True):
                 assert_bitwise(alone, among[1:2])
     assert find_best(gpu, np.zeros((0, 5), np.float32), 3)[0].size == 0
 
@@ -264,8 +268,8 @@ def masked(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
         mask.allowed[0] = 0
         want = mask.apply(logits)
         logits[mask.hidden(vocab_size)] = np.nan
-        got = draw(gpu, logits, requests, shape["pad"], mask=mask)
-        for values, expected in zip(got, draw(gpu, want, requests, shape["pad"]), strict=True):
+        got = draw(gpu, logits, requests, shape["pad"], mask=mask, blocks=shape["blocks"])
+        for values, expected in zip(got, draw(gpu, want, requests, shape["pad"], blocks=2), strict=True):
             assert_bitwise(values, expected)
         assert (got[0][mask.allowed_row == 0] == NO_LOGIT).all()
 
@@ -278,5 +282,26 @@ def masked_best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
         for k in ks:
             first_id = int(rng.integers(100))
             mask = oracle.random_mask(rng, 8, first_id + n)
-            found = find_best(gpu, logits, k, first_id, 1 + k % 4, mask)
+            found = find_best(gpu, logits, k, first_id, 1 + k % 4, mask, 2 if k % 2 else 1)
             oracle.assert_best(found, mask.apply(logits, first_id), first_id)
+
+
+def changes(gpu: Gpu, vocab_sizes: list[int]) -> None:
+    """Biases and penalties of whole rows, and of parts of a vocabulary side by side: every bit as it is defined."""
+    for n in vocab_sizes:
+        rng = np.random.default_rng(n)
+        logits = make_logits(rng, 6, n, "masked")
+        lists = oracle.random_changes(rng, 6, n)
+        input_ids, rows = rng.integers(0, n, 9).astype(np.int32), rng.permutation(9)[:6].astype(np.int32)
+        taken = lists["change_tokens"][lists["change_rows"][:, 0].clip(max=len(lists["change_tokens"]) - 1), 0]
+        input_ids[rows[::2]] = taken[::2]  # tokens that are in the list, mostly
+        want = oracle.change_logits(logits, lists, input_ids[rows])
+        for parts in (1, 2):
+            edges = np.linspace(0, n, parts + 1).astype(int)
+            for begin, end in itertools.pairwise(edges):
+                inside = of(gpu, logits[:, begin:end], "f32", 3)
+                gpu.call(
+                    "change", inside.pointer, ctypes.c_int64(inside.stride), 6, int(end - begin), int(begin),
+                    *(gpu.upload(x) for x in (*lists.values(), input_ids, rows)),
+                )  # fmt: skip
+                assert_bitwise(inside.get(), want[:, begin:end])

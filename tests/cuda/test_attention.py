@@ -91,6 +91,26 @@ def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> N
     check(emulate, dataclasses.asdict(case), schedule=schedule)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES[:2])
+@pytest.mark.parametrize(
+    ("kind", "heads", "head_dim", "value_dim", "window"),
+    [
+        ("bf16", (4, 2), 512, 0, 0),
+        ("f16", (6, 1), 400, 0, 130),
+        ("bf16", (20, 1), 576, 512, 0),
+        ("f16", (3, 1), 48, 32, 0),
+        ("f32", (3, 1), 576, 512, 0),
+        ("f32", (2, 2), 512, 0, 7),
+    ],
+)
+def test_wide_heads_and_latents(
+    emulate: Run, kind: str, heads: tuple[int, int], head_dim: int, value_dim: int, window: int, schedule: str
+) -> None:
+    """Heads of more than 256 columns, and values that are the ends of keys: by the kernel of decode alone."""
+    case = Case(kind, heads, head_dim, ((300, 1), (140, 9), (5, 5)), 16, window, 8, value_dim=value_dim)
+    check(emulate, dataclasses.asdict(case), [0.4] if schedule == "fifo" else None, schedule=schedule)
+
+
 def test_other_devices(emulate: Run) -> None:
     """99 KB of shared memory, and more multiprocessors than blocks: one chunk to a block. Every kernel fits."""
     for head_dim in (32, 64, 80, 96, 128, 256):

@@ -26,6 +26,7 @@ def routes(draw: st.DrawFn) -> dict[str, Any]:
         "seed": draw(seeds), "tokens": draw(st.sampled_from((1, 4, 9))), "experts": experts, "groups": groups,
         "top_groups": top_groups, "top_k": draw(st.integers(1, min(10, experts // groups * top_groups))),
         "sigmoid": draw(st.booleans()), "normalize": draw(st.booleans()), "corrected": draw(st.booleans()),
+        "scaled": draw(st.booleans()), "group_best": draw(st.integers(1, 2)),
     }  # fmt: skip
 
 

@@ -12,7 +12,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", ["design", "masks", "ahead", "uploads", "a_bound", "threads", "steps_without_results", "memory_comes_back"]
+    "case",
+    [
+        "design",
+        "masks",
+        "changes",
+        "ahead",
+        "uploads",
+        "a_bound",
+        "threads",
+        "steps_without_results",
+        "memory_comes_back",
+    ],
 )
 def test_graphs(simulate: Run, models: str, case: str) -> None:
     outcome = simulate(f"graph_cases:{case}", folder=models)
@@ -27,6 +38,7 @@ def test_graphs(simulate: Run, models: str, case: str) -> None:
         ("mistral-window", "bfloat16", "late", 3),
         ("qwen2", "float32", "late", 4),
         ("qwen2-moe", "bfloat16", "late", 5),
+        ("qwen3-5", "bfloat16", "late", 6),
     ],
 )
 def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: str, seed: int) -> None:

@@ -24,10 +24,10 @@ SPECS: list[Parameters] = [
     {"num_tokens": 5, "k": 136, "order": "rope_pairs", "heads": [2, 1, 32], "norm": True, "bias": True},
     {"num_tokens": 33, "k": 264, "order": "rope_pairs", "heads": [3, 1, 16], "rope": True, "sms": 1, "kind": "f16"},
     {"num_tokens": 4, "k": 520, "order": "rope_pairs", "heads": [4, 2, 64], "rope": True, "norm": True, "bias": True},
-    {"num_tokens": 33, "k": 1032, "n": 72, "sms": 132, "norm": True, "residual": "out"},
+    {"num_tokens": 16, "k": 1032, "n": 72, "sms": 132, "norm": True, "residual": "out"},
     {"num_tokens": 96, "k": 1032, "n": 200, "sms": 1, "bias": True, "residual": "out"},
-    {"num_tokens": 96, "k": 136, "n": 48, "kind": "f16", "sms": 132, "norm": True},
-    {"num_tokens": 65, "k": 1032, "n": 96, "order": "gate_up", "norm": True, "sms": 1},
+    {"num_tokens": 96, "k": 136, "n": 48, "kind": "f16", "sms": 132},
+    {"num_tokens": 65, "k": 1032, "n": 96, "order": "gate_up", "sms": 1},
 ]
 
 
@@ -38,15 +38,18 @@ def drawn_specs(draw: st.DrawFn) -> Parameters:
     rope = order == "rope_pairs" and draw(st.booleans())
     heads = [draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.sampled_from([16, 32, 80]))]
     residual = "" if rope else draw(st.sampled_from(["", "apart", "out"]))
+    norm = draw(st.booleans())
+    most = 16 if norm else 96
+    sizes = [n for n in (1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 96) if n <= most]
     return {
-        "num_tokens": draw(st.one_of(st.integers(1, 96), st.sampled_from([1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 96]))),
+        "num_tokens": draw(st.one_of(st.integers(1, most), st.sampled_from(sizes))),
         "k": 8 * draw(st.one_of(st.integers(1, 20), st.sampled_from([64, 97, 128, 199]))),
         "n": 0 if order == "rope_pairs" else draw(st.integers(1, 14)) * (16 if order == "gate_up" else 8),
         "order": order,
         "heads": heads if order == "rope_pairs" else [0, 0, 0],
         "kind": draw(st.sampled_from(["bf16", "f16"])),
         "bias": draw(st.booleans()),
-        "norm": draw(st.booleans()),
+        "norm": norm,
         "rope": rope,
         "residual": residual,
         "float32": not rope and residual != "out" and draw(st.booleans()),
@@ -66,6 +69,17 @@ def run(emulate: Run, case: str, **parameters: Any) -> None:
 def test_matches_float64(emulate: Run, schedule: str, asynchronous: str) -> None:
     environment = {"INFINILM_EMULATOR_ASYNC": asynchronous}
     run(emulate, "matches_float64", specs=SPECS, schedule=schedule, settings=environment)
+
+
+def test_split_matches_float64(emulate: Run) -> None:
+    """On Hopper, by slices in different blocks; RoPE and the cache, too."""
+    rope = {"order": "rope_pairs", "rope": True, "kernel": "split"}
+    specs = [
+        {"num_tokens": 33, "k": 264, "heads": [3, 1, 16], "sms": 1, "kind": "f16", **rope},
+        {"num_tokens": 65, "k": 1032, "heads": [4, 2, 64], "bias": True, **rope},
+        {"num_tokens": 20, "k": 72, "heads": [6, 2, 32], "sms": 132, **rope},
+    ]
+    run(emulate, "matches_float64", specs=specs, schedule="lifo")
 
 
 @pytest.mark.parametrize("capability", ["80", "89"])

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from test_nvcc import compile_kernels, needs_nvcc
 
 SOURCES = [*LINEARS, "linear_prefill_api.cu"]
-KERNELS = ("prefill", "sm90")
+KERNELS = ("prefill", "sm90", "split")
 SMS = ("1", "4", "132")  # many tiles for a persistent block, or one
 
 # The first example has the first of every choice: those are the demanding ones. Without shrinking, as shapes are small.

@@ -8,10 +8,11 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from frames import KINDS
 from hypothesis import HealthCheck, given, settings, strategies as st
+from one_shot_cases import WAYS
 
 SOURCES = [
     *(ROOT / "cuda" / f"{name}.cu" for name in ("one_shot", "rowwise", "pack", "norm", "rope", "linear_f32")),
-    "one_shot_api.cu",
+    "one_shot_api.cpp",
     "rowwise_api.cu",
 ]
 
@@ -27,12 +28,13 @@ def shapes(draw: st.DrawFn) -> dict[str, Any]:
         "num_tokens": draw(st.lists(st.integers(1, 7), min_size=1, max_size=5)),
         "pad": draw(st.sampled_from((0, 8, 3))),
         "scale": draw(st.sampled_from((1e-3, 1.0, 40.0))),
+        "way": draw(st.sampled_from(sorted(WAYS))),
         "seed": draw(st.integers(0, 2**20)),
     }
 
 
-def shape(kind: str, size: int, hidden: int, num_tokens: list[int], pad: int = 0) -> dict[str, Any]:
-    parts = {"kind": kind, "size": size, "hidden": hidden, "num_tokens": num_tokens, "pad": pad}
+def shape(kind: str, size: int, hidden: int, num_tokens: list[int], pad: int = 0, way: str = "one") -> dict[str, Any]:
+    parts = {"kind": kind, "size": size, "hidden": hidden, "num_tokens": num_tokens, "pad": pad, "way": way}
     return {**parts, "scale": 1.0, "seed": 11}
 
 
@@ -58,19 +60,24 @@ def test_rounds(emulate: Run, schedule: str, drawn: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "random:2", "random:3"])
 def test_many_rounds(emulate: Run, schedule: str) -> None:
     """Nothing is reset between rounds, and no rank overtakes a slow one by more than the mail allows."""
-    check(emulate, "rounds", schedule=schedule, shapes=[shape("bf16", 3, 264, [2, 1, 3] * 8)])
+    shapes = [shape("bf16", 3, 264, [2, 1, 3] * 8), shape("bf16", 3, 264, [2, 1, 3] * 6, way="two")]
+    check(
+        emulate, "rounds", schedule=schedule, shapes=[*shapes, shape("f16", 3, 1000, [2, 1, 3, 1, 1, 3], way="by size")]
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_more_rows_than_blocks(emulate: Run, schedule: str) -> None:
     """Blocks with several rows, and rounds in which some of them have none."""
-    check(emulate, "rounds", schedule=schedule, shapes=[shape("f16", 2, 520, [131, 3, 70])])
+    shapes = [shape("f16", 2, 520, [131, 3, 70]), shape("f16", 4, 520, [131, 3, 70], way="two")]
+    check(emulate, "rounds", schedule=schedule, shapes=shapes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_rows(emulate: Run, kind: str) -> None:
     """Longer than a block has threads for; aligned and not."""
-    check(emulate, "rounds", shapes=[shape(kind, 2, hidden, [2]) for hidden in (4408, 8192, 5001)])
+    shapes = [(4408, "one"), (8192, "one"), (5001, "one"), (8192, "two"), (5001, "two")]
+    check(emulate, "rounds", shapes=[shape(kind, 2, hidden, [2], way=way) for hidden, way in shapes])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,19 +85,22 @@ def test_a_row_alone(emulate: Run, kind: str) -> None:
     check(emulate, "alone", kind=kind, size=4, hidden=264)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_graphs(emulate: Run, schedule: str) -> None:
-    check(emulate, "replays", schedule=schedule, kind="bf16", size=3, times=5)
+def test_graphs(emulate: Run, schedule: str, way: str) -> None:
+    check(emulate, "replays", schedule=schedule, kind="bf16", size=3, times=5, way=way)
 
 
+@pytest.mark.parametrize("way", ["one", "two"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_counters_wrap(emulate: Run, schedule: str) -> None:
-    check(emulate, "counters_wrap", schedule=schedule)
+def test_counters_wrap(emulate: Run, schedule: str, way: str) -> None:
+    check(emulate, "counters_wrap", schedule=schedule, way=way)
 
 
+@pytest.mark.parametrize("way", ["one", "two"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_abort(emulate: Run, schedule: str) -> None:
-    check(emulate, "abort", schedule=schedule, size=3)
+def test_abort(emulate: Run, schedule: str, way: str) -> None:
+    check(emulate, "abort", schedule=schedule, size=3, way=way)
 
 
 def test_refusals(emulate: Run) -> None:
@@ -112,10 +122,21 @@ def test_devices(emulate: Run) -> None:
 @given(drawn=shapes())
 def test_rounds_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: dict[str, Any]) -> None:
     shapes = [drawn, shape("bf16", 3, 264, [2, 1, 3, 1]), shape("f16", 2, 520, [66])]
+    shapes += [shape("bf16", 3, 264, [2, 1, 3, 1], way="two")]
     check(emulate, "rounds", sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_graphs_sanitized(emulate: Run, sanitize: str) -> None:
-    check(emulate, "replays", sanitize=sanitize, timeout=300, schedule="random:1", kind="f16", size=2, times=3)
+    check(
+        emulate,
+        "replays",
+        sanitize=sanitize,
+        timeout=300,
+        schedule="random:1",
+        kind="f16",
+        size=2,
+        times=3,
+        way="by size",
+    )

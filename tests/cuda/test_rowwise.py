@@ -81,6 +81,7 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         )
     },
     "rope_store": {"shapes": rope_shapes()},
+    "rope_parts": {"shapes": rope_shapes()},
     "embedding": {
         "shapes": shapes(
             rows=rows, width=widths, vocab_size=st.sampled_from((1, 8, 19, 111)), pad=pads, multiplier=multipliers

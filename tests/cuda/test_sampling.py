@@ -19,6 +19,7 @@ def shapes(draw: st.DrawFn) -> list[dict[str, Any]]:
         {
             "seed": draw(st.integers(0, 2**31)), "vocab_size": vocab_size, "rows": rows,
             "kind": draw(st.sampled_from(KINDS)), "pad": draw(st.sampled_from((0, 3, 8))),
+            "blocks": draw(st.sampled_from((1, 2, 4, 8))),
         }
         for vocab_size, rows in ((1, 3), (7, 5), (257, 7), (1000, 7), (5000, 7))
     ]  # fmt: skip
@@ -32,6 +33,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("faults", {"vocab_sizes": [3, 257]}),
     ("ties", {"vocab_sizes": [7, 5000]}),
     ("boundaries", {"vocab_sizes": [257, 5000]}),
+    ("changes", {"vocab_sizes": [7, 257, 6000]}),
     ("named", {"vocab_sizes": [3, 257]}),
     ("best", {"sizes": [0, 1, 2, 63, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
     ("masked_best", {"sizes": [0, 1, 31, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),

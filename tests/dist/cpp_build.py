@@ -33,6 +33,7 @@ CORE = [
     *sorted((ROOT / "src/dist").glob("*.cpp")),
     *sorted((ROOT / "src/gguf").glob("*.cpp")),
     ROOT / "src/engine/rank_worker.cpp",
+    ROOT / "src/cpu/packed_memory.cpp",
     ROOT / "src/cpu/thread_pool.cpp",
 ]
 # Of the engine, whose backend the tests make; how much memory a real one takes is asked elsewhere.
@@ -45,6 +46,7 @@ ENGINE = [path for path in ENGINE if path not in CORE and path.stem != "workspac
 TESTS = [*ENGINE, *sorted((ROOT / "tests/cpp").glob("*.cpp"))]
 BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
+WATCHED_NCCL = ROOT / "tests/cpp/fake_nccl/watched_nccl.cpp"
 HEADERS = [*ROOT.glob("src/**/*.h"), *ROOT.glob("tests/cpp/**/*.h")]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-pthread", "-fPIC", "-fvisibility=hidden",
          f"-I{ROOT / 'src'}", f"-I{ROOT / 'tests/cpp'}"]  # fmt: skip

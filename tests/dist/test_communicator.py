@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tes
 # Each with the number of rounds under a sanitizer, which is slower; plain runs the test's own number.
 NAMES = {
     "a_copy_that_fails": 1,
+    "a_stage_does_not_wait_for_the_next": 1,
     "a_thread_per_core": 1,
     "abort_anytime": 150,
     "all_ranks_stop_at_the_same_piece": 300,
@@ -54,9 +55,11 @@ NAMES = {
     "random_schedules": 25,
     "ranks_stay_on_their_node": 1,
     "ranks_that_share_a_device": 1,
-    "stages_hand_on_and_share": 60,
+    "stages_compute_at_once": 1,
+    "stages_hand_on": 60,
     "the_kind_of_group": 1,
     "weight_bytes_while_loading": 1,
+    "packed_memory": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,22 @@ from llm.support import PATIENCE
 from lora.adapters import make_adapter
 
 import infinilm
-from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, plan_memory
+from infinilm import (
+    LLM,
+    CacheFullError,
+    ConfigError,
+    EngineDeadError,
+    HookRegistry,
+    PagedKVCacheConfig,
+    _core,
+    plan_memory,
+)
+from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.cli.main import main
 from infinilm.config.families import build_spec
+from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.steps import InFlight
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_LAYERS = 5
@@ -50,6 +64,9 @@ def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, **sampling: Any) -> li
     [
         "llama-odd-mqa",
         "llama-llama3-rope-tied",
+        "deepseek-v3",  # latents, and experts behind layers that have none
+        "gemma2",
+        "hunyuan",
         "cohere2",  # attention and MLP read the same norm
         "gemma3-text",  # norms before and behind sublayers
         "gpt-oss",
@@ -69,6 +86,27 @@ def test_families(name: str) -> None:
                 got = answers(llm, prompts)
                 expected = expected or got
                 assert got == expected, (ranks, stages)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_as_many_steps_are_in_flight_as_there_are_stages(
+    folder: Path, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes are divided over them, and so is a prompt."""
+    seen: list[list[int]] = []
+    watch = EngineThread._watch
+
+    def look(thread: EngineThread, last: InFlight) -> Any:
+        seen.append([len(step.step.sequences) for step in (last, *thread._in_flight)])
+        return watch(thread, last)
+
+    monkeypatch.setattr(EngineThread, "_watch", look)
+    with open_llm(folder, stages, max_num_seqs=6, max_num_batched_tokens=stages * 4 * 8) as llm:
+        answers(llm, PROMPTS[2:3], **{**SAMPLING, "max_tokens": 1})  # of 70 tokens, 8 in a step
+        assert [1] * stages in seen
+        seen.clear()
+        answers(llm, [[i] for i in range(3, 9)], **{**SAMPLING, "max_tokens": 30})
+        assert [6 // stages] * stages in seen and max(map(len, seen)) == stages
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -97,6 +135,38 @@ def test_requests_of_every_kind(folder: Path, stages: int, settings: dict[str, A
         assert np.array_equal(llm.embed(PROMPTS[0]), embedded) and llm.score(PROMPTS[2])[0].logprobs == scored
         llm.reset_cache()
         assert answers(llm, PROMPTS[::-1]) == expected[0][::-1]
+
+
+@pytest.mark.parametrize("name", ["llama-llama3-rope-tied", "qwen3-5-text", "packed"])
+def test_a_stage_reads_what_it_has_alone(name: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "packed" if name == "packed" else GOLDEN / name
+    if name == "packed":
+        assert main(["pack", str(folder), str(path)]) == 0
+    config = infinilm.AutoConfig.from_pretrained(path)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    read: list[list[str]] = []
+
+    class Reader(_core.InferEngine):
+        def load_param(self, name: str, *tensor: Any) -> list[str]:
+            read[-1].append(name)
+            return super().load_param(name, *tensor)
+
+    for stage in (None, 0, 1):
+        ends = socket.socketpair()
+        read.append([])
+        settings = {} if stage is None else {"num_stages": 2, "stage": (stage, *(end.fileno() for end in ends))}
+        engine = Reader(spec, num_threads=1, **settings)
+        with open_checkpoint(path) as checkpoint:
+            load_weights(checkpoint, engine, dtype="float32", config=config)
+        engine.finish_loading()
+        engine.close()
+        for end in ends:
+            end.close()
+    whole, first, last = map(set, read)
+    assert first | last == whole and first & last == {n for n in whole if config.tie_word_embeddings and "embed" in n}
+    layers = [{int(n.split(".")[2]) for n in names if ".layers." in n} for names in (first, last)]
+    half = (config.num_layers + 1) // 2
+    assert layers == [set(range(half)), set(range(half, config.num_layers))]
 
 
 def test_packed_weights_go_to_their_stage(folder: Path, tmp_path: Path) -> None:
@@ -192,7 +262,7 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
     assert not one.stages and len(three.stages) == 3
     assert [(s.first_layer, s.end_layer) for s in three.stages] == [(0, 2), (2, 4), (4, 5)]
     assert sum(s.weight_bytes for s in three.stages) == three.weight_bytes == one.weight_bytes
-    assert sum(s.workspace_bytes for s in three.stages) == three.workspace_bytes > one.workspace_bytes
+    assert sum(s.workspace_bytes for s in three.stages) == three.workspace_bytes > 0
     assert sum(s.kv_bytes_per_token for s in three.stages) == three.kv_bytes_per_token == one.kv_bytes_per_token
     tied = GOLDEN / "llama-llama3-rope-tied"
     embedding = plan_memory(tied, pipeline_parallel_size=2).weight_bytes - plan_memory(tied).weight_bytes
@@ -221,6 +291,15 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
 def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_memory(folder, **settings)
+
+
+def test_a_plan_for_several_machines_needs_their_memory(tmp_path: Path) -> None:
+    large = {"num_hidden_layers": 80, "hidden_size": 2**17, "intermediate_size": 2**19}
+    tiny.make_checkpoint(tmp_path, weights=False, tokenizer=False, **large)
+    settings: dict[str, Any] = {"load_format": "dummy", "pipeline_parallel_size": 8, "max_model_len": 64}
+    with pytest.raises(CacheFullError, match="pass as memory what the machines of all stages have free together"):
+        plan_memory(tmp_path, **settings)
+    assert len(plan_memory(tmp_path, memory="200TB", **settings).stages) == 8
 
 
 @pytest.mark.parametrize("name", [p.name for p in GOLDEN.glob("gemma4*")])

@@ -22,6 +22,8 @@ import infinilm
 from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, RequestError
 from infinilm.cli.main import main
 from infinilm.pipeline.wire import Connection, connect, parse_address
+from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.steps import InFlight
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPTS = [list(range(3, 45)), [*range(3, 40), 9], list(range(60, 130)), [5]]
@@ -86,12 +88,28 @@ def answers(llm: LLM, **sampling: Any) -> list[Any]:
     return [(o.outputs[0].token_ids, repr(o.outputs[0].logprobs)) for o in outputs]
 
 
-def test_answers_are_those_of_one_process(folder: Path) -> None:
+def num_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most steps that were in flight at once."""
+    seen: list[int] = []
+    watch = EngineThread._watch
+
+    def look(thread: EngineThread, last: InFlight) -> Any:
+        seen.append(1 + len(thread._in_flight))
+        return watch(thread, last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineThread, "_watch", look)
+        answers(llm)
+    return max(seen)
+
+
+def test_answers_are_those_of_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(folder, **SETTINGS) as one:
         expected = [answers(one, **kind) for kind in KINDS]
     with stage_processes(folder, 2) as (addresses, processes):
-        with LLM(folder, stages=addresses, max_num_batched_tokens=16, **SETTINGS) as llm:
+        with LLM(folder, stages=addresses, max_num_batched_tokens=96, **SETTINGS) as llm:
             assert llm.num_stages == 3
+            assert num_in_flight(llm, monkeypatch) == 3
             for _ in range(2):
                 assert [answers(llm, **kind) for kind in KINDS] == expected
             assert llm.metrics().prefix_hit_rate > 0
@@ -163,6 +181,20 @@ def test_stages_end_with_the_first(folder: Path) -> None:
         for process in processes:
             code, text = end_of(process)
             assert code == 1 and "first stage of the pipeline has ended" in text
+
+
+def test_stages_end_where_the_first_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while somebody keeps the error."""
+    with stage_processes(folder, 1) as (addresses, processes):
+        with pytest.raises(ConfigError, match="no/such") as kept:
+            LLM(folder, stages=addresses, tokenizer="no/such", **SETTINGS)
+        assert end_of(processes[0])[0] == 1
+    with stage_processes(folder, 1) as (addresses, processes):
+        monkeypatch.setattr("infinilm.llm._core", None)  # what makes the engine
+        with pytest.raises(AttributeError, match="InferEngine") as kept:
+            LLM(folder, stages=addresses, **SETTINGS)
+        code, text = end_of(processes[0])
+        assert code != 0 and kept.value and "Traceback" not in text
 
 
 def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> None:

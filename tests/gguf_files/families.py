@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_files.conversion import Types, interleave, plain
+from gguf_files.mixing import latent_metadata, latent_tensors, later_layer, state_tensors
 from gguf_files.writer import As, File, quantise
 from infinilm.checkpoint import Checkpoint
 
@@ -35,6 +36,8 @@ class Rules:
         Metadata, from keys of config.json; a value that is no string is written as it is.
     known : dict
         What llama.cpp takes as known, with the number of layers of a real model: changes of config.json.
+    split : bool
+        Joined projections of latent attention and of the gated delta rule are written in parts; older files are not.
     """
 
     arch: str
@@ -42,6 +45,7 @@ class Rules:
     norm_offset: float = 0.0
     keys: dict[str, Any] = field(default_factory=dict)
     known: dict[str, Any] = field(default_factory=dict)
+    split: bool = True
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
@@ -61,7 +65,30 @@ _GEMMA4 = {
     **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 24),
     **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), 16),
 }
+_DEEPSEEK = {
+    **_EXPERTS,
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_STATES = {
+    **{"attention.key_length": "head_dim", "attention.value_length": "head_dim"},
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
 _CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
+
+_QWEN35 = Rules(
+    "qwen35",
+    norm_offset=1,
+    keys={**_STATES, "attention.recurrent_layers": As("bool", [True, True, True, False, False])}
+    | {"nextn_predict_layers": 1},
+)
 
 FAMILIES = {
     "gemma": Rules("gemma", norm_offset=1),
@@ -136,6 +163,49 @@ FAMILIES = {
             "expert_shared_count": 1,
         },
         known={"rope_scaling": None},
+    ),
+    "internlm2": Rules("internlm2", permuted=True),
+    "ernie4-5": Rules("ernie4_5"),
+    "ernie4-5-moe": Rules(
+        "ernie4_5-moe",
+        keys={
+            **_EXPERTS,
+            "expert_shared_count": "n_shared_experts",
+            "expert_shared_feed_forward_length": 20,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
+    "glm4-moe": Rules("glm4moe", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "dots1": Rules("dots1", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "minimax-m2": Rules(
+        "minimax-m2",
+        keys={"expert_feed_forward_length": "intermediate_size", "expert_gating_func": 2},
+        known={"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "qwen3-next": Rules(
+        "qwen3next", norm_offset=1, keys={**_SHARED, **_STATES, "full_attention_interval": 2, "nextn_predict_layers": 1}
+    ),
+    "qwen3-5": _QWEN35,
+    "qwen3-5-text": _QWEN35,
+    "qwen3-5-moe": Rules(
+        "qwen35moe",
+        norm_offset=1,
+        keys={**_SHARED, **_STATES, "attention.recurrent_layers": As("bool", [True, False, True])},
+    ),
+    "deepseek-v2": Rules(
+        "deepseek2",
+        keys={**_DEEPSEEK, "expert_gating_func": 1},
+        known={
+            "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4}
+            | {"beta_fast": 32, "beta_slow": 1, "mscale": 0.5, "mscale_all_dim": 0.5}
+        },
+    ),
+    "deepseek-v3": Rules("deepseek2", keys={**_DEEPSEEK, "expert_gating_func": 2}),
+    "youtu": Rules(
+        "deepseek2",
+        keys={"leading_dense_block_count": 2, "expert_shared_count": 0},
+        known={"rope_interleave": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "phi3": Rules("phi3", keys=_PHI3),
     "phi4-mini-short": Rules("phi3", keys={**_PHI3, "rope.scaling.attn_factor": (1 + np.log(4) / np.log(32)) ** 0.5}),
@@ -212,6 +282,11 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
         key: text.get(name, getattr(full, name, None)) if isinstance(name, str) else name
         for key, name in rules.keys.items()
     }
+    if "linear_num_value_heads" in text:
+        said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
+    if rules.arch == "deepseek2":
+        said |= latent_metadata(text, scaling, split=rules.split)
+    said["block_count"] += said.get("nextn_predict_layers", 0)
     out: dict[str, Any] = {"general.architecture": rules.arch}
     for key, value in said.items():
         if value is None or (key.startswith("expert_") and value == 0):
@@ -241,7 +316,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             array = np.ascontiguousarray(array, np.float32)
             for part in ("language_model.", "text_model."):
                 name = name.replace(part, "")
-            name = name if name.startswith(("model.", "lm_head")) else f"model.{name}"
+            name = name if name.startswith(("model.", "lm_head", "output.")) else f"model.{name}"
             if rules.arch == "gemma4":
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
                 continue
@@ -280,6 +355,23 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
                 name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+            if "linear_attn." in name:
+                yield from state_tensors(name, array, text, tiled=rules.arch != "qwen3next", split=rules.split)
+                continue
+            if "kv_b_proj" in name:
+                yield from latent_tensors(name, array, text, split=rules.split)
+                continue
+            if ".wqkv." in name:  # head of keys by head of keys
+                kv_heads, head_dim = text["num_key_value_heads"], text["hidden_size"] // text["num_attention_heads"]
+                of_heads = array.reshape(kv_heads, -1, head_dim, array.shape[1])
+                parts = {"wq": of_heads[:, :-2], "wk": of_heads[:, -2], "wv": of_heads[:, -1]}
+                for which, part in parts.items():
+                    rows = np.ascontiguousarray(part).reshape(-1, array.shape[1])
+                    yield name.replace("wqkv", which), rows if which == "wv" else interleave(rows, head_dim)
+                continue
+            if name.endswith("e_score_correction_bias"):
+                yield name.replace("_bias", ".bias"), array.reshape(-1)
+                continue
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)
             if name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")):
@@ -313,6 +405,10 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
         gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, gguf.MODEL_ARCH.LLAMA)
     )
     tensors = {}
+    if later := metadata.get(f"{rules.arch}.nextn_predict_layers"):
+        hidden_size = metadata[f"{rules.arch}.embedding_length"]
+        of_later = later_layer(metadata[f"{rules.arch}.block_count"] - later, hidden_size)
+        tensors = {name: quantise("F32", array) for name, array in of_later.items()}
     for name, array in _tensors(folder, rules, config):
         suffixes = (".weight", ".bias")
         of_router = name.rpartition(".router.")
@@ -321,7 +417,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
             continue
         to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
         assert to is not None, name
-        is_plain = array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to
+        is_plain = array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to or ".ssm_conv1d" in to
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
     if rules.arch == "gemma4":  # the first quarter of a head turns
         tensors["rope_freqs.weight"] = quantise("F32", np.array([1] * 3 + [1e30] * 9, np.float32))

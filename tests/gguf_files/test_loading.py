@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gguf_files.conversion import convert, interleave, quantised, write_folder
 from gguf_files.families import FAMILIES as OTHER_FAMILIES, convert_family, known_config
 from gguf_files.writer import As, File
 from infinilm import LLM, _core
-from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint import Checkpoint, resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.sources import Source
@@ -76,8 +77,17 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next"])
+def test_older_files(name: str, tmp_path: Path) -> None:
+    """Projections of latent attention and of the delta rule that newer converters write in parts."""
+    pytest.importorskip("gguf")
+    path = convert_family(GOLDEN / name, replace(OTHER_FAMILIES[name], split=False)).write(tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path), logits(GOLDEN / name), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("name", "type_name"), [("gpt-oss", "MXFP4"), ("phi3", "Q4_0"), ("glm4", "Q8_0"), ("qwen2-moe", "Q5_0")]
+    ("name", "type_name"),
+    [("gpt-oss", "MXFP4"), ("phi3", "Q4_0"), ("glm4", "Q8_0"), ("qwen2-moe", "Q5_0")],
 )
 def test_other_families_natively(name: str, type_name: str, tmp_path: Path) -> None:
     """Experts of one tensor, and rows of several modules in one, in another order."""
@@ -92,6 +102,27 @@ def test_other_families_natively(name: str, type_name: str, tmp_path: Path) -> N
             got = np.array(llm.forward(IDS))
             assert llm._plan.native_types == (type_name,)
         assert 2e-3 < np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()) < 0.05
+
+
+@pytest.mark.parametrize(("type_name", "size"), [("Q8_0", 32), ("Q8_0", 16)])
+def test_heads_in_another_order(type_name: str, size: int, tmp_path: Path) -> None:
+    """Also as columns: in blocks of 32, where these are of one head; else as plain numbers."""
+    pytest.importorskip("gguf")
+    sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), size)
+    source = resized(GOLDEN / "qwen3-5-text", tmp_path / "source", **sizes, hidden_size=64, intermediate_size=96)
+    path = convert_family(source, OTHER_FAMILIES["qwen3-5"], quantised(type_name)).write(tmp_path / "model.gguf")
+    states = []
+    for dtype in ("auto", "float32"):
+        with LLM(path, max_model_len=32, use_tqdm=False, dtype=dtype) as llm:
+            states.append({key: np.array(tensor.numpy()) for key, tensor in llm._engine.state_dict()[0].items()})
+    out_proj = "model.layers.0.linear_attn.out_proj.weight"
+    assert (states[0][out_proj].dtype == np.float32) == (size == 32)  # what blocks stand for, or float16
+    for key, exact in states[1].items():
+        np.testing.assert_allclose(states[0][key].astype(np.float32), exact, rtol=1e-3, atol=1e-4, err_msg=key)
+    with Checkpoint(source) as checkpoint:
+        for key, exact in states[1].items():
+            if ".linear_attn." in key:
+                np.testing.assert_allclose(exact, checkpoint.array(key), rtol=0, atol=2e-3, err_msg=key)
 
 
 def test_what_a_config_says_of_it(tmp_path: Path) -> None:

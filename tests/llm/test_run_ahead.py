@@ -90,6 +90,8 @@ def make_requests() -> tuple[list[list[int]], list[SamplingParams]]:
             {"logprobs": 2},
             {"stop_token_ids": (7, 12, 99), "temperature": 1.5, "seed": 3},
             {"n": 2, "temperature": 1.0, "seed": 1},
+            {"temperature": 1.0, "seed": 9, "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+            {"logit_bias": {3: 2.0, 8: -1.5}, "presence_penalty": 0.6, "stop_token_ids": (9,)},
         ]
     )
     return prompts, [SamplingParams(**({"temperature": 0.0, "max_tokens": 25} | next(kinds))) for _ in prompts]
@@ -122,16 +124,22 @@ def test_a_token_drawn_on_the_host_is_waited_for(
     with LLM(folder, use_tqdm=False) as model:
         settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "use_tqdm": False}
         recorder = record(model)
-        biased = model.generate([1, 2, 3], logit_bias={9: 1.0}, **settings)
+        host: dict[str, Any] = {"logits_processor": lambda token_ids, logits: logits}
+        model.generate([1, 2, 3], **host, **settings)
         assert recorder.num_ahead == 0
+        changed: dict[str, Any] = {"logit_bias": {9: 1.0}, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
+        biased = model.generate([1, 2, 3], **changed, **settings)  # which the device counts
+        assert recorder.num_ahead > 10
+        drawn = model.generate([1, 2, 3], **changed, **host, **settings)
+        assert drawn[0].outputs[0].token_ids == biased[0].outputs[0].token_ids
         masks: list[dict[str, Any]] = [{"min_tokens": 10}, {"allowed_token_ids": list(range(1, 30)), "min_tokens": 5}]
         for mask in masks:  # which are applied where the model runs
             before = recorder.num_ahead
             masked = model.generate([1, 2, 3], **mask, **settings)
             assert recorder.num_ahead - before > 10
-            drawn = model.generate([1, 2, 3], logit_bias={9: 0.0}, **mask, **settings)  # the same on the host
+            drawn = model.generate([1, 2, 3], **host, **mask, **settings)  # the same on the host
             assert drawn[0].outputs[0].token_ids == masked[0].outputs[0].token_ids
-        together = model.generate([[1, 2, 3], [4]], [SamplingParams(logit_bias={9: 1.0}), SamplingParams()], **settings)
+        together = model.generate([[1, 2, 3], [4]], [SamplingParams(**changed), SamplingParams()], **settings)
         assert together[0].outputs == biased[0].outputs
 
 

@@ -132,3 +132,13 @@ def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) ->
         read_adapter(make_adapter(tmp_path / "a", model), config)
     attention = make_adapter(tmp_path / "b", model, targets=["q_proj", "o_proj"])
     assert len(read_adapter(attention, config).weights) == 4
+    ids = [5, 9, 33, 40, 2]
+    oracle = ReferenceModel.from_pretrained(model, dtype="float64")
+    plain = oracle.forward(ids)
+    oracle.merge_lora(attention)
+    want = oracle.forward(ids)
+    assert np.abs(want - plain).max() > 0.1 * np.abs(want).max()
+    for num_ranks in (1, 2):
+        with LLM(model, lora={"x": attention}, tensor_parallel_size=num_ranks, use_tqdm=False) as llm:
+            assert np.abs(llm.forward(ids, lora="x") - want).max() < 2e-5 * np.abs(want).max()
+            assert np.abs(llm.forward(ids) - plain).max() < 2e-5 * np.abs(plain).max()

@@ -117,7 +117,7 @@ def test_any_tensors(form: Format, other: Format, tmp_path: Path, data: st.DataO
             tensors[suffix] = dtype, array.reshape(-1)
         elif kind == "dtype":
             tensors[suffix] = "U8", np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        elif kind == "bytes":
+        elif kind == "bytes" and array.size:
             raw = bytearray(np.ascontiguousarray(array).tobytes())
             for _ in range(data.draw(st.integers(1, 9))):
                 raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))

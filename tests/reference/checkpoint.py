@@ -57,6 +57,17 @@ _INTERNLM2 = (
     ("tok_embeddings", "embed_tokens"),
     ("output.", "lm_head."),
 )
+_EXAONE = (
+    ("transformer.h.", "model.layers."),
+    ("transformer.wte", "model.embed_tokens"),
+    ("transformer.ln_f", "model.norm"),
+    ("attn.attention.out_proj", "self_attn.o_proj"),
+    ("attn.attention", "self_attn"),
+    ("mlp.c_fc_0", "mlp.gate_proj"),
+    ("mlp.c_fc_1", "mlp.up_proj"),
+    ("ln_1", "input_layernorm"),
+    ("ln_2", "post_attention_layernorm"),
+)
 _OWN_NAMES = (
     ("W_pack", "qkv_proj"),
     ("query_layernorm", "q_norm"),
@@ -74,6 +85,7 @@ _OWN_NAMES = (
 )
 _CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = (
+    "mtp_layers.",
     *("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector."),
     *("embed_vision.", "audio_tower.", "embed_audio."),
 )
@@ -83,7 +95,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
     """The tensors of the text part of any family under the names, and in the order of rows, that Llama has."""
     q, kv = config.num_attention_heads, config.num_key_value_heads
     sandwich = config.architecture in ("Glm4ForCausalLM", "Glm4vForConditionalGeneration")
-    turned = ("Glm", "Cohere", "Ernie", "Helium")
+    turned = ("Glm", "Cohere", "Ernie", "Helium", "Llama4")
     neighbours = config.architecture.startswith(turned) and "Glm4Moe" not in config.architecture
     found = {}
     for stored, values in tensors.items():
@@ -94,6 +106,7 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             name.replace("language_model.", "")
             .replace("text_model.", "")
             .replace("block_sparse_moe", "mlp")
+            .replace("feed_forward.", "mlp." if "Llama4" in config.architecture else "feed_forward.")
             .replace("mlp.router", "mlp.gate")
             .replace(".router.proj.", ".router.")  # of Gemma 4, whose routers and experts are beside an MLP
             .replace(".router.", ".mlp.gate.")
@@ -104,6 +117,11 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
         if "InternLM2" in config.architecture:
             for own, llama in _INTERNLM2:
                 name = name.replace(own, llama)
+        if config.architecture == "ExaoneForCausalLM":
+            for own, llama in _EXAONE:
+                name = name.replace(own, llama)
+        if config.architecture == "BaichuanForCausalLM" and name == "lm_head.weight":
+            values = values / np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
         if ".experts." in name and ".mlp.experts." not in name:
             name = name.replace(".experts.", ".mlp.experts.")
         if config.attention_k_eq_v and "k_proj" in name and stored.replace("k_proj", "v_proj") not in tensors:
@@ -117,7 +135,8 @@ def as_llama(tensors: dict[str, NDArray[np.floating]], config: LlamaConfig) -> d
             own = [f"{part}_proj" for part in parts.removesuffix("_bias").removesuffix("_proj").split("_")]
             turns = "GptOss" in config.architecture
             for expert, matrix in enumerate(values):
-                matrix = matrix.T if turns or "Qwen3VLMoe" in config.architecture else matrix
+                columns = turns or "Qwen3VLMoe" in config.architecture or "Llama4" in config.architecture
+                matrix = matrix.T if columns else matrix
                 for i, part in enumerate(own):
                     rows = matrix[i :: len(own)] if turns else np.split(matrix, len(own))[i]
                     found[f"{stacked}.{expert}.{part}.{kind}"] = rows

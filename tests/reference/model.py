@@ -110,7 +110,10 @@ class ReferenceModel:
         weights *= facts.scale
         if facts.beside_mlp:
             weights *= self._weight(f"{at}.gate.per_expert_scale")
-        out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
+        if facts.weigh_inputs:
+            out = sum(self._mlp(weights[:, e, None] * h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
+        else:
+            out = sum(weights[:, e, None] * self._mlp(h, f"{at}.experts.{e}", facts.bias) for e in range(facts.count))
         if facts.shared_intermediate_size:
             shared = self._mlp(h, f"{at}.shared_expert", False)
             if facts.shared_gate:
@@ -155,10 +158,12 @@ class ReferenceModel:
         if facts.rope_of_layer[layer] >= 0:
             rope = facts.ropes[facts.rope_of_layer[layer]]
             q, k = self._rope(q, positions, rope), self._rope(k, positions, rope)
-            if facts.q_rope >= 0:
-                scaled = facts.ropes[facts.q_rope]
-                scale = 1 + scaled.scale_beta * np.log(1 + np.floor(positions / scaled.scale_positions))
-                q = q * scale[:, None, None]
+            if facts.qk_norm == "turned_heads":
+                q, k = self._rms(q), self._rms(k)
+        if facts.q_rope_of_layer[layer] >= 0:
+            scaled = facts.ropes[facts.q_rope_of_layer[layer]]
+            steps = np.floor((positions + scaled.scale_offset) / scaled.scale_positions)
+            q = q * (1 + scaled.scale_beta * np.log(1 + steps))[:, None, None]
         if facts.qk_norm == "head_behind_rope":
             q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{of_owner}.k_norm")
         self._kv[layer] = before_norm, v
@@ -167,6 +172,8 @@ class ReferenceModel:
         window = facts.sliding_window[layer]
         behind = positions[:, None] - positions[None, :]  # [n, n]: how far key j lies behind query i
         visible = (behind >= 0) & (behind < window if window else True)
+        if facts.chunked and window:
+            visible &= positions[:, None] // window == positions[None, :] // window
         scores = np.einsum("ihd,jhd->hij", q, k) * facts.softmax_scale
         scores = np.where(visible, _soft_cap(scores, facts.score_cap), -np.inf)
         if facts.sinks:  # one more score for every query of a head, without a value

@@ -107,7 +107,7 @@ def relu2(x: F64) -> F64:
     return np.square(np.maximum(x, 0))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2, "sigmoid": _sigmoid}
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:
@@ -391,6 +391,42 @@ def awkward_logits(rng: np.random.Generator, n: int) -> Array:
     for row in range(3):
         logits[5 + row] = rng.choice(special[2 - row :], n)
     return logits
+
+
+def random_changes(rng: np.random.Generator, num_rows: int, vocab_size: int) -> dict[str, Array]:
+    """LogitChanges of rows with other numbers of tokens, none among them, some of which are counted twice."""
+    tokens = [rng.permutation(vocab_size)[: rng.integers(0, min(30, vocab_size))] for _ in range(num_rows)]
+    ends = np.cumsum([len(t) for t in tokens])
+    rows = np.stack([ends - [len(t) for t in tokens], ends, rng.integers(0, 2, num_rows)], 1)
+    penalties = np.stack([rng.uniform(0.5, 2, num_rows), *rng.uniform(-2, 2, (2, num_rows))], 1)
+    changes = np.empty((int(ends[-1]), 3), np.int32)
+    changes[:, 0] = np.concatenate(tokens)
+    changes[:, 1] = rng.integers(-1, 4, len(changes))
+    changes[:, 2] = rng.choice([0.0, 1.5, -0.3], len(changes)).astype(np.float32).view(np.int32)
+    return {
+        "change_rows": rows.astype(np.int32),
+        "penalties": penalties.astype(np.float32),
+        "change_tokens": changes,
+    }
+
+
+def change_logits(logits: Array, changes: dict[str, Array], last_ids: Array) -> Array:
+    """What they make of logits [num_rows, vocab_size]: float32, token by token; last_ids: [num_rows]."""
+    out = logits.copy()
+    for row, (begin, end, counts_last) in enumerate(changes["change_rows"]):
+        repetition, presence, frequency = changes["penalties"][row]
+        entries = {int(i): [int(count), bias] for i, count, bias in changes["change_tokens"][begin:end]}
+        if counts_last:
+            entry = entries.setdefault(int(last_ids[row]), [0, 0])
+            entry[0] = max(entry[0], 0) + 1
+        for i, (count, bias) in entries.items():
+            x = out[row, i] + np.int32(bias).view(np.float32)
+            if count >= 0:
+                x = x / repetition if x > 0 else x * repetition
+            if count > 0:
+                x = np.float32(np.float64(x - presence) - np.float64(frequency) * count)
+            out[row, i] = x
+    return out
 
 
 @dataclass

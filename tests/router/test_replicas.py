@@ -115,7 +115,13 @@ def test_what_cannot_start_says_why(
     ("arguments", "message"),
     [
         (["--ray-address", "auto"], "--ray-address: there is no Ray cluster at 'auto'"),
+        (["--ray-address", "127.0.0.1:1"], "--ray-address: there is no Ray cluster at '127.0.0.1:1'"),
+        (["--ray-address", "127.0.0.1:99999"], "--ray-address: there is no Ray cluster at '127.0.0.1:99999'"),
         (["--ray-address", "local", "--replicas", "999", "--num-threads", "1"], "--replicas=999 need 1 CPUs each"),
+        (
+            ["--ray-address", "local", "--pipeline-parallel-size", "3", "--num-threads", "999", "--device", "cpu"],
+            "the 2 stages behind the first need 999 CPUs each, on one node",
+        ),
     ],
 )
 def test_clusters_that_cannot_be_used(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ token is a function of the last hash, so a sequence's tokens are known without a
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -69,25 +70,24 @@ class Engine:
     """Runs steps of a scheduler and checks all that a step says."""
 
     scheduler: sched.Scheduler
-    ahead: bool = False  # each step is made before the results of the one before are known
+    depth: int = 1  # steps in flight: each is made before the results of so many less one before it are known
     cache: dict[int, int] = field(default_factory=dict)  # slot -> hash of the prefix that ends there
     num_steps: int = 0
-    in_flight: tuple[Step, Any] | None = None
+    in_flight: deque[tuple[Step, Any]] = field(default_factory=deque)
     ids_before: list[int] = field(default_factory=list)  # of the last step
 
     def step(self) -> list[tuple[Sequence, int, int]]:
-        """Make and run a step; returns what came of it, or, ahead, of the one before."""
+        """Make steps and run them; returns what came of the oldest one."""
         assert self.scheduler.has_work
-        last, self.in_flight = self.in_flight, None
-        step = self.scheduler.schedule(float(self.num_steps + 1))
-        if step is not None:
+        while len(self.in_flight) < self.depth:
+            step = self.scheduler.schedule(float(self.num_steps + 1))
+            if step is None:
+                break
             self.num_steps += 1
             check_blocks(self.scheduler)
-            self.in_flight = step, self.forward(step)
-        assert last or self.in_flight, "there is work, and no step"
-        if not self.ahead:
-            last, self.in_flight = self.in_flight, None
-        return self.update(*last) if last else []
+            self.in_flight.append((step, self.forward(step)))
+        assert self.in_flight, "there is work, and no step"
+        return self.update(*self.in_flight.popleft())
 
     def update(self, step: Step, output: Any) -> list[tuple[Sequence, int, int]]:
         alive = [sequence for sequence in step.samples if sequence.slot >= 0]
@@ -114,7 +114,7 @@ class Engine:
         assert (manager.ref_counts[batch.slot_mapping // size] == 1)[~self._shared_now(step)].all()
         input_ids = batch.input_ids
         if batch.previous_rows is not None:
-            assert self.ahead
+            assert self.depth == 2
             known = np.array([*self.ids_before, 0], np.int32)
             input_ids = np.where(batch.previous_rows < 0, input_ids, known[batch.previous_rows])
         slots = []

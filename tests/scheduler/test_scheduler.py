@@ -58,23 +58,26 @@ CONFIGS = list(
         [0, 1, 9],  # sliding_window
         [True, False],  # prefix caching
         ["tiny", "small", "roomy"],
-        [False, True],  # one step ahead
+        [(1, 1), (1, 2), (3, 3)],  # stages, steps in flight
     )
 )
 
 
-@pytest.mark.parametrize(("size", "window", "caching", "pool", "ahead"), CONFIGS)
-def test_anything_that_arrives_is_served_right(size: int, window: int, caching: bool, pool: str, ahead: bool) -> None:
+@pytest.mark.parametrize(("size", "window", "caching", "pool", "steps"), CONFIGS)
+def test_anything_that_arrives_is_served_right(
+    size: int, window: int, caching: bool, pool: str, steps: tuple[int, int]
+) -> None:
     rng = np.random.default_rng([size, window, caching, len(pool)])
     least = BlockManager(1, size, 1, MAX_LEN, sliding_window=window).least_blocks(MAX_LEN)
     scheduler = make_scheduler(
         {"tiny": least, "small": least + 60 // size, "roomy": 400}[pool],
         size,
-        max_num_batched_tokens=int(rng.integers(6, 40)),
+        max_num_batched_tokens=int(rng.integers(6, 40)) * (1 if steps[0] == 1 else 4 * steps[0]),
         enable_prefix_caching=caching,
         sliding_window=window,
+        num_stages=steps[0],
     )
-    engine = Engine(scheduler, ahead)
+    engine = Engine(scheduler, steps[1])
     bases = [rng.integers(0, VOCAB_SIZE, 45).tolist() for _ in range(3)]
     arrived: list[Sequence] = []
     alive: list[Sequence] = []
@@ -109,7 +112,7 @@ def test_anything_that_arrives_is_served_right(size: int, window: int, caching: 
                 alive.remove(sequence)
         order = [arrived.index(s) for s in (*scheduler.running, *scheduler.waiting)]
         assert order == sorted(order), "somebody overtook"
-        assert engine.num_steps <= (1 + ahead) * work, "somebody starves"
+        assert engine.num_steps <= steps[1] * work, "somebody starves"
     check_empty(scheduler)
     assert not alive
     first = [s.first_scheduled for s in arrived if s.first_scheduled]
@@ -161,7 +164,7 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(
     monkeypatch: pytest.MonkeyPatch, fail_at: str, ahead: bool
 ) -> None:
     scheduler = make_scheduler(max_num_batched_tokens=100)
-    engine = Engine(scheduler, ahead)
+    engine = Engine(scheduler, 1 + ahead)
     old = make_sequence(list(range(50, 57)), 20)
     scheduler.add(old)
     engine.step()
@@ -180,8 +183,7 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(
         assert step is not None
         if ahead:  # the step before has failed
             assert step.batch.previous_rows is not None
-            step, _ = engine.in_flight or (step, None)
-            engine.in_flight = None
+            step, _ = engine.in_flight.popleft()
             engine.cache.clear()
         for sequence in step.sequences:
             scheduler.remove(sequence)

@@ -31,6 +31,7 @@ struct Interval {
 
 // Positions of the keys that the query at `position` sees.
 static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+    if (a.chunked) return {position / a.sliding_window * a.sliding_window, position + 1};
     return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
 }
 

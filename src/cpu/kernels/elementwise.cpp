@@ -47,6 +47,17 @@ INFINILM_INLINE void for_row_of_integers(const PackedWeight& weight, const char*
     }
 }
 
+// k of an f8 row; see F8Widened.
+INFINILM_INLINE float f8_at(const PackedWeight& weight, const char* lines, const char* scales, int64_t k,
+                            int64_t lane) {
+    const uint32_t code = ((const uint8_t*)lines)[k / 4 * line_bytes + 4 * lane + f8_place((int)(k % 4))];
+    const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    const int64_t at = f8_scales_at(scale_bytes_of_group(weight.format), k / group_size);
+    return value * ((const float*)(scales + at))[lane];
+}
+
 // Calls f(k, value) for k = 0, 1, .. of one row of a packed weight: one lane of each line of its panel.
 template <class F>
 INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
@@ -59,6 +70,9 @@ INFINILM_INLINE void for_row(const PackedWeight& weight, int64_t row, F f) {
             case Format::f32: f(k, ((const float*)lines)[k * panel_outputs + lane]); break;
             case Format::bf16: f(k, load_partial((const Bf16*)pair + 2 * lane + k % 2, 1)[0]); break;
             case Format::f16: f(k, load_partial((const F16*)pair + k % 2 * panel_outputs + lane, 1)[0]); break;
+            case Format::f8_row:
+            case Format::f8_32:
+            case Format::f8_128: f(k, f8_at(weight, lines, scales, k, lane)); break;
             default: return for_row_of_integers(weight, lines, scales, lane, f);
         }
     }
@@ -131,7 +145,7 @@ void soft_cap(const SoftCapArgs& args, Share share) {
 void combine(const CombineArgs& args, Share share) {
     for_pieces(args.num_tokens, args.hidden_size, share, [&](int64_t t, int64_t first, int64_t n) {
         const int32_t* const part_of = args.part_of + t * args.top_k;
-        const float* const weights = args.weights + t * args.weights_stride;
+        const float* const weights = args.weights ? args.weights + t * args.weights_stride : nullptr;
         const vec gate =
             args.shared_gate ? 1.0f / (1.0f + exp(-set1(args.shared_gate[t * args.shared_gate_stride]))) : set1(1);
         for (int64_t i = first; i < first + n; i += width) {
@@ -140,7 +154,7 @@ void combine(const CombineArgs& args, Share share) {
                                 __attribute__((always_inline)) { return load_partial(row + i, count); };
             vec sum = zero();
             for (int64_t k = 0; k < args.top_k; ++k)
-                sum = fma(set1(weights[k]), at(args.parts + part_of[k] * args.parts_stride), sum);
+                sum = fma(set1(weights ? weights[k] : 1), at(args.parts + part_of[k] * args.parts_stride), sum);
             if (args.shared) sum = fma(gate, at(args.shared + t * args.shared_stride), sum);
             if (args.residual) sum += at(args.residual + t * args.residual_stride);
             store_partial(args.out + t * args.out_stride + i, sum, count);

@@ -5,9 +5,9 @@
 //   x_groups         groups of 32 k that convert() makes rows of
 //   x_rows           rows of 32 bits that these are of a token
 // and those of floats
-//   line_units       steps of a line, ascending in k, each of which takes the next row of x; weight(line, unit, part)
-//   are
-//                    the weights of one, of the outputs [part * width, part * width + width)
+//   line_units       steps of a line, ascending in k, each of which takes the next row of x; weight(line, scales, unit,
+//                    part) are the weights of one, of the outputs [part * width, part * width + width)
+//   has_scales       `scales` are those of the line, [16]
 //   add              the accumulator of an output
 #pragma once
 
@@ -30,6 +30,7 @@ constexpr int int8_x_groups = 2;                    // of 32 k of x that have on
 struct FloatX {
     static constexpr Format x_format = Format::f32;
     static constexpr int x_groups = 1, x_rows = group_size;
+    static constexpr bool has_scales = false;
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) { memcpy(rows, x, group_size * sizeof(float)); }
     static INFINILM_MEMBER vec broadcast(const uint32_t* x) { return set1(*(const float_mem*)x); }
     static INFINILM_MEMBER vec add(vec sum, vec x, vec w) { return fma(x, w, sum); }
@@ -37,23 +38,39 @@ struct FloatX {
 struct F32 : FloatX {
     static constexpr Format format = Format::f32;
     static constexpr int line_units = 1;
-    static INFINILM_MEMBER vec weight(const char* line, int, int part) {
+    static INFINILM_MEMBER vec weight(const char* line, const char*, int, int part) {
         return load((const float*)line + part * width);
     }
 };
 struct F16Widened : FloatX {
     static constexpr Format format = Format::f16;
     static constexpr int line_units = 2;
-    static INFINILM_MEMBER vec weight(const char* line, int unit, int part) {
+    static INFINILM_MEMBER vec weight(const char* line, const char*, int unit, int part) {
         return load((const F16*)line + unit * panel_outputs + part * width);
     }
 };
 struct Bf16Widened : FloatX {
     static constexpr Format format = Format::bf16;
     static constexpr int line_units = 2;
-    static INFINILM_MEMBER vec weight(const char* line, int unit, int part) {
+    static INFINILM_MEMBER vec weight(const char* line, const char*, int unit, int part) {
         const uvec pair = load_uint(line + part * sizeof(uvec));
         return as_float(unit == 0 ? pair << 16 : pair & 0xffff0000u);
+    }
+};
+// e4m3 times its scale, rounded to float32: what these weights are as plain numbers. The 7 bits of exponent and
+// mantissa are placed where float32 has theirs, which is 2 ** 120 too small since the exponents are counted from other
+// numbers; the scales make up for it. That is right of subnormal ones as well, which become subnormal ones of float32.
+struct F8Widened : FloatX {
+    static constexpr Format format = Format::f8_row;
+    static constexpr int line_units = 4;
+    static constexpr bool has_scales = true;
+    typedef int16_t svec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+    static INFINILM_MEMBER vec weight(const char* line, const char* scales, int unit, int part) {
+        const uvec quad = load_uint(line + part * sizeof(uvec));
+        // Two at a time, as the upper 16 bits of floats: the even bytes of a lane, then the odd ones.
+        const uvec pair = (uvec)((unit < 2 ? (svec)quad << 8 : (svec)quad) >> 4) & 0x87f087f0u;
+        const uvec bits = unit % 2 == 0 ? pair << 16 : pair & 0xffff0000u;
+        return as_float(bits) * load((const float*)scales + part * width);
     }
 };
 
@@ -62,6 +79,7 @@ struct Bf16Widened : FloatX {
 #if INFINILM_BF16_DOT || INFINILM_TILES
 struct PairX {
     static constexpr int x_groups = 1, x_rows = group_size / 2;
+    static constexpr bool has_scales = false;
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
         for (int k = 0; k < group_size; k += width) store((Bf16*)rows + k, load(x + k));
     }
@@ -72,7 +90,7 @@ struct Bf16Dots : PairX {
     static constexpr Format format = Format::bf16;
     static constexpr int line_units = 1;
     static INFINILM_MEMBER dvec broadcast(const uint32_t* x) { return (dvec)set1_uint(*x); }
-    static INFINILM_MEMBER dvec weight(const char* line, int, int part) {
+    static INFINILM_MEMBER dvec weight(const char* line, const char*, int, int part) {
         return (dvec)load_uint(line + part * sizeof(uvec));
     }
     static INFINILM_MEMBER vec add(vec sum, dvec x, dvec w) { return dot(sum, w, x); }

@@ -47,6 +47,9 @@ enum class Format : uint8_t {
     z4_32,  // 4 bits with zero points, of groups of so many
     z4_64,
     z4_128,
+    f8_row,  // e4m3 with a scale for each output, or for each 32 or 128 k of it
+    f8_32,
+    f8_128,
 };
 
 // Rows of a linear before they are packed.
@@ -119,7 +122,7 @@ struct RopeStoreArgs {
     int64_t qkv_stride;
     const float* q_turned;  // [num_tokens, num_heads, rotary_dim] or null: the beginnings of the heads of qkv
     int64_t q_turned_stride, q_turned_head_stride;
-    const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned; a null one: not k
     int64_t rotary_dim;
     const void *q_norm, *k_norm, *v_norm;  // [head_dim] or null
     Element norm_element;
@@ -151,6 +154,7 @@ struct AttentionArgs {
     int value_dim;                   // of the rows of v_cache, which lie head_dim apart
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;
+    bool chunked;          // see AttentionParams
     int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
@@ -190,7 +194,7 @@ struct CombineArgs {
     const float* parts;  // [num_tokens * top_k, hidden_size]
     int64_t parts_stride;
     const int32_t* part_of;  // [num_tokens, top_k]: rows of parts
-    const float* weights;    // [num_tokens, top_k]
+    const float* weights;    // [num_tokens, top_k], or null: all are 1
     int64_t weights_stride;
     const float* shared;  // [num_tokens, hidden_size] or null
     int64_t shared_stride;
@@ -261,7 +265,10 @@ struct Kernels {
         switch (args.weight.format) {
             case Format::f32:
             case Format::bf16:
-            case Format::f16: return *linear_floats;
+            case Format::f16:
+            case Format::f8_row:
+            case Format::f8_32:
+            case Format::f8_128: return *linear_floats;
             default: return *linear_integers;
         }
     }

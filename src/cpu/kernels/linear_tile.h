@@ -112,31 +112,38 @@ INFINILM_INLINE void store_sums(const vec (&sums)[T][P][panel_parts], const Tile
 
 template <class F, int T, int P>
 void multiply_floats(const TileArgs& args) {
+    constexpr int lines = lines_of_group(F::format);
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
+    const int64_t panel_stride = args.panel_stride, scale_stride = args.scale_stride, ahead = args.ahead;
     const uint32_t* x = args.x;
-    const char *line = args.weights, *const end = line + args.k_groups * lines_of_group(F::format) * line_bytes;
-    for (; line < end; line += line_bytes) {
+    const char* line = args.weights;
+    for (int64_t group = 0; group < args.k_groups; ++group) {
+        const char* scales = args.scales;
+        if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
+        for (int number = 0; number < lines; ++number, line += line_bytes) {
 #pragma GCC unroll 2
-        for (int p = 0; p < P; ++p)
-            fetch<F, T>(line + p * args.panel_stride + args.ahead, (line - args.weights) / line_bytes);
-#pragma GCC unroll 2
-        for (int unit = 0; unit < F::line_units; ++unit, x += T) {
-            decltype(F::weight(line, 0, 0)) w[P][panel_parts];
+            for (int p = 0; p < P; ++p) fetch<F, T>(line + p * panel_stride + ahead, number);
+#pragma GCC unroll 4
+            for (int unit = 0; unit < F::line_units; ++unit, x += T) {
+                decltype(F::weight(line, scales, 0, 0)) w[P][panel_parts];
 #pragma GCC unroll 8
-            for (int i = 0; i < P * panel_parts; ++i)
-                w[i / panel_parts][i % panel_parts] =
-                    F::weight(line + i / panel_parts * args.panel_stride, unit, i % panel_parts);
+                for (int i = 0; i < P * panel_parts; ++i)
+                    w[i / panel_parts][i % panel_parts] =
+                        F::weight(line + i / panel_parts * panel_stride, scales + i / panel_parts * scale_stride, unit,
+                                  i % panel_parts);
 #pragma GCC unroll 16
-            for (int i = 0; i < T; ++i) {
-                const auto v = F::broadcast(x + i);
+                for (int i = 0; i < T; ++i) {
+                    const auto v = F::broadcast(x + i);
 #pragma GCC unroll 8
-                for (int j = 0; j < P * panel_parts; ++j) {
-                    vec& sum = sums[i][j / panel_parts][j % panel_parts];
-                    sum = F::add(sum, v, w[j / panel_parts][j % panel_parts]);
+                    for (int j = 0; j < P * panel_parts; ++j) {
+                        vec& sum = sums[i][j / panel_parts][j % panel_parts];
+                        sum = F::add(sum, v, w[j / panel_parts][j % panel_parts]);
+                    }
                 }
+                // The line is read again for the next unit, or the next two that share work: registers are few.
+                if (F::line_units < 4 || unit % 2 == 1) asm volatile("" ::: "memory");
             }
-            asm volatile("" ::: "memory");  // the line is read again for the next unit: registers are few
         }
     }
     store_sums<T, P>(sums, args);

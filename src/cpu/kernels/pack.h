@@ -3,11 +3,15 @@
 //   f32   [k][16]              a line holds 1 k
 //   bf16  [k / 2][16][2]       2
 //   f16   [k / 2][2][16]       2, one behind the other: they are widened 16 at a time
+//   f8    [k / 4][16][4]       4 in the order 0, 2, 1, 3 (f8_place): f8_row, f8_32 and f8_128
 // Integers of b bits have b lines for each group of 32 k. A lane has 4 k beside each other, one a byte: k 4n .. 4n + 3
 // are quad n of the group. Integers of 8 bits are signed, others are not, and have a plane of lines for each bit of b,
 // the widest first: in a plane of p bits, a line holds 8 / p quads, quad n in the bits from p * (n % (8 / p)) on of
 // each byte. So 4 bits are the low halves of a line's bytes, then the high ones; 6 bits are the lower 4 in four lines
 // and the upper 2 in two.
+//
+// Scales of f8 are float32: [panels][16] of f8_row, as those of int8, and [panels][k / 32 or k / 128][16]. They are
+// 2 ** 120 times as large as they count, which is what widening leaves out (formats.h).
 //
 // What an integer q stands for is scale * (q - offset) - minimum, or scale * values[q]. Scales of int8 are float32
 // [panels][16], one for each output. Those of others are [panels][k / (32 * scale_groups)][scale_bytes * 16], in which
@@ -25,6 +29,9 @@ constexpr int panel_outputs = 16;
 constexpr int line_bytes = 64;
 constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
+
+constexpr float f8_scale_factor = 0x1p120f;
+static inline constexpr int f8_place(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }  // of k 0 to 3 in a lane
 
 // What formats of integers differ in.
 struct Integers {
@@ -65,9 +72,13 @@ static inline constexpr Integers integers_of(Format format) {
     }
 }
 
+static inline constexpr bool is_f8(Format format) {
+    return format == Format::f8_row || format == Format::f8_32 || format == Format::f8_128;
+}
 static inline constexpr int lines_of_group(Format format) {
     const int bits = integers_of(format).bits;
-    return bits > 0 ? bits : format == Format::f32 ? group_size : group_size / 2;
+    if (bits > 0) return bits;
+    return format == Format::f32 ? group_size : is_f8(format) ? group_size / 4 : group_size / 2;
 }
 static inline constexpr int64_t num_groups(int64_t in_features) {
     return in_features == 0 ? 1 : (in_features + group_size - 1) / group_size;
@@ -76,11 +87,18 @@ static inline constexpr int64_t panel_bytes(Format format, int64_t in_features) 
     return num_groups(in_features) * lines_of_group(format) * line_bytes;
 }
 static inline constexpr int64_t scale_bytes_of_group(Format format) {
+    if (format == Format::f8_32) return 4 * panel_outputs;
+    if (format == Format::f8_128) return 4 * panel_outputs / 4;  // those of 128 k lie together
     const Integers integers = integers_of(format);
     return integers.bits == 0 ? 0 : integers.scale_bytes * panel_outputs / integers.scale_groups;
 }
+// Where the scales of group `group` of an f8 panel are: a group may have its own, or share those of four, or of all.
+static inline constexpr int64_t f8_scales_at(int64_t scale_bytes_of_group, int64_t group) {
+    constexpr int64_t bytes = sizeof(float) * panel_outputs;
+    return group * scale_bytes_of_group / bytes * bytes;
+}
 static inline constexpr int64_t scale_bytes_of_panel(Format format, int64_t in_features) {
-    if (format == Format::int8) return 4 * panel_outputs;
+    if (format == Format::int8 || format == Format::f8_row) return 4 * panel_outputs;
     return scale_bytes_of_group(format) * num_groups(in_features);
 }
 

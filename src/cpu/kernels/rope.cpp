@@ -58,7 +58,7 @@ static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
         const float* const from = a.q_turned && head < a.num_heads
                                       ? a.q_turned + token * a.q_turned_stride + head * a.q_turned_head_stride
                                       : x;
-        if (a.rotary_dim) rotate(from, x, table + token * a.rotary_dim, a.rotary_dim / 2);
+        if (a.rotary_dim && table) rotate(from, x, table + token * a.rotary_dim, a.rotary_dim / 2);
     }
     if (head < a.num_heads || !a.slot_mapping) return;
     const int64_t slot = a.slot_mapping[token];

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -112,7 +113,7 @@ std::map<int, Clique> cliques;
 std::map<std::string, std::pair<int, int>> failures;  // function: rank, result
 std::string calls, shown;
 int next_id = 1, live_comms = 0;
-std::atomic<int> violations{0};
+std::atomic<int> violations{0}, linger_ms{0};
 
 int failure(const std::string& function, int rank) {
     const auto found = failures.find(function);
@@ -214,9 +215,12 @@ struct Piece {
 void enqueue(Comm* comm, void* stream, Part part) {
     comm->busy = true;
     comm->job = std::thread([comm, stream, part = std::move(part)]() mutable {
-        int status = 0;
+        int status = 0, later = 0;
         runtime().is_capturing(stream, &status);
-        part.captured = status != 0;
+        std::this_thread::sleep_for(std::chrono::milliseconds(linger_ms));
+        runtime().is_capturing(stream, &later);
+        if (later != status) violations.fetch_add(1);  // the real one crashes in the driver
+        part.captured = later != 0;
         auto* piece = new Piece(*comm->clique, comm->rank, std::make_shared<const Part>(std::move(part)));
         const int error = runtime().enqueue(
             stream, [](void* data) { static_cast<const Piece*>(data)->run(); }, piece,
@@ -319,6 +323,7 @@ const char* fake_nccl_log() {
     shown = std::exchange(calls, "");
     return shown.c_str();
 }
+void fake_nccl_linger(int milliseconds) { linger_ms = milliseconds; }
 int fake_nccl_live_comms() {
     const std::lock_guard lock(mutex);
     return live_comms;

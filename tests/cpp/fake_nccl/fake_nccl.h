@@ -7,6 +7,8 @@ extern "C" {
 void fake_nccl_fail(const char* function, int rank, int result);
 // What was called since the last look, a line each: "<rank> <function> <arguments>", without ncclCommGetAsyncError.
 const char* fake_nccl_log();
+// From now on the thread of a call takes so long until it adds its work to the stream.
+void fake_nccl_linger(int milliseconds);
 int fake_nccl_live_comms();
-int fake_nccl_violations();  // calls for a communicator while another one was in a call for it
+int fake_nccl_violations();  // of NCCL's rules, such as two calls for a communicator at a time
 }

@@ -1,4 +1,4 @@
-// C functions of linear_decode for the tests, and the norm of rows that its prologue must equal.
+// C functions of linear_decode and linear_split_sm90 for the tests, and the norm of rows that its prologue must equal.
 #include "kernels.h"
 #include "launch.cuh"
 #include "norm.cuh"
@@ -29,12 +29,12 @@ int norm_rows(const void* x, int x_stride, const float* weight, void* out, int n
 using namespace infinilm::cuda;
 
 extern "C" {
-// What follows has_rope is read only with it.
-int run_linear_decode(int type, const void* x, int x_stride, int num_tokens, const void* weight, const float* bias,
-                      int n, int k, int order, int head_dim, const float* norm_weight, float eps, const void* residual,
-                      int residual_stride, void* out, int out_stride, int out_float32, int has_rope,
-                      const float* cos_sin, const int64_t* slot_mapping, void* k_cache, void* v_cache, int num_heads,
-                      int num_kv_heads, int block_size) {
+// kernel: 0 linear_decode, 1 linear_split_sm90. What follows has_rope is read only with it.
+int run_linear_decode(int kernel, int type, const void* x, int x_stride, int num_tokens, const void* weight,
+                      const float* bias, int n, int k, int order, int head_dim, const float* norm_weight, float eps,
+                      const void* residual, int residual_stride, void* out, int out_stride, int out_float32,
+                      int has_rope, const float* cos_sin, const int64_t* slot_mapping, void* k_cache, void* v_cache,
+                      int num_heads, int num_kv_heads, int block_size) {
     LinearArgs args;
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
     args.weight = {weight, bias, n, k, static_cast<Type>(type), static_cast<RowOrder>(order), head_dim};
@@ -45,7 +45,7 @@ int run_linear_decode(int type, const void* x, int x_stride, int num_tokens, con
     if (args.has_rope)
         args.rope = {cos_sin,   cos_sin,      nullptr,  nullptr,  slot_mapping, k_cache, v_cache,
                      num_heads, num_kv_heads, head_dim, head_dim, block_size,   eps};
-    return linear_decode(args, nullptr);
+    return (kernel == 0 ? linear_decode : linear_split_sm90)(args, nullptr);
 }
 int run_norm_rows(int type, const void* x, int x_stride, const float* weight, void* out, int num_tokens, int width,
                   float eps) {

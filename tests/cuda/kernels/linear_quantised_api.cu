@@ -46,7 +46,7 @@ int embed_quantised(const int* ids, const void* table, int n, int k, int type, i
     return embedding({ids, 0, false, packed(table, n, k, type, 0, 0, format), out, out_stride, num_tokens, 1.0f},
                      nullptr);
 }
-// kernel: 0 linear_prefill, 1 linear_sm90, 2 linear_decode.
+// kernel: 0 linear_prefill, 1 linear_sm90, 2 linear_split_sm90, 3 linear_decode.
 int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, const void* data, const float* bias,
                   int n, int k, int type, int order, int head_dim, int format, const float* norm_weight, float eps,
                   const void* residual, int64_t residual_stride, void* out, int64_t out_stride, int out_float32) {
@@ -57,6 +57,7 @@ int run_quantised(int kernel, const void* x, int64_t x_stride, int num_tokens, c
     args.norm_weight = norm_weight, args.norm_eps = eps;
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
-    return (kernel == 0 ? linear_prefill : kernel == 1 ? linear_sm90 : linear_decode)(args, nullptr);
+    constexpr decltype(&linear_prefill) kernels[] = {linear_prefill, linear_sm90, linear_split_sm90, linear_decode};
+    return kernels[kernel](args, nullptr);
 }
 }

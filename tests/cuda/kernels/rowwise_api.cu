@@ -15,9 +15,9 @@ extern "C" {
 
 int norm_rows(const void* x, void* residual, const float* weight, const float* bias, float* mean_square, void* out,
               int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int hidden_size, float eps,
-              float multiplier, int type) {
+              float multiplier, float scale, int type) {
     return rms_norm({x, residual, weight, bias, mean_square, out, x_stride, residual_stride, out_stride, num_tokens,
-                     hidden_size, eps, multiplier, static_cast<Type>(type)},
+                     hidden_size, eps, multiplier, scale, static_cast<Type>(type)},
                     nullptr);
 }
 
@@ -28,10 +28,26 @@ int make_rope_table(const int* positions, const float* inv_freq, float* cos_sin,
 }
 
 int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,
-               const float* k_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache, int num_heads,
+               const float* k_norm, const float* v_norm, const int64_t* slot_mapping, void* k_cache, void* v_cache,
+               const void* q_turned, int64_t q_turned_stride, int64_t q_turned_head_stride, int num_heads,
                int num_kv_heads, int head_dim, int rotary_dim, int block_size, float eps, int type) {
-    const RopeStoreArgs rope{cos_sin,   cos_sin,      q_norm,   k_norm,     slot_mapping, k_cache, v_cache,
-                             num_heads, num_kv_heads, head_dim, rotary_dim, block_size,   eps};
+    const RopeStoreArgs rope{cos_sin,
+                             cos_sin,
+                             q_norm,
+                             k_norm,
+                             v_norm,
+                             slot_mapping,
+                             k_cache,
+                             v_cache,
+                             q_turned,
+                             q_turned_stride,
+                             q_turned_head_stride,
+                             num_heads,
+                             num_kv_heads,
+                             head_dim,
+                             rotary_dim,
+                             block_size,
+                             eps};
     return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Type>(type)}, nullptr);
 }
 
@@ -41,9 +57,9 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
                      nullptr);
 }
 
-int multiply_gate(const void* gate_up, void* out, int64_t gate_up_stride, int64_t out_stride, int num_tokens,
-                  int intermediate_size, int has_up, int activation, int type) {
-    return act_mul({gate_up, out, gate_up_stride, out_stride, num_tokens, intermediate_size, has_up != 0,
+int multiply_gate(const void* gate_up, const void* up, void* out, int64_t gate_up_stride, int64_t up_stride,
+                  int64_t out_stride, int num_tokens, int intermediate_size, int activation, int type) {
+    return act_mul({gate_up, up, out, gate_up_stride, up_stride, out_stride, num_tokens, intermediate_size,
                     static_cast<Activation>(activation), static_cast<Type>(type)},
                    nullptr);
 }

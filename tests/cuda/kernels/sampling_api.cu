@@ -4,7 +4,7 @@
 extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, int vocab_size, const float* temperature,
                     const int* top_k, const float* top_p, const float* min_p, const float* random_val, int* ids,
                     float* logprobs, const int* token_ids, int64_t token_ids_stride, const uint32_t* allowed,
-                    int64_t allowed_stride, const int* allowed_row) {
+                    int64_t allowed_stride, const int* allowed_row, int blocks) {
     return infinilm::cuda::sample({logits,
                                    logits_stride,
                                    num_rows,
@@ -18,12 +18,20 @@ extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, in
                                    logprobs,
                                    token_ids,
                                    token_ids_stride,
-                                   {allowed, allowed_stride, allowed_row}},
+                                   {allowed, allowed_stride, allowed_row},
+                                   blocks},
                                   nullptr);
 }
 
+extern "C" int change(float* logits, int64_t logits_stride, int num_rows, int n, int first_id, const int* rows,
+                      const float* penalties, const int* tokens, const int* input_ids, const int* logits_rows) {
+    return infinilm::cuda::change_logits(
+        {logits, logits_stride, num_rows, n, first_id, rows, penalties, tokens, input_ids, logits_rows}, nullptr);
+}
+
 extern "C" int best(const float* logits, int64_t logits_stride, int num_rows, int n, int k, int first_id, float* best,
-                    int* ids, const uint32_t* allowed, int64_t allowed_stride, const int* allowed_row) {
+                    int* ids, const uint32_t* allowed, int64_t allowed_stride, const int* allowed_row, int blocks) {
     return infinilm::cuda::find_best(
-        {logits, logits_stride, num_rows, n, k, first_id, best, ids, {allowed, allowed_stride, allowed_row}}, nullptr);
+        {logits, logits_stride, num_rows, n, k, first_id, best, ids, {allowed, allowed_stride, allowed_row}, blocks},
+        nullptr);
 }

@@ -1,12 +1,13 @@
 // Ranks for one_shot_cases.py, as the engine has them: host threads of one process, each with a stream and a device of
 // its own where there are enough.
+#include <cuda_runtime.h>
+
 #include <barrier>
 #include <chrono>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "launch.cuh"
 #include "one_shot.h"
 
 using namespace infinilm::cuda;
@@ -96,17 +97,17 @@ cudaError_t run_rank(const OneShotArgs& args, const Rounds& rounds, int rank, un
 
 extern "C" {
 
-int64_t workspace_bytes(int size, int capacity_bytes) {
-    return static_cast<int64_t>(one_shot_workspace_bytes(size, capacity_bytes));
+int64_t workspace_bytes(int size, int one_shot_bytes, int two_shot_bytes) {
+    return static_cast<int64_t>(one_shot_workspace_bytes(size, one_shot_bytes, two_shot_bytes));
 }
 
 // Arrays of pointers have one for each rank.
-int run_ranks(int size, int capacity_bytes, void* const* workspaces, void* const* x, void* const* residual,
-              void* const* out, const float* const* weight, int64_t x_stride, int64_t residual_stride,
-              int64_t out_stride, int hidden_size, float eps, int type, int max_tokens, int num_rounds,
-              const int* num_tokens, int replays, unsigned seed, int absent) {
+int run_ranks(int size, int one_shot_bytes, int two_shot_bytes, void* const* workspaces, void* const* x,
+              void* const* residual, void* const* out, const float* const* weight, int64_t x_stride,
+              int64_t residual_stride, int64_t out_stride, int hidden_size, float eps, int type, int max_tokens,
+              int num_rounds, const int* num_tokens, int replays, unsigned seed, int absent) {
     OneShotArgs args{};
-    args.peers.size = size, args.peers.capacity_bytes = capacity_bytes;
+    args.peers.size = size, args.peers.one_shot_bytes = one_shot_bytes, args.peers.two_shot_bytes = two_shot_bytes;
     for (int rank = 0; rank < size; ++rank) args.peers.workspaces[rank] = workspaces[rank];
     args.x_stride = x_stride, args.residual_stride = residual_stride, args.out_stride = out_stride;
     args.hidden_size = hidden_size, args.eps = eps, args.type = static_cast<Type>(type);
@@ -127,9 +128,11 @@ int run_ranks(int size, int capacity_bytes, void* const* workspaces, void* const
 }
 
 // The error of one launch on one rank that has peers: for wrong arguments.
-int launch_alone(int size, int rank, int capacity_bytes, int num_tokens, int hidden_size, int type) {
+int launch_alone(int size, int rank, int one_shot_bytes, int two_shot_bytes, int num_tokens, int hidden_size,
+                 int type) {
     OneShotArgs args{};
-    args.peers.size = size, args.peers.rank = rank, args.peers.capacity_bytes = capacity_bytes;
+    args.peers.size = size, args.peers.rank = rank;
+    args.peers.one_shot_bytes = one_shot_bytes, args.peers.two_shot_bytes = two_shot_bytes;
     args.num_tokens = num_tokens, args.hidden_size = hidden_size, args.type = static_cast<Type>(type);
     return one_shot_all_reduce_add_rms_norm(args, nullptr);
 }

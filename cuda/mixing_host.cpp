@@ -1,0 +1,92 @@
+#include "mixing_host.h"
+
+#include "grouped.h"
+#include "packed_layout.h"
+
+namespace infinilm::cuda {
+
+namespace {
+
+int count(int64_t size) { return static_cast<int>(size); }
+
+StateStepsArgs state_args(const StateSteps& p) {
+    return {.cu_seqlens_q = p.cu_seqlens_q.as<const int>(),
+            .state_in = p.state_in.as<const int>(),
+            .state_out = p.state_out.as<const int>(),
+            .num_seqs = count(p.state_in.shape(0))};
+}
+
+}  // namespace
+
+void check_head(int head_dim, Type type) {
+    require(head_dim % 8 == 0 && head_dim <= attention_widest_head, "head_dim is ", head_dim,
+            ": on CUDA it must be a multiple of 8, at most ", attention_widest_head, "; use device='cpu'");
+    const size_t needed = type == Type::f32 ? 0 : attention_shared_bytes(head_dim);
+    if (needed == 0) return;
+    int device = 0, has = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&has, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+    require(static_cast<size_t>(has) >= needed, "head_dim is ", head_dim, ", which takes ", needed,
+            " bytes of shared memory a block, and this GPU has ", has, "; use device='cpu'");
+}
+
+cudaError_t run_head_linear(const HeadLinearParams& p, cudaStream_t stream) {
+    const bool aligned = p.x.stride(0) % 8 == 0 && p.x.stride(1) % 8 == 0 &&
+                         reinterpret_cast<uintptr_t>(p.x.data()) % (size_bytes(p.x.dtype()) == 4 ? 32 : 16) == 0;
+    require(aligned && p.x.shape(2) % 8 == 0, "linears of heads of ", p.x.shape(2),
+            " inputs: on CUDA the parts of a query and of a latent must be multiples of 8; use device='cpu'");
+    return head_linear({.x = p.x.data(),
+                        .x_stride = p.x.stride(0),
+                        .x_head_stride = p.x.stride(1),
+                        .num_tokens = count(p.x.shape(0)),
+                        .num_heads = count(p.x.shape(1)),
+                        .out_features = count(p.out.shape(2)),
+                        .weight = packed(p.weight),
+                        .out = p.out.data(),
+                        .out_stride = p.out.stride(0),
+                        .out_head_stride = p.out.stride(1)},
+                       stream);
+}
+
+cudaError_t run_causal_conv(const CausalConvParams& p, Type type, cudaStream_t stream) {
+    return causal_conv({.x = p.x.data(),
+                        .weight = p.weight.as<const float>(),
+                        .state = p.state.as<float>(),
+                        .sequences = state_args(p.sequences),
+                        .out = p.out.data(),
+                        .x_stride = p.x.stride(0),
+                        .out_stride = p.out.stride(0),
+                        .num_tokens = count(p.x.shape(0)),
+                        .channels = count(p.x.shape(1)),
+                        .taps = count(p.weight.shape(0)),
+                        .type = type},
+                       stream);
+}
+
+cudaError_t run_delta_rule(const DeltaRuleParams& p, Type type, cudaStream_t stream) {
+    return delta_rule({.qkv = p.qkv.data(),
+                       .z = p.z.data(),
+                       .a = p.a.data(),
+                       .b = p.b.data(),
+                       .decay_rate = p.decay_rate.as<const float>(),
+                       .dt_bias = p.dt_bias.as<const float>(),
+                       .norm = p.norm.as<const float>(),
+                       .state = p.state.as<float>(),
+                       .sequences = state_args(p.sequences),
+                       .out = p.out.data(),
+                       .qkv_stride = p.qkv.stride(0),
+                       .z_stride = p.z.stride(0),
+                       .a_stride = p.a.stride(0),
+                       .b_stride = p.b.stride(0),
+                       .out_stride = p.out.stride(0),
+                       .num_tokens = count(p.qkv.shape(0)),
+                       .num_k_heads = p.num_k_heads,
+                       .num_v_heads = count(p.state.shape(1)),
+                       .k_dim = count(p.state.shape(2)),
+                       .v_dim = count(p.state.shape(3)),
+                       .eps = p.eps,
+                       .type = type},
+                      stream);
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,67 @@
+"""Reads from the metadata of a GGUF file what layers with latent attention (MLA) or with a state have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infinilm.checks import as_integer
+from infinilm.errors import ConfigError
+from infinilm.gguf.file import GgufFile
+
+__all__ = ["latent_layers", "state_layers"]
+
+
+def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without those of latent attention, and the keys of config.json for it.
+
+    Newer files describe attention as if there were one head of keys, which is the latent and what RoPE turns, and say
+    the sizes of the real heads apart. Older ones have the real heads alone. `said`: by their keys behind `prefix`.
+    ConfigError: a size that is absent or wrong.
+    """
+    rest = dict(said)
+
+    def size(key: str, least: int = 1) -> int:
+        return as_integer(f"{gguf.path}: {prefix}{key}", rest.pop(key, None), least=least, below=2**16)
+
+    rope_dim, kv_rank = size("rope.dimension_count"), rest.get("attention.kv_lora_rank")
+    of_latent = "attention.key_length_mla" in rest
+    k_dim, v_dim = size("attention.key_length"), size("attention.value_length")
+    if of_latent:
+        if (k_dim, v_dim) != (as_integer(f"{prefix}attention.kv_lora_rank", kv_rank) + rope_dim, kv_rank):
+            raise ConfigError(
+                f"{gguf.path}: {prefix}attention.key_length and .value_length are {k_dim} and {v_dim}; expected a "
+                f"latent of {kv_rank} with and without the {rope_dim} elements that RoPE turns"
+            )
+        k_dim, v_dim = size("attention.key_length_mla"), size("attention.value_length_mla")
+    if k_dim <= rope_dim:
+        raise ConfigError(f"{gguf.path}: heads of k have {k_dim} elements, of which RoPE turns {rope_dim}")
+    rest["attention.head_count_kv"] = rest.get("attention.head_count")
+    sizes = {"qk_rope_head_dim": rope_dim, "qk_nope_head_dim": k_dim - rope_dim, "v_head_dim": v_dim}
+    return rest, {**sizes, "q_lora_rank": None, "head_dim": rope_dim}
+
+
+def state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without those of the gated delta rule, and the keys of config.json for it.
+
+    `said`, errors: as those of `latent_layers`.
+    """
+    rest = dict(said)
+    names = {"conv_kernel": "linear_conv_kernel_dim", "state_size": "linear_key_head_dim"}
+    names |= {"group_count": "linear_num_key_heads", "time_step_rank": "linear_num_value_heads", "inner_size": ""}
+    found = {key: as_integer(f"{gguf.path}: {prefix}ssm.{key}", rest.pop(f"ssm.{key}", None)) for key in names}
+    values: dict[str, Any] = {name: found[key] for key, name in names.items() if name}
+    if found["inner_size"] % found["time_step_rank"]:
+        raise ConfigError(
+            f"{gguf.path}: {prefix}ssm.inner_size is {found['inner_size']}, which is no multiple of the "
+            f"{found['time_step_rank']} heads ({prefix}ssm.time_step_rank)"
+        )
+    values["linear_value_head_dim"] = found["inner_size"] // found["time_step_rank"]
+    values["full_attention_interval"] = rest.pop("full_attention_interval", 4)
+    recurrent = rest.pop("attention.recurrent_layers", None)
+    if recurrent is not None:
+        num_layers = int(said.get("block_count", 0)) - int(said.get("nextn_predict_layers", 0))
+        if not isinstance(recurrent, list) or len(recurrent) < num_layers:
+            raise ConfigError(f"{gguf.path}: {prefix}attention.recurrent_layers: expected a list that has each layer")
+        kinds = ["linear_attention" if state else "full_attention" for state in recurrent[:num_layers]]
+        values |= {"layer_types": kinds, "full_attention_interval": None}
+    return rest, values

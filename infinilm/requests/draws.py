@@ -1,0 +1,64 @@
+"""Tokens of a step that are drawn on the host, since their requests change the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.requests.logits import HostSampler
+from infinilm.requests.request import Work, own_copy
+from infinilm.requests.steps import Int32Array, Sequence
+
+__all__ = ["draw_rows"]
+
+
+def draw_rows(
+    sampler: HostSampler, samples: SequenceOf[Sequence], ids: Int32Array, logits: npt.NDArray[np.float32]
+) -> tuple[Int32Array, dict[Work, BaseException]]:
+    """Draw the tokens of the sequences that want it.
+
+    Parameters
+    ----------
+    sampler : HostSampler
+    samples : sequence of Sequence
+        Those that get a token, one for each of the first rows.
+    ids : int32 array, [num_rows]
+        As the engine has drawn them.
+    logits : float32 array, [num_rows, vocab_size]
+
+    Returns
+    -------
+    ids : int32 array, [num_rows]
+        With those that were drawn here; -1 where that failed.
+    failures : dict
+        What failed, by work.
+    """
+    failures: dict[Work, BaseException] = {}
+    rows: list[int] = []
+    changed: list[npt.NDArray[np.float32]] = []
+    ids = ids.copy()
+    for i, sequence in enumerate(samples):
+        work = sequence.owner
+        if not sequence.draws_on_host or work.finish_reason is not None:
+            continue
+        try:
+            changed.append(work.pipeline.apply(logits[i], sequence.output_token_ids, sequence.constraint))
+            rows.append(i)
+        except BaseException as error:  # of user code, in the engine thread
+            failures[work] = error
+            ids[i] = -1
+    if rows:
+        picked = [samples[i] for i in rows]
+        try:
+            ids[rows] = sampler.draw(
+                np.stack(changed),
+                [s.params for s in picked],
+                [s.seed for s in picked],
+                [s.num_tokens for s in picked],
+            )
+        except BaseException as error:
+            ids[rows] = -1
+            failures |= {s.owner: own_copy(error) for s in picked}
+    return ids, failures

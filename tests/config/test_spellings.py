@@ -1,0 +1,48 @@
+"""Keys that families have of their own: sizes and multipliers in other words, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+from config.test_families import SMALL, facts, make
+
+from infinilm.config.families import model_facts
+from infinilm.config.llama_config import LlamaConfig
+from infinilm.errors import ConfigError
+
+
+def test_baichuan_of_13b_is_refused():
+    baichuan = {**SMALL, "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
+    for said in ({"model_max_length": 128}, {"max_position_embeddings": 128, "hidden_size": 5120}):
+        with pytest.raises(ConfigError, match=r"13B model, whose positions come from ALiBi, .*; 7B models"):
+            LlamaConfig.from_dict({**baichuan, **said})
+    with pytest.raises(ConfigError, match="alibi is True"):
+        LlamaConfig.from_dict({**baichuan, "max_position_embeddings": 128, "alibi": True})
+
+
+def test_multipliers_of_minicpm():
+    got = facts("minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=8)
+    assert got.embedding_multiplier == 12 and got.logit_multiplier == 8 / 32
+    assert got.residual_multiplier == pytest.approx(1.4 / 3**0.5)
+    with pytest.raises(ConfigError, match="scale_depth must be a finite number > 0; got -1"):
+        facts("minicpm", scale_depth=-1)
+    with pytest.raises(ConfigError, match="sparse_config must be None in MiniCPMForCausalLM"):
+        facts("minicpm", sparse_config={"kernel_size": 32})
+
+
+def test_sizes_and_layers_of_llama_4():
+    of_file = {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 4}
+    config = make("llama4_text", **of_file, attention_chunk_size=10, no_rope_layers=[1, 0, 1], moe_layers=[2])
+    assert (config.intermediate_size, config.moe_intermediate_size) == (40, 24)
+    got = model_facts(config, 128)
+    assert got.experts.layers == (False, False, True) and got.experts.shared_intermediate_size == 24
+    assert got.sliding_window == (10, 0, 10) and got.rope_of_layer == (0, -1, 0) and got.q_rope_of_layer == (-1, 1, -1)
+    for values, message in (
+        ({"moe_layers": [3]}, r"moe_layers must be a list of numbers of layers; got \[3\]"),
+        ({"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is not supported in Llama4ForCausalLM"),
+        ({"attn_scale": 0}, "attn_scale must be a finite number > 0; got 0"),
+        ({"attention_chunk_size": -1}, "attention_chunk_size"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make("llama4_text", **of_file, **values).validate()
+    with pytest.raises(ConfigError, match=r"attention_chunk_size is 8192.*more than their own chunk"):
+        make("llama", attention_chunk_size=8192)

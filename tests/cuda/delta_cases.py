@@ -1,0 +1,146 @@
+"""Cases for cuda/delta.cu against float64 numpy, and bit for bit between any cuts of a sequence."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+from emulation import ROOT, Array, Buffer, Gpu
+from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
+
+sys.path.insert(0, str(ROOT / "tests"))
+from reference import ops as oracle
+
+NUM_STATES = 9
+Shape = dict[str, Any]
+
+
+def _long(value: int) -> ctypes.c_int64:
+    return ctypes.c_int64(value)
+
+
+class Step:
+    """The sequences of a step: how many tokens each has, where it goes on, and what it leaves."""
+
+    def __init__(self, counts: list[int], state_in: list[int], state_out: list[int]) -> None:
+        self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self.inn, self.out = np.array(state_in, np.int32), np.array(state_out, np.int32)
+
+    @classmethod
+    def draw(cls, seed: int, counts: list[int]) -> Step:
+        """Some sequences are new, some go on in their own state, others from one state to another."""
+        rng, n = np.random.default_rng(seed), len(counts)
+        order = rng.permutation(NUM_STATES)
+        kinds = rng.integers(0, 3, n)
+        return cls(counts, [(-1, order[i], order[n + i])[kinds[i]] for i in range(n)], order[:n].tolist())
+
+    def upload(self, gpu: Gpu) -> tuple[Any, ...]:
+        return (*(gpu.upload(x) for x in (self.starts, self.inn, self.out)), len(self.out))
+
+    def before(self, state: Array, s: int) -> Array:
+        """The state that sequence s goes on from."""
+        kept: Array = state[self.inn[s]] if self.inn[s] >= 0 else np.zeros_like(state[0])
+        return kept
+
+    def spans(self) -> list[tuple[int, int]]:
+        return list(itertools.pairwise(self.starts.tolist()))
+
+
+def conv(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Outputs, and states: those that are written, and no others."""
+    for shape in shapes:
+        channels, taps, seed = shape["channels"], shape["taps"], shape["seed"]
+        step = Step.draw(seed, shape["counts"])
+        weight, n = normal(seed, taps, channels), int(step.starts[-1])
+        for kind in KINDS:
+            x = encode(normal(seed + 1, n, channels), kind)
+            state = decode(encode(normal(seed + 2, NUM_STATES, taps - 1, channels), kind), kind)
+            held = gpu.upload(state if state.size else np.zeros(1, np.float32))
+            given, out = of(gpu, x, kind, 3), Frame(gpu, kind, (n, channels), 5)
+            gpu.call(
+                "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(weight), held, *step.upload(gpu),
+                out.pointer, _long(out.stride), n, channels, taps, KINDS.index(kind),
+            )  # fmt: skip
+            got, after, exact = out.get(), state.copy(), decode(x, kind).astype(np.float64)
+            for s, (begin, end) in enumerate(step.spans()):
+                want, kept = oracle.causal_conv(exact[begin:end], weight, step.before(state, s))
+                size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(step.before(state, s)))
+                assert_close(got[begin:end], want, kind, taps, 2 * size)
+                after[step.out[s]] = kept
+            if state.size:
+                assert_bitwise(gpu.download(held), after)
+        gpu.close()
+
+
+class Rule:
+    """Inputs of the gated delta rule, as stored."""
+
+    def __init__(self, shape: Shape, kind: str, n: int) -> None:
+        self.seed, self.kind = shape["seed"], kind
+        self.k_heads, self.heads = shape["k_heads"], shape["k_heads"] * shape["group"]
+        self.k_dim, self.v_dim = shape["k_dim"], shape["v_dim"]
+        widths = (2 * self.k_heads * self.k_dim + self.heads * self.v_dim, self.heads * self.v_dim)
+        self.stored = [
+            encode(normal(self.seed + i, n, width), kind) for i, width in enumerate((*widths, self.heads, self.heads))
+        ]
+        self.vectors = [-np.exp(normal(self.seed + 4, self.heads)), normal(self.seed + 5, self.heads)]
+        self.vectors.append(normal(self.seed + 6, self.v_dim))
+        self.state = normal(self.seed + 7, NUM_STATES, self.heads, self.k_dim, self.v_dim)
+
+    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None)) -> Array:
+        """Changes `state` in place."""
+        frames = [of(gpu, x[rows], self.kind, pad) for x, pad in zip(self.stored, (2, 3, 1, 5), strict=True)]
+        out = Frame(gpu, self.kind, frames[1].shape, 1)
+        inputs = [x for frame in frames for x in (frame.pointer, _long(frame.stride))]
+        gpu.call(
+            "run_delta_rule", *inputs, *(gpu.upload(x) for x in self.vectors), state, *step.upload(gpu), out.pointer,
+            _long(out.stride), int(step.starts[-1]), self.k_heads, self.heads, self.k_dim, self.v_dim, 1e-6,
+            KINDS.index(self.kind),
+        )  # fmt: skip
+        return out.get()
+
+
+def rule(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Outputs and states of any sequences."""
+    for shape in shapes:
+        step = Step.draw(shape["seed"], shape["counts"])
+        for kind in KINDS:
+            given = Rule(shape, kind, int(step.starts[-1]))
+            held = gpu.upload(given.state)
+            got, after = decode(given.run(gpu, held, step), kind), gpu.download(held)
+            exact = [decode(x, kind).astype(np.float64) for x in given.stored]
+            for s, (begin, end) in enumerate(step.spans()):
+                before = step.before(given.state, s)
+                want, matrix = oracle.delta_rule(
+                    *(x[begin:end] for x in exact), *given.vectors, before, num_k_heads=given.k_heads, eps=1e-6
+                )
+                size = 4 * max(1.0, float(np.abs(before).max()))
+                assert_close(after[step.out[s]], matrix, "f32", given.k_dim + end - begin, size)
+                # The norm makes of a small result one of size 1, and of its rounding with it.
+                slack = 2e-3 + (0 if kind == "f32" else 4 * UNIT[kind])
+                assert (np.abs(got[begin:end] - want) <= slack * (1 + np.abs(want))).all()
+            for other in set(range(NUM_STATES)) - set(step.out.tolist()):
+                assert_bitwise(after[other], given.state[other])
+            gpu.close()
+
+
+def cuts(gpu: Gpu, shapes: list[Shape]) -> None:
+    """A sequence in chunks, through one state or from one to the next; single tokens are decode's."""
+    for shape in shapes:
+        places = [0, *shape["cuts"], shape["length"]]
+        for kind in ("f32", "bf16"):
+            given = Rule(shape, kind, shape["length"])
+            held = gpu.upload(given.state)
+            want = given.run(gpu, held, Step([shape["length"]], [-1], [0]))
+            whole = gpu.download(held)[0]
+            held, at, parts = gpu.upload(given.state), -1, []
+            for i, (begin, end) in enumerate(itertools.pairwise(places)):
+                to = at if at >= 0 and i % 2 else (at + 1) % NUM_STATES
+                parts.append(given.run(gpu, held, Step([end - begin], [at], [to]), slice(begin, end)))
+                at = to
+            assert_bitwise(np.concatenate(parts), want)
+            assert_bitwise(gpu.download(held)[at], whole)
+            gpu.close()

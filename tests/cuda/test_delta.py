@@ -1,0 +1,69 @@
+"""Layers with a state on the emulator: the causal convolution and the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulation import ROOT, SCHEDULES, Run
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+
+SOURCES = [ROOT / "cuda/delta.cu", "delta_api.cu"]
+few = settings(
+    max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+counts = st.lists(st.sampled_from((1, 2, 3, 5, 17, 33)), min_size=1, max_size=4)
+
+
+def _check(emulate: Run, case: str, shapes: list[dict[str, Any]], **where: Any) -> None:
+    outcome = emulate(SOURCES, f"delta_cases:{case}", shapes=shapes, **where)
+    assert outcome.ok, outcome.text
+
+
+def convs() -> st.SearchStrategy[dict[str, Any]]:
+    """Any number of taps and channels."""
+    return st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**31), "counts": counts, "taps": st.integers(1, 8),
+            "channels": st.sampled_from((1, 7, 130, 300)),
+        }
+    )  # fmt: skip
+
+
+def rules() -> st.SearchStrategy[dict[str, Any]]:
+    """Heads whose columns are those of several warps, of several blocks, and of rows beyond a lane's first."""
+    return st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**31), "counts": counts, "k_heads": st.integers(1, 2), "group": st.integers(1, 2),
+            "k_dim": st.sampled_from((1, 12, 33, 128, 200)), "v_dim": st.sampled_from((2, 20, 64, 136)),
+        }
+    )  # fmt: skip
+
+
+@few
+@given(shapes=st.lists(convs(), min_size=6, max_size=6))
+def test_causal_conv(emulate: Run, shapes: list[dict[str, Any]]) -> None:
+    _check(emulate, "conv", shapes)
+
+
+@few
+@given(shapes=st.lists(rules(), min_size=4, max_size=4))
+def test_delta_rule(emulate: Run, shapes: list[dict[str, Any]]) -> None:
+    _check(emulate, "rule", shapes)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
+    shape = {"seed": 4, "k_heads": 1, "group": 2, "length": 40, "cuts": [1, 2, 19, 20, 21, 37]}
+    shapes = [{**shape, "k_dim": k_dim, "v_dim": v_dim} for k_dim, v_dim in ((128, 72), (24, 140))]
+    _check(emulate, "cuts", shapes, schedule=schedule)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_sanitized(emulate: Run, sanitize: str) -> None:
+    shape = {"seed": 9, "counts": [20, 1, 3], "k_heads": 1, "group": 2, "k_dim": 40, "v_dim": 72}
+    conv = {"seed": 9, "counts": [20, 1, 3], "taps": 4, "channels": 150}
+    _check(emulate, "rule", [shape], sanitize=sanitize, schedule="lifo", timeout=600)
+    _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo", timeout=600)

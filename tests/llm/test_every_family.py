@@ -1,0 +1,68 @@
+"""What holds of every golden checkpoint, so that a new family cannot be forgotten: each site is as in the numpy model,
+and no bit of an answer depends on hooks, on other requests, on chunks, on threads or on the prefix cache.
+
+Logits against transformers: tests/model. Ranks: tests/dist. GPUs: tests/cuda.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infinilm import LLM, HookRegistry, ReferenceModel, compare
+
+GOLDEN = sorted(path.parent for path in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "logprobs": 1, "ignore_eos": True, "use_tqdm": False}
+
+
+def told(outputs: Any) -> list[Any]:
+    """Tokens and their log-probabilities, which have the bits of the logits."""
+    return [(list(output.outputs[0].token_ids), output.outputs[0].logprobs) for output in outputs]
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
+def test_sites_and_bits(folder: Path) -> None:
+    expected = np.load(folder / "expected.npz")
+    ids, max_model_len = expected["input_ids"].tolist(), int(expected["max_model_len"])
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": max_model_len}
+    settings |= {"tensor_parallel_size": 1, "use_tqdm": False}  # hooks see the heads of a rank
+    prompts = [ids, ids[:3], [*ids[:17], 5], ids[::-1]]
+    with LLM(folder, max_num_seqs=1, num_threads=1, enable_prefix_caching=False, **settings) as llm:
+        alone = [told(llm.generate(prompt, **GREEDY))[0] for prompt in prompts]
+        logits = llm.forward(ids)
+        oracle = ReferenceModel.from_pretrained(folder, dtype="float64", max_model_len=max_model_len)
+        result = compare(llm, oracle, ids)
+        assert result.equal and not result.unmatched, str(result)
+
+    hooks = HookRegistry()
+    calls: list[str] = []
+    handle = hooks.register_hook("*", lambda name, _tensor, _layer: calls.append(name))
+    with LLM(folder, max_num_seqs=3, num_threads=2, max_num_batched_tokens=7, hooks=hooks, **settings) as llm:
+        assert np.array_equal(llm.forward(ids), logits) and calls[0] == "embedding"
+        handle.remove()
+        assert told(llm.generate(prompts, **GREEDY)) == alone
+        again = llm.generate(ids, **GREEDY)
+        assert told(again) == alone[:1]
+        if not any(oracle.facts.delta.layers):  # whose prefixes are some thousand tokens apart: see test_states.py
+            assert again[0].metrics.cached_tokens == (len(ids) - 1) // 16 * 16
+
+
+def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
+    """Attention in chunks that end inside of what kernels take at a time."""
+    folder = shutil.copytree(GOLDEN[0].parent / "llama4", tmp_path / "llama4")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"attention_chunk_size": 300, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = np.random.default_rng(3).integers(0, 128, 700).tolist()
+    want = ReferenceModel.from_pretrained(folder, dtype="float64").forward(ids)
+    with LLM(folder, dtype="float32", num_threads=1, use_tqdm=False) as whole:
+        logits = whole.forward(ids)
+        token = whole.generate(ids, **GREEDY)
+    assert np.abs(logits - want).max() < 2e-5 * np.abs(want).max()
+    with LLM(folder, dtype="float32", num_threads=3, max_num_batched_tokens=90, use_tqdm=False) as parts:
+        assert np.array_equal(parts.forward(ids), logits) and told(parts.generate(ids, **GREEDY)) == told(token)
