@@ -129,6 +129,7 @@ private:
         if (!buffer || static_cast<size_t>(buffer.bytes()) < bytes) {
             buffer = {};  // first, so that both are never there
             buffer = allocate_host(DType::uint8, {static_cast<int64_t>(bytes)});
+            if (buffer.bytes() >= large_buffer) prefer_huge_pages(buffer);
         }
         return buffer.data();
     }

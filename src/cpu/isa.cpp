@@ -32,7 +32,6 @@ bool request_tiles() {
     constexpr int arch_req_xcomp_perm = 0x1023, xfeature_xtiledata = 18;
     return syscall(SYS_arch_prctl, arch_req_xcomp_perm, xfeature_xtiledata) == 0;
 }
-#endif
 
 // Whether vdpbf16ps multiplies enough faster than float32 FMA on this machine to be worth rounding x to bfloat16: it
 // does twice as much on some and half as much on others. Measured once, from registers, in well under a millisecond;
@@ -53,6 +52,7 @@ bool bf16_dot_pays() {
     }();
     return pays;
 }
+#endif
 
 // The tables of the libraries that INFINILM_CPU_KERNELS lists, separated by colons. So do tests add the emulations,
 // which no package holds. Libraries stay open.

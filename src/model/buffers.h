@@ -24,8 +24,6 @@ int64_t buffer_bytes(const std::vector<BufferShape<Buffers>>& shapes, int64_t n)
     return bytes;
 }
 
-constexpr int64_t large_buffer = 4 << 20;  // bytes
-
 // Makes room for n, where buffers.capacity says that there is less.
 template <class Buffers>
 void reserve(Backend& backend, Buffers& buffers, const std::vector<BufferShape<Buffers>>& shapes, int64_t n) {

@@ -13,8 +13,9 @@ repeated, --tries times at most; then the least disturbed one counts, and the re
 On a machine that others use, --cpu-time compares what can be compared there: one thread of each engine, and tokens per
 second of its CPU time, which other processes change less. Limits, which are of wall time, are left out then.
 
-Figures are medians over the rounds, with the first and the third quartile; so are ratios, which are taken within each
-round. Tokens/s of a decode are those of the median step.
+What it prints is Markdown: a table for each class of weights, and one of goals. Figures are medians over the rounds,
+with the first and the third quartile; so are ratios, which are taken within each round. Tokens/s of a decode are those
+of the median step.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ import math
 import os
 import platform
 import select
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import synthetic
 from compare_engines import PACKAGES
+from compare_report import FILES, OURS, report_class, report_goals
 
 from infinilm import _core
 from infinilm.bench.others import Others
@@ -66,9 +69,6 @@ class Contender:
         return f"{self.kind} {self.weights}"
 
 
-OURS = "infinilm"
-FILES = "files"
-WITHIN = (OURS, FILES)  # infinilm alone, each to its bf16
 CLASSES = {
     "bf16": [
         Contender("infinilm", "bf16"),
@@ -139,6 +139,7 @@ class Section:
         return self.batch / statistics.median(answer["step_seconds"])
 
 
+LIMITS = ("read_bytes_per_second", "flops_per_second", "bf16_flops_per_second")
 SECTIONS = [
     Section("prefill 512", 1, 512),
     Section("decode b1", 1, 128, 16),
@@ -288,7 +289,8 @@ class Round:
 
     tokens_per_second: dict[str, float]
     read_bytes_per_second: float
-    flops_per_second: float
+    flops_per_second: float  # of float32 FMA
+    bf16_flops_per_second: float  # of the instruction that multiplies bfloat16 here; that of float32 if there is none
     others: float
 
 
@@ -360,7 +362,7 @@ class Comparison:
         others = Others([self.limits.process.pid])
         limits = self.limits.ask({})
         worst = max(worst, others.cores())
-        return Round(found, limits["read_bytes_per_second"], limits["flops_per_second"], worst)
+        return Round(found, *(limits[name] for name in LIMITS), worst)
 
 
 def run_class(
@@ -421,116 +423,7 @@ def run_class(
     return result
 
 
-# ---- report ----
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Median, and the quartiles if there are several."""
-    if not values:
-        return "-"
-    if len(values) == 1:
-        return f"{values[0]:,.{digits}f}"
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:,.{digits}f} ({low:,.{digits}f} .. {high:,.{digits}f})"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-
-
-def report_class(
-    weights: str, result: ClassResult, sections: Sequence[Section], config: dict[str, Any], args: argparse.Namespace
-) -> list[str]:
-    """Markdown: tokens/s and shares of the limits, then ratios."""
-    names = [section.name for section in sections]
-    rounds = result.rounds
-    labels = [label for label in result.versions if any(label in r.tokens_per_second for n in names for r in rounds[n])]
-
-    def of(label: str, name: str) -> list[float]:
-        return [r.tokens_per_second[label] for r in rounds[name] if label in r.tokens_per_second]
-
-    lines = [
-        f"### {weights}",
-        "",
-        *table(["tokens/s", *names], [[x, *(spread(of(x, n)) for n in names)] for x in labels]),
-    ]
-    first = "infinilm bf16" if weights in WITHIN else f"infinilm {weights}"
-    if len(labels) > 1 and first in labels:
-        rows = []
-        for label in labels[1:]:
-            over, under = (label, first) if weights in WITHIN else (first, label)
-            row = [f"{over} : {under}" if weights in WITHIN else f"infinilm : {label}"]
-            for name in names:
-                both = [r.tokens_per_second for r in rounds[name] if {over, under} <= r.tokens_per_second.keys()]
-                row.append(spread([rates[over] / rates[under] for rates in both], 2))
-            rows.append(row)
-        lines += ["", *table(["ratio", *names], rows)]
-    if beside := [s for s in sections if s.neighbour and alone(s, sections)]:
-        rows = []
-        for label in labels:
-            row = [label]
-            for section in beside:
-                pairs = zip(rounds[section.name], rounds[alone(section, sections)], strict=True)
-                both = [(a.tokens_per_second, b.tokens_per_second) for a, b in pairs]
-                row.append(spread([100 * a[label] / b[label] for a, b in both if label in a and label in b], 0) + " %")
-            rows.append(row)
-        lines += ["", *table(["of its speed alone", *(section.name for section in beside)], rows)]
-    lines += [""] if args.cpu_time else ["", *report_limits(labels, result, sections, config), ""]
-    lines += [f"{label} is not in the table: {why}." for label, why in result.failures.items()]
-    all_rounds = [r for n in names for r in rounds[n]]
-    disturbed = [r.others for r in all_rounds if r.others > args.max_others]
-    used = spread([r.others for r in all_rounds], 2)
-    lines.append(f"Rounds: {len(rounds[names[0]])}. Cores that other processes used at most in a piece: {used}.")
-    if disturbed:
-        lines.append(
-            f"{len(disturbed)} of {len(all_rounds)} pieces were disturbed in every one of {args.tries} tries: by more "
-            f"than {args.max_others:g} cores, {max(disturbed):.2f} at most."
-        )
-    return [*lines, ""]
-
-
-def alone(section: Section, sections: Sequence[Section]) -> str:
-    """The name of the same work without a neighbour; "" if it is not there."""
-    same = replace(section, neighbour=False)
-    return next((s.name for s in sections if replace(s, name=section.name) == same), "")
-
-
-def report_limits(
-    labels: Sequence[str], result: ClassResult, sections: Sequence[Section], config: dict[str, Any]
-) -> list[str]:
-    """The limits, and the share of them: prefill of the float32 FMA peak, decode of one sequence of the bandwidth.
-
-    Bytes are those of the weights, so that what the cache costs shows in the share.
-    """
-    names, rounds = [section.name for section in sections], result.rounds
-    reads = [spread([r.read_bytes_per_second / 1e9 for r in rounds[n]]) for n in names]
-    flops = [spread([r.flops_per_second / 1e9 for r in rounds[n]], 0) for n in names]
-    rows = [["read bandwidth, GB/s", *reads], ["float32 FMA, Gflop/s", *flops]]
-    for label in labels:
-        row = [f"{label}: share"]
-        for section in sections:
-            used = [r for r in rounds[section.name] if label in r.tokens_per_second]
-            rates = [r.tokens_per_second[label] for r in used]
-            if section.requests:
-                row.append("")
-                continue
-            if not section.steps:
-                peaks = [r.flops_per_second / flops_per_token(config) for r in used]
-            elif section.batch == 1:
-                peaks = [r.read_bytes_per_second / result.weight_bytes[label] for r in used]
-            else:
-                row.append("")
-                continue
-            row.append(spread([100 * rate / peak for rate, peak in zip(rates, peaks, strict=True)], 0) + " %")
-        rows.append(row)
-    return table(["limits", *names], rows)
-
-
-def flops_per_token(config: dict[str, Any]) -> int:
-    """Multiplications and additions of the linears of all layers; the one row of the output head is left out."""
-    q, kv = config["num_attention_heads"] * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
-    layer = config["hidden_size"] * (2 * q + 2 * kv + 3 * config["intermediate_size"])
-    return 2 * int(config["num_hidden_layers"]) * layer
+# ---- the command ----
 
 
 def cpu_name() -> str:
@@ -611,10 +504,13 @@ def main() -> None:
     print(
         f"{args.shape}, {cpu_name()}, "
         f"{'one thread, by CPU time' if args.cpu_time else f'{_core.default_num_threads()} threads'}, "
-        f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}; tokens/s, medians (quartiles) of rounds in turn\n"
+        f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}; tokens/s, medians (quartiles) of rounds in turn:\n\n"
+        f"```sh\npython tests/bench/compare.py {shlex.join(sys.argv[1:])}\n```\n"
     )
     for weights, result in results.items():
         print("\n".join(report_class(weights, result, sections, config, args)))
+    if goals := report_goals(results, sections, config):
+        print("\n".join(["**Goals**", "", *goals, ""]))
     versions = sorted({version for result in results.values() for version in result.versions.values()})
     print(f"Versions: {'; '.join(versions)}; Python {platform.python_version()}.")
     for kind in missing:

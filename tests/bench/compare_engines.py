@@ -438,7 +438,8 @@ class Limits(Engine):
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         read, flops = self.measure(self.settings["threads"], "float32", 256 << 20)
-        return {"read_bytes_per_second": read, "flops_per_second": flops}
+        _, bf16_flops = self.measure(self.settings["threads"], "bfloat16", 64 << 20)
+        return {"read_bytes_per_second": read, "flops_per_second": flops, "bf16_flops_per_second": bf16_flops}
 
 
 KINDS: dict[str, type[Engine]] = {

@@ -110,7 +110,7 @@ void measure(const Kernels& kernels, const Options& options, const Shape& shape,
 
     LinearArgs args{};
     args.x = x.data(), args.x_stride = k, args.num_tokens = shape.tokens;
-    args.weight = {packed.get(), scales.get(), options.format, k, panels};
+    args.weight = {packed.get(), scales.get(), nullptr, options.format, k, panels};
     args.out_features = outputs, args.pairs = args.act_mul = options.silu;
     args.multiply_bf16 = kernels.multiplies_bf16() && options.format == Format::bf16 && !options.exact;
     args.out = out.data(), args.out_stride = outputs;

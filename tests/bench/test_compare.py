@@ -15,7 +15,8 @@ if str(HERE) not in sys.path:
 
 import compare  # noqa: E402
 import compare_models  # noqa: E402
-from compare import ClassResult, Comparison, EngineFailed, Round, Section, Worker, spread  # noqa: E402
+from compare import ClassResult, Comparison, EngineFailed, Round, Section, Worker  # noqa: E402
+from compare_report import report_class, report_goals, spread  # noqa: E402
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +42,8 @@ def test_infinilm_alone(models: Path, tmp_path: Path) -> None:
         assert [len(rounds) for rounds in found["rounds"].values()] == [2] * (len(compare.SECTIONS) + 1)
         assert all(r["tokens_per_second"][label] > 0 for rounds in found["rounds"].values() for r in rounds)
         assert all(r["read_bytes_per_second"] > 0 for rounds in found["rounds"].values() for r in rounds)
-        assert f"| {label} |" in done.stdout and f"| {label}: share |" in done.stdout
+        assert f"| {label}, tokens/s |" in done.stdout and f"| {label}, of its limit |" in done.stdout
+    assert "| bf16, decode b1: share of its limit | 0.97 |" in done.stdout
     assert result["int8"]["weight_bytes"]["infinilm int8"] < result["bf16"]["weight_bytes"]["infinilm bf16"]
 
 
@@ -49,7 +51,7 @@ def test_cpu_time_and_no_limits(models: Path) -> None:
     options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--weights", "int4", "--sections", "b4"]
     done = run(*options, "--models", str(models), "--cpu-time")
     assert done.returncode == 0, done.stderr
-    assert "one thread, by CPU time" in done.stdout and "| infinilm int4 |" in done.stdout
+    assert "one thread, by CPU time" in done.stdout and "| infinilm int4, tokens/s |" in done.stdout
     assert "bandwidth" not in done.stdout
 
 
@@ -69,7 +71,7 @@ def test_what_a_neighbour_costs(models: Path) -> None:
     options = ["--shape", "tiny", "--engines", "infinilm", "--rounds", "1", "--tries", "1", "--weights", "int8"]
     done = run(*options, "--models", str(models), "--neighbour")
     assert done.returncode == 0, done.stderr
-    assert "| of its speed alone | b1 beside a neighbour | b8 beside a neighbour |" in done.stdout
+    assert "| infinilm int8, of its speed alone |" in done.stdout
 
 
 def test_a_peer_that_is_missing_is_named(models: Path) -> None:
@@ -85,7 +87,7 @@ def test_a_peer_that_is_missing_is_named(models: Path) -> None:
         *("--models", str(models), "--sections", "b4"),
     )
     assert done.returncode == 0, done.stderr
-    assert "ctranslate2 is not installed." in done.stdout and "| infinilm int8 |" in done.stdout
+    assert "ctranslate2 is not installed." in done.stdout and "| infinilm int8, tokens/s |" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ class FakeWorker:
         self.answers += 1
         if self.answers >= self.fails_at:
             raise EngineFailed("out of memory")
-        return {"seconds": 4.0, "step_seconds": [0.25], "read_bytes_per_second": 1.0, "flops_per_second": 2.0}
+        return {"seconds": 4.0, "step_seconds": [0.25], **dict.fromkeys(compare.LIMITS, 1.0)}
 
     def stop(self) -> None:
         pass
@@ -171,23 +173,45 @@ def test_of_disturbed_rounds_the_least_disturbed_counts(monkeypatch: pytest.Monk
 
 
 def test_ratios_are_taken_within_rounds() -> None:
-    rounds = [Round({"infinilm int8": 10.0 * i, "peer": 5.0 * i}, 1e9, 1e9, 0.0) for i in (1, 2, 4)]
+    rounds = [Round({"infinilm int8": 10.0 * i, "peer": 5.0 * i}, 1e9, 1e9, 1e9, 0.0) for i in (1, 2, 4)]
     result = ClassResult({"infinilm int8": "1", "peer": "2"}, {"infinilm int8": 1, "peer": 1}, {}, {"b4": rounds})
     config = compare.synthetic.SHAPES["tiny"]
     args = compare.argparse.Namespace(tries=1, max_others=0.5, cpu_time=True)
-    lines = compare.report_class("int8", result, [Section("b4", 4, 8, 1)], config, args)
+    lines = report_class("int8", result, [Section("b4", 4, 8, 1)], config, args)
     assert "| infinilm : peer | 2.00 (2.00 .. 2.00) |" in lines
-    assert "| infinilm int8 | 20.0 (15.0 .. 30.0) |" in lines
+    assert "| infinilm int8, tokens/s | 20.0 (15.0 .. 30.0) |" in lines
     assert spread([1.0]) == "1.0" and spread([]) == "-"
+
+
+def test_goals_are_judged_by_what_was_measured() -> None:
+    """Against the fastest peer of each round; beside a neighbour against what llama.cpp keeps."""
+    config = compare.synthetic.SHAPES["tiny"]
+    sections = [section for section in [*compare.SECTIONS, *compare.BESIDE] if section.name.startswith("b8")]
+
+    def rounds(*speeds: dict[str, float]) -> list[Round]:
+        return [Round(of_round, 1e9, 1e9, 1e9, 0.0) for of_round in speeds]
+
+    us, llama, other = "infinilm int4", "llama.cpp q4_0", "openvino int4"
+    calm = rounds({us: 12.0, llama: 10.0, other: 8.0}, {us: 16.0, llama: 8.0, other: 10.0})
+    beside = rounds({us: 6.0, llama: 8.0, other: 8.0}, {us: 8.0, llama: 4.0, other: 5.0})
+    versions = dict.fromkeys((us, llama, other), "1")
+    found = {"b8": calm, "b8 beside a neighbour": beside}
+    results = {"int4": ClassResult(versions, dict.fromkeys(versions, 1), {}, found)}
+    lines = report_goals(results, sections, config)
+    assert "| int4, b8: infinilm : the best peer | 1.2 | 1.40 (1.30 .. 1.50) | yes |" in lines
+    name = "int4, b8 beside a neighbour: kept, to what llama.cpp q4_0 keeps"
+    assert f"| {name} | 1 | 0.81 (0.72 .. 0.91) | no |" in lines
+    assert len(lines) == 4, "what was not measured is not there"
+    assert report_goals({}, sections, config) == []
 
 
 def test_what_quantisation_gains_is_a_ratio_to_bf16() -> None:
     labels = [contender.label for contender in compare.CLASSES["infinilm"]]
     assert labels == ["infinilm bf16", "infinilm int8", "infinilm int4"]
-    rounds = [Round(dict(zip(labels, (10.0 * i, 15.0 * i, 25.0 * i), strict=True)), 1e9, 1e9, 0.0) for i in (1, 3)]
+    rounds = [Round(dict(zip(labels, (10.0 * i, 15.0 * i, 25.0 * i), strict=True)), 1e9, 1e9, 1e9, 0.0) for i in (1, 3)]
     result = ClassResult(dict.fromkeys(labels, "1"), dict.fromkeys(labels, 1), {}, {"b4": rounds})
     args = compare.argparse.Namespace(tries=1, max_others=0.5, cpu_time=True)
-    lines = compare.report_class("infinilm", result, [Section("b4", 4, 8, 1)], compare.synthetic.SHAPES["tiny"], args)
+    lines = report_class("infinilm", result, [Section("b4", 4, 8, 1)], compare.synthetic.SHAPES["tiny"], args)
     assert "| infinilm int8 : infinilm bf16 | 1.50 (1.50 .. 1.50) |" in lines
     assert "| infinilm int4 : infinilm bf16 | 2.50 (2.50 .. 2.50) |" in lines
 

@@ -64,10 +64,11 @@ class Builder:
 
     folder: Path
     kind: str  # a key of SANITIZE
+    compiler: str = "g++"
 
-    def program(self, sources: Iterable[Path], name: str) -> Path:
-        """An executable."""
-        return self._link(list(sources), name, [])
+    def program(self, sources: Iterable[Path], name: str, flags: Sequence[str] = ()) -> Path:
+        """An executable; `flags` are the last ones of the command."""
+        return self._link(list(sources), name, list(flags))
 
     def library(
         self, sources: Iterable[Path], name: str, defines: Sequence[str] = (), flags: Sequence[str] = ()
@@ -77,7 +78,7 @@ class Builder:
 
     def _link(self, sources: list[Path], name: str, flags: list[str]) -> Path:
         flags = [*FLAGS, *SANITIZE[self.kind], *flags]
-        digest = hashlib.sha256(repr(flags).encode())
+        digest = hashlib.sha256(repr((self.compiler, flags)).encode())
         for path in [*sources, *sorted(HEADERS)]:
             digest.update(path.read_bytes())
         target = self.folder / f"{name}-{self.kind}-{digest.hexdigest()[:16]}"
@@ -90,22 +91,22 @@ class Builder:
         return target
 
     def _make(self, target: Path, sources: list[Path], flags: list[str]) -> None:
-        objects = [Path(f"{target}-{source.stem}.o") for source in sources]
+        objects = [Path(f"{target}-{number}-{source.stem}.o") for number, source in enumerate(sources)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(
                 pool.map(
-                    lambda pair: _run(["-c", str(pair[0]), "-o", str(pair[1])], flags),
+                    lambda pair: _run(self.compiler, ["-c", str(pair[0]), "-o", str(pair[1])], flags),
                     zip(sources, objects, strict=True),
                 )
             )
-        _run(["-o", f"{target}.part", *map(str, objects), "-ldl"], flags)
+        _run(self.compiler, ["-o", f"{target}.part", *map(str, objects), "-ldl"], flags)
         os.replace(f"{target}.part", target)
         for path in objects:
             path.unlink()
 
 
-def _run(arguments: list[str], flags: list[str]) -> None:
-    compiler = ["ccache", "g++"] if shutil.which("ccache") else ["g++"]
-    done = subprocess.run([*compiler, *flags, *arguments], capture_output=True, text=True, check=False)
+def _run(compiler: str, arguments: list[str], flags: list[str]) -> None:
+    command = ["ccache", compiler] if shutil.which("ccache") else [compiler]
+    done = subprocess.run([*command, *flags, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0 or done.stderr:  # a warning is an error
         raise RuntimeError(f"{' '.join(arguments)}\n{done.stderr}")

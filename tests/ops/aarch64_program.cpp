@@ -1,0 +1,82 @@
+// Runs the CPU kernels of the generic build on inputs made by a formula, and writes all results to stdout; see
+// test_aarch64.py, which has the same inputs.
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "core/dtype.h"
+#include "cpu/cpu_backend.h"
+
+using namespace infinilm;
+
+namespace {
+
+// Numbers in [-1, 1): number i of array `seed`.
+float number(uint32_t seed, uint32_t i) {
+    uint32_t v = (i + 1) * 2654435761u + seed * 2246822519u;
+    v ^= v >> 15, v *= 2246822519u, v ^= v >> 13;
+    return static_cast<float>(v >> 8) * 0x1p-23f - 1;
+}
+
+Tensor numbers(DType dtype, std::initializer_list<int64_t> shape, uint32_t seed) {
+    Tensor out = allocate_host(dtype, shape);
+    visit_floating(dtype, [&]<class T>(T) {
+        for (int64_t i = 0; i < out.numel(); ++i)
+            out.as<T>()[i] = from_float<T>(number(seed, static_cast<uint32_t>(i)));
+    });
+    return out;
+}
+
+void write(const TensorView& out) { std::fwrite(out.data(), 1, static_cast<size_t>(out.bytes()), stdout); }
+
+void linears(Backend& backend) {
+    constexpr int64_t k = 200, n = 40;  // neither whole groups of 32 nor whole panels of 16
+    for (const Quantization quantization : {Quantization::none, Quantization::int8, Quantization::int4})
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+            const auto linear = backend.prepare_linear({{numbers(dtype, {n, k}, 1), numbers(dtype, {n}, 2)}},
+                                                       LinearKind::plain, 0, quantization);
+            for (const int64_t tokens : {1, 2, 3, 7, 16}) {
+                const Tensor x = numbers(DType::float32, {tokens, k}, 3),
+                             out = allocate_host(DType::float32, {tokens, n});
+                backend.linear({.x = x, .weight = *linear, .norm = {}, .residual = {}, .out = out});
+                write(out);
+            }
+        }
+}
+
+void attention(Backend& backend) {
+    constexpr int64_t heads = 6, kv_heads = 2, dim = 24, block = 16, blocks = 20, queries = 150, keys = 300;
+    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+        const Tensor cache_k = numbers(dtype, {blocks, kv_heads, block, dim}, 4),
+                     cache_v = numbers(dtype, {blocks, kv_heads, block, dim}, 5),
+                     table = allocate_host(DType::int32, {2, blocks}), starts = allocate_host(DType::int32, {3}),
+                     lens = allocate_host(DType::int32, {2}), q = numbers(DType::float32, {queries + 1, heads, dim}, 6),
+                     out = allocate_host(DType::float32, {queries + 1, heads, dim});
+        for (int32_t i = 0; i < blocks; ++i)
+            table.as<int32_t>()[i] = table.as<int32_t>()[blocks + i] = (i * 7 + 3) % blocks;
+        const int32_t of_starts[] = {0, queries, queries + 1}, of_lens[] = {keys, 257};
+        std::memcpy(starts.data(), of_starts, sizeof of_starts);
+        std::memcpy(lens.data(), of_lens, sizeof of_lens);
+        backend.paged_attention({.q = q,
+                                 .k_cache = cache_k,
+                                 .v_cache = cache_v,
+                                 .k_scales = {},
+                                 .v_scales = {},
+                                 .block_table = table,
+                                 .cu_seqlens_q = starts,
+                                 .context_lens = lens,
+                                 .out = out,
+                                 .softmax_scale = 0.2f,
+                                 .score_cap = 0,
+                                 .sliding_window = 0});
+        write(out);
+    }
+}
+
+}  // namespace
+
+int main() {
+    const auto backend = cpu::make_cpu_backend({.num_threads = 2, .isa = "generic"});
+    linears(*backend);
+    attention(*backend);
+}
