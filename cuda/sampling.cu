@@ -113,11 +113,10 @@ template <auto kernel, class Args>
 cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
     if (args.blocks == 0) {
-        int device = 0, num_sms = 0;
-        bool has_clusters = false;
-        if (cudaError_t error = cudaGetDevice(&device)) return error;
-        if (cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device)) return error;
-        if (cudaError_t error = has_dependent_launch(has_clusters)) return error;
+        int num_sms = 0, major = 0;
+        if (cudaError_t error = device_sms(num_sms)) return error;
+        if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
+        const bool has_clusters = major >= 9;
         constexpr int least = 4096;  // logits for a block
         args.blocks = 1;
         // Clusters of more than two that fill the device would wait for each other: SMs come in groups of 16 or 18.
