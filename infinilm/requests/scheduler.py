@@ -35,6 +35,7 @@ from infinilm.requests.steps import (
     Sequence,
     Step,
     StepMasks,
+    logit_changes,
     tokens_of_a_step,
 )
 
@@ -536,12 +537,11 @@ class Scheduler:
             **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
-            **self._changes(samples, sample_slots, num_rows),
+            **logit_changes(samples, self._is_changed[sample_slots], self._previous_row[sample_slots] >= 0, num_rows),
             return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
             or (needs_logits and any(s.needs_logits for s in samples)),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
-        num_prompt = np.maximum(np.minimum(ends, self._prompt_lens[slots]) - starts, 0)
         step = Step(
             batch,
             sequences,
@@ -550,7 +550,7 @@ class Scheduler:
             sample_slots,
             sample_positions,
             logits_rows,
-            num_prompt_tokens=int(num_prompt.sum()),
+            num_prompt_tokens=int(np.maximum(np.minimum(ends, self._prompt_lens[slots]) - starts, 0).sum()),
             draws_on_host=needs_logits and any(s.draws_on_host for s in samples),
             masks=masks,
             num_left=self._num_left,
@@ -571,26 +571,6 @@ class Scheduler:
                 prefixes[i] = self.blocks.chain_id(int(slots[i]))
         state_in, state_out = self._states.step(slots, prefixes)
         return {"state_in": state_in, "state_out": state_out}
-
-    def _changes(self, samples: list[Sequence], slots: IndexArray, num_rows: int) -> dict[str, npt.NDArray[Any]]:
-        """What bias and penalties change, if any do. The token that the step in flight samples the device counts."""
-        changed = np.flatnonzero(self._is_changed[slots])
-        if not len(changed):
-            return {}
-        rows = np.zeros((num_rows, 3), np.int32)
-        penalties = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
-        tokens: list[Int32Array] = []
-        begin = 0
-        for row in changed.tolist():
-            changes = samples[row].changes
-            assert changes is not None
-            tokens.append(changes.tokens)
-            end = begin + len(changes.tokens)
-            is_ahead = self._in_flight is not None and self._previous_row[slots[row]] >= 0
-            rows[row] = begin, end, changes.counts_tokens and is_ahead
-            penalties[row] = changes.penalties
-            begin = end
-        return {"change_rows": rows, "penalties": penalties, "change_tokens": np.concatenate(tokens)}
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> dict[str, Any]:
         """Sampling parameters, one entry per row. Rows that are only collected are sampled greedily and dropped.

@@ -73,6 +73,38 @@ class Sequence:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
 
+def logit_changes(
+    samples: list[Sequence], is_changed: npt.NDArray[np.bool_], is_ahead: npt.NDArray[np.bool_], num_rows: int
+) -> dict[str, npt.NDArray[Any]]:
+    """What bias and penalties change in a step, if any do: arrays of its batch.
+
+    Parameters
+    ----------
+    samples
+        Those that get a token, in the first of the step's `num_rows` rows.
+    is_changed
+        [len(samples)]: whether the sequence has `changes`.
+    is_ahead
+        [len(samples)]: whether a step in flight samples its newest token, which the device counts then.
+    """
+    changed = np.flatnonzero(is_changed)
+    if not len(changed):
+        return {}
+    rows = np.zeros((num_rows, 3), np.int32)
+    penalties = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
+    tokens: list[Int32Array] = []
+    begin = 0
+    for row in changed.tolist():
+        changes = samples[row].changes
+        assert changes is not None
+        tokens.append(changes.tokens)
+        end = begin + len(changes.tokens)
+        rows[row] = begin, end, changes.counts_tokens and is_ahead[row]
+        penalties[row] = changes.penalties
+        begin = end
+    return {"change_rows": rows, "penalties": penalties, "change_tokens": np.concatenate(tokens)}
+
+
 @dataclass(frozen=True, slots=True)
 class StepMasks:
     """The masks of a step, one per sequence that has a constraint and whose token is drawn where the model runs.
