@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infinilm import LLM, HookRegistry, ReferenceModel, compare
+from infinilm import LLM, AutoConfig, ConfigError, HookRegistry, ReferenceModel, _core, compare
+from infinilm.config.families import build_spec
 
 GOLDEN = sorted(path.parent for path in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "logprobs": 1, "ignore_eos": True, "use_tqdm": False}
@@ -66,3 +67,23 @@ def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
     assert np.abs(logits - want).max() < 2e-5 * np.abs(want).max()
     with LLM(folder, dtype="float32", num_threads=3, max_num_batched_tokens=90, use_tqdm=False) as parts:
         assert np.array_equal(parts.forward(ids), logits) and told(parts.generate(ids, **GREEDY)) == told(token)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "experts that read weighed tokens"),
+        ({"num_experts": 0}, "attention in chunks"),
+        (
+            {"num_experts": 0, "attention_chunk_size": None},
+            "queries that are scaled by their position",
+        ),
+    ],
+)
+def test_what_gpus_have_no_kernels_for_is_refused_by_its_name(changes: dict[str, Any], what: str) -> None:
+    config = AutoConfig.from_pretrained(GOLDEN[0].parent / "llama4")
+    for key, value in changes.items():
+        setattr(config, key, value)
+    spec = build_spec(config, dtype="float32", max_model_len=64)
+    with pytest.raises(ConfigError, match=f"models with {what}.* do not run on cuda:0 in this version"):
+        _core.InferEngine(spec, ["cuda:0"])
