@@ -12,9 +12,7 @@ from lora.adapters import make_adapter
 from reference.checkpoint import read_checkpoint
 from safetensors.numpy import save_file
 
-from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, _core, plan_memory
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import AutoConfig
+from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, plan_memory
 from infinilm.engine.hooks import SITES
 from infinilm.models.reference import ReferenceModel
 
@@ -110,22 +108,6 @@ def test_the_plan_counts_shared_keys_and_values_once() -> None:
     with LLM(GOLDEN / "gemma4-text", dtype="float32", max_model_len=64, kv_cache="1MB", use_tqdm=False) as llm:
         assert llm.memory.kv_bytes_per_token == plan.kv_bytes_per_token
         assert llm.memory.weight_bytes == plan.weight_bytes
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({}, "layers that differ in their cache"),
-        ({"global_head_dim": None}, "a norm of values"),
-    ],
-)
-def test_what_gpus_have_no_kernels_for_is_refused_by_its_name(changes: dict[str, Any], what: str) -> None:
-    config = AutoConfig.from_pretrained(GOLDEN / "gemma4")
-    for key, value in {**changes, "attention_k_eq_v": False}.items():
-        setattr(config, key, value)
-    spec = build_spec(config, dtype="float32", max_model_len=64)
-    with pytest.raises(ConfigError, match=f"models with {what} do not run on cuda:0 in this version"):
-        _core.InferEngine(spec, ["cuda:0"])
 
 
 def test_ranks_that_do_not_fit() -> None:
