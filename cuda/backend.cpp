@@ -171,7 +171,6 @@ private:
     // Without residual: rms_norm; without weight either: mean_square.
     void run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square = {});
     LinearArgs linear_args(const LinearParams& p) const;
-    RopeStoreArgs rope_args(const RopeStoreParams& p) const;
     void run_linear(const LinearArgs& args);
 
     const CudaOptions options_;
@@ -462,26 +461,6 @@ void CudaBackend::rope_table(const RopeTableParams& p) {
                           .scale_positions = p.scale_positions},
                          stream_),
         "rope_table", p.cos_sin.shape());
-}
-
-RopeStoreArgs CudaBackend::rope_args(const RopeStoreParams& p) const {
-    return {.cos_sin = p.cos_sin.as<const float>(),
-            .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
-            .q_norm = p.q_norm.as<const float>(),
-            .k_norm = p.k_norm.as<const float>(),
-            .v_norm = p.v_norm.as<const float>(),
-            .slot_mapping = p.slot_mapping.as<const int64_t>(),
-            .k_cache = p.k_cache.data(),
-            .v_cache = p.v_cache.data(),
-            .q_turned = p.q_turned.data(),
-            .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
-            .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
-            .num_heads = p.num_heads,
-            .num_kv_heads = p.num_kv_heads,
-            .head_dim = p.head_dim,
-            .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
-            .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
-            .eps = p.eps};
 }
 
 void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {

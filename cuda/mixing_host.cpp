@@ -30,6 +30,26 @@ void check_head(int head_dim, Type type) {
             " bytes of shared memory a block, and this GPU has ", has, "; use device='cpu'");
 }
 
+RopeStoreArgs rope_args(const RopeStoreParams& p) {
+    return {.cos_sin = p.cos_sin.as<const float>(),
+            .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
+            .q_norm = p.q_norm.as<const float>(),
+            .k_norm = p.k_norm.as<const float>(),
+            .v_norm = p.v_norm.as<const float>(),
+            .slot_mapping = p.slot_mapping.as<const int64_t>(),
+            .k_cache = p.k_cache.data(),
+            .v_cache = p.v_cache.data(),
+            .q_turned = p.q_turned.data(),
+            .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
+            .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
+            .num_heads = p.num_heads,
+            .num_kv_heads = p.num_kv_heads,
+            .head_dim = p.head_dim,
+            .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
+            .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
+            .eps = p.eps};
+}
+
 cudaError_t run_head_linear(const HeadLinearParams& p, cudaStream_t stream) {
     const bool aligned = p.x.stride(0) % 8 == 0 && p.x.stride(1) % 8 == 0 &&
                          reinterpret_cast<uintptr_t>(p.x.data()) % (size_bytes(p.x.dtype()) == 4 ? 32 : 16) == 0;

@@ -31,7 +31,12 @@ LLAMA3_ROPE = {
 }
 
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+}
 
 
 def shape(
@@ -68,10 +73,21 @@ def shape(
 # Qwen3-30B-A3B, of which a twelfth is here: 4 of 48 layers, and a vocabulary that has the same share of a step.
 QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 
+# Qwen3.5-4B, of which a quarter is here: 8 of 32 layers, and a vocabulary that has about the same share of a step.
+QWEN3_5 = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
 SHAPES = {
     "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
     "qwen3-moe": shape("qwen3_moe", 2048, 4, (32, 4, 128), 6144, 12672, 40960, 1e6, **QWEN3_MOE),
+    "qwen3-5": shape("qwen3_5_text", 2560, 8, (16, 4, 256), 9216, 32000, 262144, 1e7, **QWEN3_5),
     "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }
