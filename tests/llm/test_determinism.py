@@ -149,17 +149,17 @@ PRESSED: dict[str, Any] = {
 
 @dataclass
 class Models:
-    """One checkpoint in one dtype: an LLM for each kind of settings, the last few kept, and answers given alone."""
+    """One checkpoint in one form: an LLM for each kind of settings, the last few kept, and answers given alone."""
 
     folder: Path
-    dtype: str
+    form: dict[str, str]  # dtype, quantization
     _kept: OrderedDict[tuple[Any, ...], LLM] = field(default_factory=OrderedDict)
     _answers: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._alone = LLM(
             self.folder,
-            dtype=self.dtype,
+            **self.form,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=1,
             num_threads=1,
@@ -173,7 +173,7 @@ class Models:
             more = dict(chosen)
             bytes_per_block = self._alone.memory.kv_bytes_per_token * BLOCK_SIZE
             more["kv_cache"] = more.pop("num_blocks") * bytes_per_block
-            self._kept[key] = LLM(self.folder, dtype=self.dtype, max_model_len=MAX_MODEL_LEN, use_tqdm=False, **more)
+            self._kept[key] = LLM(self.folder, **self.form, max_model_len=MAX_MODEL_LEN, use_tqdm=False, **more)
         self._kept.move_to_end(key)
         while len(self._kept) > 16:
             self._kept.popitem(last=False)[1].close()
@@ -190,15 +190,23 @@ class Models:
             llm.close()
 
 
-@pytest.fixture(scope="module", params=["full", "window", "experts"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    changes = {"full": {}, "window": WINDOW, "experts": EXPERTS}[request.param]
-    return tiny.make_checkpoint(tmp_path_factory.mktemp("determinism") / request.param, **changes)
+CHANGES: dict[str, dict[str, Any]] = {"full": {}, "window": WINDOW, "experts": EXPERTS}
+FORMS = [
+    ("full", "float32", None),
+    ("full", "bfloat16", None),
+    ("window", "float32", None),
+    ("window", "bfloat16", "int8"),
+    ("experts", "float32", None),
+    ("experts", "bfloat16", None),
+    ("experts", "bfloat16", "int4"),
+]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def models(request: pytest.FixtureRequest, folder: Path) -> Iterator[Models]:
-    made = Models(folder, request.param)
+@pytest.fixture(scope="module", params=FORMS, ids=lambda form: "-".join(filter(None, form)))
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    name, dtype, quantization = request.param
+    folder = tiny.make_checkpoint(tmp_path_factory.mktemp("determinism") / name, **CHANGES[name])
+    made = Models(folder, {"dtype": dtype} | ({"quantization": quantization} if quantization else {}))
     yield made
     made.close()
 
