@@ -361,7 +361,7 @@ int bench_rms_norm(int num_tokens, int hidden_size, int64_t flush_bytes, int cal
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             return rms_norm({x.at(i % count, 2 * elements), nullptr, weight.as<float>(), nullptr, nullptr,
                              out.at(i % count, 2 * elements), hidden_size, 0, hidden_size, num_tokens, hidden_size,
-                             1e-5f, 1.0f, Type::bf16},
+                             1e-5f, 1.0f, 1.0f, Type::bf16},
                             stream);
         });
     });
