@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from ops.test_quantised_linear import int4_weights, int8_weights, quantised_x
+from quantised_files.test_arithmetic import fp8
 from reference.checkpoint import read_checkpoint
 from reference.model import ReferenceModel
 
@@ -68,8 +69,14 @@ def reference() -> tuple[list[list[int]], NDArray[np.float64]]:
     return stories, log_probabilities(stories, None)
 
 
+def fp8_weights(weight: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[n, k]: the nearest e4m3 numbers, with a scale for each row."""
+    scale = np.abs(weight).max(axis=1, keepdims=True) / 448
+    return fp8(weight / scale) * scale
+
+
 class RoundedModel(ReferenceModel):
-    """The float64 model with weights rounded as `quantization` says, and x of each linear as int8."""
+    """The float64 model with weights rounded as `quantization` says, and x of each linear as int8, but for fp8."""
 
     def __init__(self, quantization: str | None) -> None:
         folder = resolve_model("demo")
@@ -78,9 +85,9 @@ class RoundedModel(ReferenceModel):
             if weight.ndim == 2 and quantization is not None:
                 at_the_ends = name.startswith(("model.embed_tokens", "lm_head"))
                 rounded = int8_weights if at_the_ends or quantization == "int8" else int4_weights
-                weights[name] = rounded(weight.astype(np.float32))
+                weights[name] = (fp8_weights if quantization == "fp8" else rounded)(weight.astype(np.float32))
         super().__init__(AutoConfig.from_pretrained(folder), weights)
-        self.quantization = quantization
+        self.quantization = None if quantization == "fp8" else quantization  # of x
 
     def _linear(self, x: NDArray[np.float64], name: str, bias: bool) -> NDArray[np.float64]:
         return super()._linear(x if self.quantization is None else quantised_x(x, self.quantization), name, bias)
@@ -138,3 +145,9 @@ def test_kl_divergence_from_float32(
     others = float((exact.argmax(axis=-1) != rounded.argmax(axis=-1)).mean())
     assert 0 < divergence <= most, divergence
     assert others <= other_best, others
+
+
+def test_kl_divergence_of_fp8(exact_in_numpy: NDArray[np.float64]) -> None:
+    """In numpy: `quantization="fp8"` is of GPUs, whose linears tests/cuda hold to the same weights."""
+    rounded = RoundedModel("fp8").log_probabilities(held_out_tokens())
+    assert 0 < mean_divergence(exact_in_numpy, rounded) <= 1.6e-4

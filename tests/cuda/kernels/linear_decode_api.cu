@@ -42,9 +42,11 @@ int run_linear_decode(int kernel, int type, const void* x, int x_stride, int num
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
     args.has_rope = has_rope != 0;
-    if (args.has_rope)
-        args.rope = {cos_sin,   cos_sin,      nullptr,  nullptr,  slot_mapping, k_cache, v_cache,
-                     num_heads, num_kv_heads, head_dim, head_dim, block_size,   eps};
+    RopeStoreArgs& rope = args.rope;
+    rope.cos_sin = rope.q_cos_sin = cos_sin, rope.slot_mapping = slot_mapping;
+    rope.k_cache = k_cache, rope.v_cache = v_cache;
+    rope.num_heads = num_heads, rope.num_kv_heads = num_kv_heads, rope.head_dim = rope.rotary_dim = head_dim;
+    rope.block_size = block_size, rope.eps = eps;
     return (kernel == 0 ? linear_decode : linear_split_sm90)(args, nullptr);
 }
 int run_norm_rows(int type, const void* x, int x_stride, const float* weight, void* out, int num_tokens, int width,
