@@ -52,6 +52,8 @@ TEST_FILES = (
     "linear_quantised",
     "attention",
     "rowwise",
+    "delta",
+    "head_linear",
     "sampling",
     "experts",
     "device",

@@ -31,10 +31,10 @@ MAX_GRAPHS = 64  # that an engine keeps
 
 
 def open_engine(folder: Path, dtype: str, *, graphs: bool, devices: Sequence[str] = ("cuda:0",)) -> _core.InferEngine:
-    spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
-    engine = _core.InferEngine(spec, list(devices), graphs=graphs)
+    config = AutoConfig.from_pretrained(folder)
+    engine = _core.InferEngine(build_spec(config, dtype=dtype, max_model_len=MAX_LEN), list(devices), graphs=graphs)
     with Checkpoint(folder) as checkpoint:
-        load_weights(checkpoint, engine, dtype=dtype, progress=False)
+        load_weights(checkpoint, engine, dtype=dtype, config=config, progress=False)
     return engine
 
 

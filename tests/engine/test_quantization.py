@@ -85,7 +85,8 @@ class RoundedModel(ReferenceModel):
             if weight.ndim == 2 and quantization is not None:
                 at_the_ends = name.startswith(("model.embed_tokens", "lm_head"))
                 rounded = int8_weights if at_the_ends or quantization == "int8" else int4_weights
-                weights[name] = (fp8_weights if quantization == "fp8" else rounded)(weight.astype(np.float32))
+                rounded = fp8_weights if quantization == "fp8" and not at_the_ends else rounded
+                weights[name] = rounded(weight.astype(np.float32))
         super().__init__(AutoConfig.from_pretrained(folder), weights)
         self.quantization = None if quantization == "fp8" else quantization  # of x
 
