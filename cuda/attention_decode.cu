@@ -294,7 +294,7 @@ __device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int r
     const int64_t bytes = int64_t{2} * p.head_dim;
     for (int64_t i = 0; i < bytes; i += 128) {
         prefetch_l2(static_cast<const uint8_t*>(p.k_cache) + row * bytes + i);
-        prefetch_l2(static_cast<const uint8_t*>(p.v_cache) + row * bytes + i);
+        if (p.value_dim == p.head_dim) prefetch_l2(static_cast<const uint8_t*>(p.v_cache) + row * bytes + i);
     }
 }
 

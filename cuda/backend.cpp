@@ -435,7 +435,7 @@ void CudaBackend::linear(const LinearParams& p) {
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     LinearArgs args = linear_args(p);
     const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
-                       !rope.q_norm && !rope.q_cos_sin && rope.slot_mapping && rope.cos_sin &&
+                       !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && rope.slot_mapping && rope.cos_sin &&
                        rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);

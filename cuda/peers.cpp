@@ -54,7 +54,7 @@ public:
         return count == 0;
     }
     bool takes(const AddRmsNormParams& p) const override {
-        return p.weight && p.weight.ndim() == 1 && p.multiplier == 1 &&
+        return p.weight && p.weight.ndim() == 1 && p.multiplier == 1 && p.scale == 1 &&
                one_shot_takes(peers_, p.x.shape(0), static_cast<int>(p.x.shape(1)), type_);
     }
     void all_reduce_add_rms_norm(const AddRmsNormParams& p) override {

@@ -99,7 +99,7 @@ public:
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
                 const uint32_t here = order_key(logits[j]);
-                const uint64_t at = static_cast<uint64_t>(here) << 32 | static_cast<uint32_t>(first + j * kThreads);
+                const uint64_t at = order_of(here, static_cast<uint32_t>(first + j * kThreads));
                 best = at < best ? at : best;
                 last = here < kKeyOfMinusInfinity && here > last ? here : last;
             }
@@ -244,7 +244,7 @@ private:
         for (int block = 0; block < blocks_; ++block) {
             const int count = *of(&s_.listed, block), i = static_cast<int>(threadIdx.x);
             if (total + count <= kListed && i < count)
-                s_.list[total + i] = static_cast<uint64_t>(*of(&s_.high[i], block)) << 32 | *of(&s_.low[i], block);
+                s_.list[total + i] = order_of(*of(&s_.high[i], block), *of(&s_.low[i], block));
             total = min(total + count, kListed + 1);
         }
         sync();  // before anyone fills bins
@@ -346,7 +346,7 @@ private:
         const uint32_t id = find_digits(
             of_ids, none, [&](float logit, int i) { return order_key(logit) == key ? static_cast<uint32_t>(i) : kAll; },
             One{});
-        return static_cast<uint64_t>(key) << 32 | id;
+        return order_of(key, id);
     }
     // The first digit word (kAll: none) up to which amounts pass the goal; `before` becomes what runs before it.
     template <class Digits, class Amount>

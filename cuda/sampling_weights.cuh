@@ -25,8 +25,8 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 }
 
 // A candidate's place in the order.
-__device__ __forceinline__ uint64_t order_of(float logit, int id) {
-    return static_cast<uint64_t>(order_key(logit)) << 32 | static_cast<uint32_t>(id);
+__device__ __forceinline__ uint64_t order_of(uint32_t key, uint32_t id) {
+    return static_cast<uint64_t>(key) << 32 | id;
 }
 __device__ __forceinline__ uint32_t key_of(uint64_t order) { return static_cast<uint32_t>(order >> 32); }
 constexpr uint64_t kLast = ~uint64_t{0};

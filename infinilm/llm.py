@@ -81,7 +81,7 @@ class LLM(ChatMethods, OfThisProcess):
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.
     pipeline_parallel_size
         Stages that the layers are divided over, one behind the other, each with `tensor_parallel_size` ranks. Answers
-        do not change. On CPUs alone; one stage computes at a time.
+        do not change. On CPUs alone. All stages compute at once, each a step of other sequences.
     stages
         Addresses of stages 1, 2, .. where these are processes of their own (`infinilm serve --stage`); this `LLM` has
         stage 0.

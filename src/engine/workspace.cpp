@@ -22,6 +22,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
         return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
+               stage_changes_bytes(spec, step.num_rows) +
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }

@@ -144,17 +144,18 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         for (const Tensor* field : fields) arrays.push_back(*field);
         // Its size is that of the step, and graphs find all arrays where they were. What is behind is in no graph.
         arrays.push_back(pairs(work.array, 4));
-        arrays.push_back(staged.change_tokens);  // of any size: graphs know where it begins
         arrays.push_back(staged.previous_rows);
         arrays.push_back(entries.empty() ? TensorView() : pairs(entries, 2));
         const std::vector<TensorView> uploaded = queue->upload(Upload::step, arrays);
         const size_t behind = std::size(fields);
         for (size_t i = 0; i < behind; ++i) *fields[i] = Tensor(uploaded[i], nullptr);
         staged.attention_work = Tensor(uploaded[behind], nullptr);
-        staged.change_tokens = Tensor(uploaded[behind + 1], nullptr);
-        staged.previous_rows = Tensor(uploaded[behind + 2], nullptr);
+        staged.previous_rows = Tensor(uploaded[behind + 1], nullptr);
         update.table = table.on_device();
-        update.entries = uploaded[behind + 3];
+        update.entries = uploaded[behind + 2];
+        if (staged.change_tokens)
+            staged.change_tokens =
+                Tensor(queue->upload(Upload::changes, std::array<TensorView, 1>{staged.change_tokens})[0], nullptr);
         staged.block_table = Tensor(table.on_device().slice(0, 0, batch.block_table.shape(0)), nullptr);
     }
     update.rows = staged.previous_rows;
@@ -169,6 +170,12 @@ Batch stage_allowed(Backend& backend, const Batch& staged) {
     if (DeviceQueue* const queue = backend.queue())
         out.allowed = Tensor(queue->upload(Upload::masks, std::array<TensorView, 1>{staged.allowed})[0], nullptr);
     return out;
+}
+
+int64_t stage_changes_bytes(const ModelSpec& spec, int64_t num_rows) {
+    constexpr int64_t most = int64_t{32} << 20;  // more than 2.7 million tokens
+    const int64_t of_a_row = std::min<int64_t>(spec.max_model_len, spec.vocab_size) * 3 * sizeof(int32_t);
+    return upload_growth * std::min(most, num_rows * of_a_row);
 }
 
 int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {

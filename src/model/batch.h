@@ -82,6 +82,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
 Batch stage_allowed(Backend& backend, const Batch& staged);
 // Bytes that it takes on a device, at most, for steps with so many masks; nothing on a CPU.
 int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
+// Bytes that change_tokens of so many rows take on a device, at most but for steps with millions of them.
+int64_t stage_changes_bytes(const ModelSpec& spec, int64_t num_rows);
 // The output in host memory; the step is done then. Of a device with a queue a step that gives no logits need not be
 // waited for: DeviceQueue::fetch.
 StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);

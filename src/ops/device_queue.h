@@ -61,8 +61,10 @@ public:
     virtual void wait() noexcept = 0;  // from any thread, until the device of this rank has nothing to do
 };
 
-enum class Upload { step, masks, adapters };  // masks follow when the forward pass is under way
-inline constexpr size_t num_uploads = 3;
+// Arrays of a purpose lie where they lay before, as long as those in front of them have the same sizes: graphs know
+// where. changes: see LogitChanges, of any size. masks follow when the forward pass is under way.
+enum class Upload { step, changes, masks, adapters };
+inline constexpr size_t num_uploads = 4;
 // Where upload() has to take more memory, it takes so many times what it needs, for steps that grow.
 inline constexpr int64_t upload_growth = 2;
 

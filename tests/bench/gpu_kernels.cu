@@ -138,6 +138,9 @@ enum Kernel : int { decode, prefill, sm90, split, chosen };
 cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
     constexpr LinearKernel kernels[] = {LinearKernel::decode, LinearKernel::prefill, LinearKernel::sm90,
                                         LinearKernel::split_sm90};
+#if !INFINILM_SM90
+    if (kernel == sm90 || kernel == split) return cudaErrorNotSupported;
+#endif
     if (kernel != chosen) return launch_linear(kernels[kernel], args, stream);
     int major = 0, num_sms = 0;
     if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
