@@ -259,6 +259,19 @@ def changes(_: Gpu, folder: str) -> None:
     twins.close()
 
 
+def changes_of_longer_contexts(_: Gpu, folder: str) -> None:
+    """Attention's list grows from 13 to 17 elements of 16 bytes within a graph; arrays lie at multiples of 256."""
+    twins = Twins(folder, "llama", "bfloat16", max_len=448)
+    twins.step([0, 1, 2, 3], 372)
+    for _ in range(8):
+        twins.step([0, 1, 2, 3], changed=True)
+    launched = twins.counts()[1]
+    for _ in range(8):
+        twins.step([0, 1, 2, 3], changed=True)
+    assert twins.counts()[1] >= launched + 4  # all but those whose lists take more memory
+    twins.close()
+
+
 def check_masks(twins: Twins, seqs: list[int]) -> None:
     """Ids are what the CPU draws from the same logits."""
     batch = twins.sequences.batch(seqs, masked=True)

@@ -30,6 +30,12 @@ def test_graphs(simulate: Run, models: str, case: str) -> None:
     assert outcome.ok, outcome.text
 
 
+def test_changes_of_longer_contexts(simulate: Run, models: str) -> None:
+    settings = {"INFINILM_EMULATOR_SMS": "132"}  # so many blocks that every chunk of keys is an item
+    outcome = simulate("graph_cases:changes_of_longer_contexts", settings=settings, folder=models)
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "streams", "seed"),
     [
