@@ -323,10 +323,9 @@ class EngineThread:
         try:
             if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not unwanted):
                 was_idle = not self._in_flight
-                self._submit()
-                if was_idle or self._num_stages > 1:
-                    news += self._give_masks()
+                self._submit(news)
                 if was_idle:
+                    news += self._give_masks()
                     if not self._in_flight and self.scheduler.has_work:
                         raise InfinilmError("the scheduler has sequences, and cannot run any of them")
                     return news
@@ -340,7 +339,7 @@ class EngineThread:
                 news += self._take_results(last, output)
             if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
                 news += self._take_orders()  # given while the step ran
-                self._submit()
+                self._submit(news)
             news += self._give_masks()
         except BaseException as error:
             works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
@@ -353,10 +352,12 @@ class EngineThread:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
         return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.draws_on_host and not self._hooks.in_use
 
-    def _submit(self) -> None:
+    def _submit(self, news: list[News]) -> None:
         """Queue the next step, if there is one to be made now; with a pipeline one for each stage."""
         while (made := self._submit_one()) is not None:
             self._in_flight.append(made)
+            if self._num_stages > 1:  # its tokens are known, and the next step may set hooks, which waits for this one
+                news += self._give_masks()
             if len(self._in_flight) >= self._num_stages or self._hooks.in_use:
                 return
 
@@ -398,7 +399,10 @@ class EngineThread:
         try:
             return step.pending.result()
         finally:
-            self._hooks.take_back()
+            # Hooks are of the newest step. Taking them back waits for it, and it may wait for masks that this thread
+            # gives later.
+            if not self._in_flight or self._in_flight[-1] is step:
+                self._hooks.take_back()
 
     def _watch(self, last: InFlight) -> _core.StepOutput:
         """Wait for a step, and abort it when all its works are cancelled."""

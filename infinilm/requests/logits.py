@@ -30,7 +30,8 @@ __all__ = ["HostSampler", "LogitsPipeline", "TokenChanges", "logprobs_of", "samp
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
-_ALL_FORBIDDEN = "are all -inf"  # in the words of `_core.sample_fault`
+# In the words of `_core.sample_fault`.
+_ALL_FORBIDDEN, _NAN = "are all -inf", "hold NaN"
 LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 
@@ -188,7 +189,7 @@ def _fault(logits: Float32Array) -> str | None:
     """Why no token can be drawn from logits, [vocab_size], in the words of `_core.sample_fault`; None: one can."""
     largest = logits.max()
     if np.isnan(largest):
-        return "hold NaN"
+        return _NAN
     if np.isposinf(largest):
         return "hold +inf"
     return _ALL_FORBIDDEN if np.isneginf(largest) else None
@@ -202,7 +203,7 @@ def sampling_error(fault: int, is_constrained: bool, is_changed: bool = False) -
             "no token is left to choose: the constraint, allowed_token_ids and min_tokens together allow none that the "
             "model could say"
         )
-    if is_changed:
+    if is_changed and what != _NAN:  # what a request asks for is finite, so NaN is of the model
         return RequestError(
             f"the model's logits with logit_bias and the penalties {what}: they must stay numbers that float32 can hold"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm import tiny
-from llm.support import PATIENCE
+from llm.support import PATIENCE, run_program
 from lora.adapters import make_adapter
 
 import infinilm
@@ -135,6 +135,34 @@ def test_requests_of_every_kind(folder: Path, stages: int, settings: dict[str, A
         assert np.array_equal(llm.embed(PROMPTS[0]), embedded) and llm.score(PROMPTS[2])[0].logprobs == scored
         llm.reset_cache()
         assert answers(llm, PROMPTS[::-1]) == expected[0][::-1]
+
+
+# All three come at once. The first two fill a step, which has masks; the next step shows its hidden states.
+MASKED_BESIDE_EMBED = """
+import threading, time
+from infinilm import LLM
+
+found = []
+for stages in (1, 2):
+    llm = LLM({folder!r}, pipeline_parallel_size=stages, max_num_seqs=3, max_model_len=120, num_threads=2,
+              max_num_batched_tokens=8 if stages == 1 else 64)  # 8 tokens in a step
+    vectors = []
+    embed = threading.Thread(target=lambda: vectors.append(llm.embed([3, 4, 5, 6]).tobytes()))
+    with llm._thread._stepping:
+        masked = llm.submit([3, 4, 5], min_tokens=8, max_tokens=8, temperature=0)
+        plain = llm.submit([6, 7, 8, 9, 10], max_tokens=1, temperature=0)
+        embed.start()
+        while llm._thread._num_open < 3:
+            time.sleep(0.001)
+    found.append([[r.result().outputs[0].token_ids for r in (masked, plain)], embed.join(), vectors])
+    llm.close()
+assert found[0] == found[1] and len(found[0][2]) == 1
+"""
+
+
+def test_masks_of_a_step_before_one_that_is_looked_at(folder: Path) -> None:
+    """In a process of its own, which can be ended where they wait for each other for ever."""
+    run_program(MASKED_BESIDE_EMBED.format(folder=str(folder)))
 
 
 @pytest.mark.parametrize("name", ["llama-llama3-rope-tied", "qwen3-5-text", "packed"])

@@ -15,7 +15,7 @@ from reference.model import ReferenceModel
 from infinilm import LLM, HookRegistry, RequestError
 from infinilm.config.llama_config import LlamaConfig
 from llm import tiny
-from llm.support import PATIENCE, one, wait_for
+from llm.support import PATIENCE, one, run_program, wait_for
 
 PROMPTS: list[Any] = ["the", "Once upon a time there was", list(range(3, 60)), [5]]
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
@@ -95,6 +95,26 @@ def test_does_not_depend_on_the_batch(folder: Path, llm: LLM) -> None:
         for handle in handles:
             assert handle.result(PATIENCE).outputs[0] == text
         np.testing.assert_array_equal(np.stack([model.embed(prompt)[0] for prompt in PROMPTS]), expected)
+
+
+BESIDE_MASKS = """
+from infinilm import LLM
+
+with LLM({folder!r}) as llm:
+    settings = dict(min_tokens=60, max_tokens=60, temperature=0)
+    expected = llm.generate([3, 4, 5], use_tqdm=False, **settings)[0].outputs[0].token_ids
+    vector = llm.embed([6, 7, 8]).tobytes()
+    for _ in range(5):
+        running = llm.submit([3, 4, 5], **settings)
+        while not running.done:
+            assert llm.embed([6, 7, 8]).tobytes() == vector
+        assert running.result().outputs[0].token_ids == expected
+"""
+
+
+def test_beside_masks(folder: Path) -> None:
+    """A step made ahead has both. In a process of its own, which can be ended where it waits for its masks for ever."""
+    run_program(BESIDE_MASKS.format(folder=str(folder)))
 
 
 def test_under_hooks(folder: Path) -> None:
