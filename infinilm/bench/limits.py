@@ -24,6 +24,7 @@ from infinilm.bench.work import Work, count_work
 from infinilm.errors import ConfigError
 from infinilm.requests.memory import available_memory
 from infinilm.requests.sizes import format_bytes
+from infinilm.requests.steps import tokens_of_a_step
 from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -262,14 +263,16 @@ def context_needed(
     decode_tokens: int,
     batch_sizes: Sequence[int],
     max_num_batched_tokens: int,
+    num_stages: int = 1,
 ) -> int:
     """Return the max_model_len that `run_bench` needs.
 
     Long prompts of a batch are computed in several steps, in which the first sequences decode already: that many
-    tokens more than the measured ones.
+    tokens more than the measured ones. In a pipeline the steps are smaller, and each has a part of those that decode.
     """
     largest, longest = max(batch_sizes), max(decode_context)
-    steps = -(-largest * longest // max(1, max_num_batched_tokens - largest))
+    tokens = tokens_of_a_step(max_num_batched_tokens, largest, num_stages)
+    steps = -(-largest * longest // max(1, tokens - -(-largest // num_stages)))
     return max(prompt_len + 1, longest + decode_tokens + 1 + steps)
 
 
@@ -343,15 +346,17 @@ def run_bench(
         runs_of_ops = [measure_decode_ops(llm, d.batch_size, d.prompt_len, decode_tokens, rng) for d in summaries]
         limits.append(_limits_after(limits[-1], num_threads, llm.dtype, progress))
         best = limits[-1].larger(limits[-2])
-        num_steps = -(-prompt_len // llm._scheduler_settings["max_num_batched_tokens"])
+        num_steps = -(-prompt_len // llm._thread.scheduler.max_num_batched_tokens)  # of a step, also of a pipeline
         prefill_work = work.ops(1, prompt_len, prompt_len, num_steps)
         prefill = replace(
             prefill,
             ops=judge_ops(prefill_work, prefill_ops, seconds, best.read_bytes_per_second, best.flops_per_second),
         )
         for i, (decode, run) in enumerate(zip(summaries, runs_of_ops, strict=True)):
-            step = work.ops(decode.batch_size, 1, run.context_len)
-            judged = judge_ops(step, run.ops, run.mean_step, best.read_bytes_per_second, best.flops_per_second)
+            num_steps = work.decode_steps(decode.batch_size)  # in `mean_step`, in which all sequences get a token
+            step = work.ops(decode.batch_size, 1, run.context_len, num_steps)
+            taken = {name: num_steps * op_seconds for name, op_seconds in run.ops.items()}
+            judged = judge_ops(step, taken, run.mean_step, best.read_bytes_per_second, best.flops_per_second)
             summaries[i] = replace(decode, ops=judged)
     return BenchResult(
         repeats=repeats,

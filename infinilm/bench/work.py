@@ -89,6 +89,8 @@ class Work:
         Experts of a layer, and of a token; "experts" in `elements` and `weight_bytes_by_op` are all of them.
     num_kv_layers : int, optional
         How many of these have keys and values of their own; None: all.
+    num_stages : int
+        Of a pipeline, through which the sequences of a batch go in as many steps, each of which reads all weights.
     """
 
     elements: Mapping[str, int]
@@ -101,6 +103,7 @@ class Work:
     num_experts: int = 1
     top_k: int = 1
     num_kv_layers: int | None = None
+    num_stages: int = 1
 
     @property
     def weight_bytes(self) -> int:
@@ -125,26 +128,32 @@ class Work:
         layers = sum(self._elements(name) for name in self.elements if name != "lm_head")
         return round(2 * (num_tokens * layers + self.elements["lm_head"]))
 
+    def decode_steps(self, batch_size: int) -> int:
+        """In how many steps every sequence of a batch gets one token."""
+        return -(-batch_size // -(-batch_size // self.num_stages))
+
     def decode_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes a decode step must read: the weights, and the keys and values of every sequence.
+        """Bytes to read for one token of every sequence: the weights in each step, and its keys and values.
 
         An embedding table that is not the output head too is not among them.
         """
+        num_steps = self.decode_steps(batch_size)
         seen = sum(min(context_len, window or math.inf) for window in self.sliding_window)
-        weights = sum(self.weights_read(name, batch_size) for name in self.weight_bytes_by_op)
-        return weights + batch_size * self.kv_bytes_per_token_layer * seen
+        weights = sum(self.weights_read(name, batch_size / num_steps) for name in self.weight_bytes_by_op)
+        return num_steps * weights + batch_size * self.kv_bytes_per_token_layer * seen
 
     def ops(self, batch_size: int, num_new: int, context_len: float, num_steps: int = 1) -> dict[str, OpWork]:
         """Of each op while `batch_size` sequences get `num_new` tokens each, up to context_len, in `num_steps` steps.
 
-        The last token of each sequence is sampled from. A decode step is ``num_new=1``.
+        The last token of each sequence is sampled from. A decode step is ``num_new=1``; of a pipeline, there are
+        `decode_steps` until all have their token.
         """
         tokens = batch_size * num_new
         num_kv_layers = len(self.sliding_window) if self.num_kv_layers is None else self.num_kv_layers
         stored = {"qkv_proj": tokens * self.kv_bytes_per_token_layer * num_kv_layers}
         work = {}
         for name in self.weight_bytes_by_op:
-            rows, steps = (batch_size, 1) if name == "lm_head" else (tokens, num_steps)
+            rows, steps = (batch_size, min(num_steps, batch_size)) if name == "lm_head" else (tokens, num_steps)
             read = steps * self.weights_read(name, tokens / num_steps)
             work[name] = OpWork(read + stored.get(name, 0), 2 * rows * self._elements(name))
         pairs = sum(_pairs(num_new, context_len, window) for window in self.sliding_window)
@@ -202,4 +211,5 @@ def count_work(llm: LLM) -> Work:
         num_experts=max(1, spec.experts.count),
         top_k=max(1, spec.experts.top_k),
         num_kv_layers=num_kv_layers,
+        num_stages=llm.num_stages,
     )

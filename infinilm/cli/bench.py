@@ -143,6 +143,7 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     needed = bench.context_needed(
         **{name: settings[name] for name in ("prompt_len", "decode_context", "decode_tokens", "batch_sizes")},
         max_num_batched_tokens=_CHUNK,
+        num_stages=args.pipeline_parallel_size,
     )
     note(f"loading {args.model}")
     with LLM(

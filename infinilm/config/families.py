@@ -94,7 +94,7 @@ class ModelConfig(ExpertConfig, DeltaConfig, LatentConfig, LayerShapeConfig, Pro
     sliding_window_pattern: int | None
     rope_local_base_freq: float | None
     attention_chunk_size: int | None
-    attn_temperature_tuning: bool
+    attn_temperature_tuning: bool | int
     floor_scale: int
     attn_scale: float
 

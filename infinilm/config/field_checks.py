@@ -62,7 +62,8 @@ def check_family_keys(config: ModelConfig, family: Family) -> None:
             check_positive(key, getattr(config, key))
     if config.attention_chunk_size is not None:
         as_integer("attention_chunk_size", config.attention_chunk_size)
-    as_boolean("attn_temperature_tuning", config.attn_temperature_tuning, error=ConfigError)
+    if type(config.attn_temperature_tuning) is not int:  # published configs say 4, which means True
+        as_boolean("attn_temperature_tuning", config.attn_temperature_tuning, error=ConfigError)
     as_integer("floor_scale", config.floor_scale)
     check_positive("attn_scale", config.attn_scale)
     if config.sliding_window_pattern is not None:

@@ -193,7 +193,7 @@ class LlamaConfig:
     sliding_window_pattern: int | None
     rope_local_base_freq: float | None
     attention_chunk_size: int | None
-    attn_temperature_tuning: bool
+    attn_temperature_tuning: bool | int
     floor_scale: int
     attn_scale: float
     _bos_token_id: list[int]

@@ -200,13 +200,14 @@ class _Agent:
             batch = _core.Batch(**arrays, return_logits=head["return_logits"])
             self._steps[number] = self._engine.submit(batch, allowed is not None), allowed
             self._running.put(number)
-        elif what == "masks" and number in self._steps:
-            pending, allowed = self._steps[number]
-            if allowed is not None:
-                allowed[:] = arrays["allowed"]
-            pending.give_masks()
-        elif what == "abort" and number in self._steps:
-            self._steps[number][0].abort()
+        elif step := self._steps.get(number):  # looked up once: `_watch` may take it out meanwhile
+            pending, allowed = step
+            if what == "masks":
+                if allowed is not None:
+                    allowed[:] = arrays["allowed"]
+                pending.give_masks()
+            elif what == "abort":
+                pending.abort()
         return bool(what == "close")
 
     def _watch(self) -> None:

@@ -240,19 +240,28 @@ class StagedEngine:
                     continue
                 silences = 0
                 head, arrays = control.receive()
-                if head["what"] == "result" and (step := self._steps.pop(head["step"], None)):
-                    step.finish(StageOutput.of(arrays, head["aborted"]))
+                if head["what"] == "result":
+                    output = StageOutput.of(arrays, head["aborted"])  # first: if it fails, the step is still to be lost
+                    if step := self._steps.pop(head["step"], None):
+                        step.finish(output)
                 if head["what"] == "failed":
                     why = f"{control.name} has failed: {head['error']}"
             why = f"{control.name} has ended, or does not answer"
         except (OSError, ValueError, ConfigError):  # closed here, or there
             pass
-        if not self._closed:
-            self._reports.append(why)
-            self._reported.set()
-            self._link.close()  # the core waits there
-            for step in list(self._steps.values()):
-                step.finish(None)
+        except Exception as error:  # a frame that is none of this version
+            why = f"{control.name} has failed: it sent what cannot be understood ({error!r})"
+        finally:  # whatever came: nobody waits for a result for ever
+            if not self._closed:
+                self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        """A stage has gone: no step gets a result any more."""
+        self._reports.append(why)
+        self._reported.set()
+        self._link.close()  # the core waits there
+        for step in list(self._steps.values()):
+            step.finish(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,7 +371,7 @@ def plan_model(
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, size_of_quantised, sums_of_parts
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, plain_size, size_of_quantised, sums_of_parts
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -417,7 +417,7 @@ def plan_model(
     if checkpoint is not None and on_cpu and not packed:
         kept = checkpoint.kept_dtype(computed)
     as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
-    weight_bytes = [_core.weight_bytes(part, as_dtype, sharing) for part in parts]
+    weight_bytes = [plain_size(part, config, as_dtype, computed if checkpoint else as_dtype, sharing) for part in parts]
     native_types: tuple[str, ...] = ()
     kind = "cpu" if on_cpu else "cuda"
     # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.

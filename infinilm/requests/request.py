@@ -236,10 +236,8 @@ class Completion(Work):
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        is_changed = pipeline.changes is not None
-        sequence.owner_sees_end_only = not (
-            params.stop or params.logprobs is not None or is_changed or pipeline.draws_on_host
-        )
+        sees_all = params.stop or params.logprobs is not None or pipeline.changes is not None or pipeline.draws_on_host
+        sequence.owner_sees_end_only = not sees_all
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None

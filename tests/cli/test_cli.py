@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -516,18 +517,43 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
     assert work.decode_bytes(3, 50.0) == work.weight_bytes + 3 * 50 * kv_bytes
 
 
+def test_work_of_a_pipeline() -> None:
+    """Steps are smaller, and each reads the weights."""
+    work = Work({"lm_head": 100}, {"lm_head": 100}, 0, 10, multiplied=1, vocab_size=1, sliding_window=(0,))
+    staged = replace(work, num_stages=3)
+    assert [staged.decode_steps(n) for n in (1, 2, 3, 4, 6, 8)] == [1, 2, 3, 2, 3, 3]
+    assert staged.decode_bytes(6, 5) == 3 * 100 + 6 * 10 * 5
+    assert staged.ops(6, 1, 5, staged.decode_steps(6))["lm_head"].num_bytes == 3 * 100
+    assert staged.decode_bytes(1, 5) == work.decode_bytes(1, 5)
+    needed = {"prompt_len": 1, "decode_context": [128], "decode_tokens": 6, "batch_sizes": [8]}
+    # 4 steps for each stage: 256 tokens in place of 2048, of which 4 may be of sequences that decode.
+    assert bench.context_needed(**needed, max_num_batched_tokens=2048, num_stages=2) == 128 + 6 + 1 + 5
+    assert bench.context_needed(**needed, max_num_batched_tokens=2048) == 128 + 6 + 1 + 1
+
+
 def test_sliding_windows_bound_the_bytes_of_a_step() -> None:
     work = Work({}, {"lm_head": 100}, 0, kv_bytes_per_token_layer=10, multiplied=1, vocab_size=1, sliding_window=(0, 8))
     assert work.decode_bytes(2, 5) == 100 + 2 * 10 * (5 + 5)
     assert work.decode_bytes(2, 50) == 100 + 2 * 10 * (50 + 8)
 
 
-@pytest.mark.parametrize(("chunk", "batch_size", "context"), [(2048, 1, 8), (2048, 3, 8), (7, 5, 20), (1, 1, 9)])
-def test_decode_is_measured_on_whole_batches(folder: Path, chunk: int, batch_size: int, context: int) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "batch_size", "context", "stages"),
+    [(2048, 1, 8, 1), (2048, 3, 8, 1), (7, 5, 20, 1), (1, 1, 9, 1), (32, 4, 60, 2)],
+)
+def test_decode_is_measured_on_whole_batches(
+    folder: Path, chunk: int, batch_size: int, context: int, stages: int
+) -> None:
     needed = bench.context_needed(
-        prompt_len=1, decode_context=[context], decode_tokens=6, batch_sizes=[batch_size], max_num_batched_tokens=chunk
+        prompt_len=1,
+        decode_context=[context],
+        decode_tokens=6,
+        batch_sizes=[batch_size],
+        max_num_batched_tokens=chunk,
+        num_stages=stages,
     )
-    with LLM(folder, max_model_len=needed, max_num_batched_tokens=chunk, max_num_seqs=batch_size) as model:
+    settings = {"max_num_batched_tokens": chunk, "max_num_seqs": batch_size, "pipeline_parallel_size": stages}
+    with LLM(folder, max_model_len=needed, device="cpu", **settings) as model:
         measured = bench.measure_decode(model, batch_size, context, 6, np.random.default_rng(0))
         assert not model._thread.scheduler.has_work
     assert len(measured.step_seconds) == 6

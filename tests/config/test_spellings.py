@@ -44,5 +44,11 @@ def test_sizes_and_layers_of_llama_4():
     ):
         with pytest.raises(ConfigError, match=message):
             make("llama4_text", **of_file, **values).validate()
+    for tuning, scaled in ((4, (-1, 1, -1)), (0, (-1, -1, -1))):  # older configs have a number
+        config = make("llama4_text", **of_file, no_rope_layers=[1, 0, 1], attn_temperature_tuning=tuning)
+        config.validate()
+        assert model_facts(config, 128).q_rope_of_layer == scaled
+    with pytest.raises(ConfigError, match="attn_temperature_tuning must be True or False; got 'yes'"):
+        make("llama4_text", **of_file, attn_temperature_tuning="yes").validate()
     with pytest.raises(ConfigError, match=r"attention_chunk_size is 8192.*more than their own chunk"):
         make("llama", attention_chunk_size=8192)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from llm.support import PATIENCE
 import infinilm
 from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, RequestError
 from infinilm.cli.main import main
+from infinilm.pipeline.agent import _Agent
+from infinilm.pipeline.front import StagedEngine, StagedStep
 from infinilm.pipeline.wire import Connection, connect, parse_address
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.steps import InFlight
@@ -264,6 +267,45 @@ def test_frames_bring_arrays_as_they_are() -> None:
     with pytest.raises(OSError, match="the other has ended"):
         b.receive()
     b.close()
+
+
+class _Steps(dict[int, Any]):
+    """Steps of a stage, of which the last one ends right after somebody has seen that it is there."""
+
+    def __contains__(self, number: object) -> bool:
+        return self.pop(number, None) is not None
+
+    def get(self, number: int, default: Any = None) -> Any:
+        return self.pop(number, default)
+
+
+@pytest.mark.parametrize("what", ["masks", "abort"])
+def test_a_word_about_a_step_that_ends_meanwhile(what: str) -> None:
+    a, b = (Connection(sock, "the other") for sock in _tcp_pair())
+    agent = _Agent("demo", 1, ["127.0.0.1:1"], "", a)
+    agent._engine = pending = Mock()
+    agent._steps = _Steps({7: (pending, None)})
+    for _ in range(2):  # the second time it has ended before
+        assert not agent._take({"what": what, "step": 7}, {})
+    assert agent._take({"what": "close"}, {})
+    a.close()
+    b.close()
+
+
+@pytest.mark.parametrize("fields", [{"aborted": False}, {"step": 0}])
+def test_what_is_no_result_ends_the_wait_for_one(fields: dict[str, Any]) -> None:
+    (a, b), (c, d) = ((Connection(sock, "stage 1") for sock in _tcp_pair()) for _ in range(2))
+    engine = StagedEngine(Mock(), [a], c)
+    step = engine._steps[0] = StagedStep(engine, 0, Mock())
+    monitor = threading.Thread(target=engine._monitor, args=(a,), daemon=True)
+    monitor.start()
+    b.send("result", **fields)
+    monitor.join(PATIENCE)
+    assert not monitor.is_alive() and step.wait(0)
+    with pytest.raises(EngineDeadError, match=r"stage 1 has failed: it sent what cannot be understood \(KeyError"):
+        step.result()
+    for connection in (a, b, c, d):
+        connection.close()
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -5,15 +5,19 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
+from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError, WeightError
+from infinilm.requests.memory import plan_model
 
 
 class FakeEngine:
@@ -61,6 +65,18 @@ def is_mapped(array):
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base is not None and not array.flags.writeable
+
+
+def test_a_head_of_unit_rows_is_planned_as_it_is_loaded() -> None:
+    """Its rows are divided by their lengths, so that it is not as stored: float32 of bfloat16."""
+    folder = Path(__file__).parents[1] / "golden" / "baichuan2"
+    for dtype in ("float32", "bfloat16"):
+        plan = plan_model(folder, dtype=dtype, device="cpu", max_num_seqs=1)
+        spec = build_spec(plan.config, dtype=dtype, max_model_len=plan.memory.max_model_len)
+        shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+        loaded = load(folder, shapes, dtype, config=plan.config)
+        assert loaded["lm_head.weight"][1] == dtype
+        assert plan.memory.weight_bytes == sum(array.nbytes for array, _ in loaded.values())
 
 
 SAVED = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.full(5, 0.1, np.float16)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import queue
 import subprocess
 import sys
 import threading
@@ -38,23 +40,40 @@ cluster.shutdown()
 
 
 class TwoNodes:
-    """A cluster, in a process that has nothing else of Ray."""
+    """A cluster, in a process that has nothing else of Ray; none of its answers is waited for longer than `SECONDS`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.address = self._line()
+    def __init__(self, folder: Path, program: str = CLUSTER, seconds: float = SECONDS) -> None:
+        self._errors, self._seconds = folder / "stderr", seconds
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self.address = self._line()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")  # the end
 
     def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the cluster has ended"
+        try:
+            line = self._lines.get(timeout=self._seconds)
+        except queue.Empty:
+            pytest.fail(f"the cluster said nothing in {self._seconds} seconds: {self._errors.read_text()}")
+        assert line, f"the cluster has ended: {self._errors.read_text()}"
         return line.strip()
 
     def order(self, what: str) -> None:
@@ -65,8 +84,17 @@ class TwoNodes:
         assert self._line() == "done"
 
     def stop(self) -> None:
-        with self._process:  # which closes what it reads from
-            assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.close()  # then it ends
+        try:
+            self._process.wait(self._seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        # What it started may have its output still, and a read that waits keeps others from closing that.
+        self._reader.join(self._seconds)
+        if not self._reader.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
 
 
@@ -75,6 +103,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     nodes = TwoNodes(tmp_path_factory.mktemp("nodes"))
     yield nodes
     nodes.stop()
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            "import sys; sys.stderr.write('no room'); sys.stderr.flush(); import time; time.sleep(600)",
+            "nothing in .*no room",
+        ),
+        ("import sys; sys.exit('no room')", "the cluster has ended: no room"),
+    ],
+)
+def test_a_cluster_that_does_not_start_is_reported(tmp_path: Path, program: str, message: str) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=message):
+        TwoNodes(tmp_path, program, seconds=2)
 
 
 def test_stages_on_both_nodes(cluster: TwoNodes, tmp_path: Path, replicas: list[ServerProcess]) -> None:

@@ -1,4 +1,4 @@
-"""What quantised weights become in an engine, and the bytes that they take there, from headers alone."""
+"""What weights that are not kept as stored become in an engine, and the bytes they take there, from headers alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from infinilm import _core
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import find_tensors
+from infinilm.config.families import family_of
 from infinilm.config.llama_config import LlamaConfig
 
-__all__ = ["dtype_of_quantised", "size_of_quantised", "sums_of_parts"]
+__all__ = ["dtype_of_quantised", "plain_size", "size_of_quantised", "sums_of_parts"]
 
 
 def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool) -> str:
@@ -58,6 +59,18 @@ def size_of_quantised(
     return sums_of_parts(parts, kept, packed), tuple(
         sorted({checkpoint.info(sources[name].tensor).dtype for name in native})
     )
+
+
+def plain_size(part: _core.ModelSpec, config: LlamaConfig, kept: str, head: str, sharing: int) -> int:
+    """Return the bytes of plain weights in the dtype `kept`; an lm_head whose rows get length 1 is in the dtype `head`.
+
+    `sharing`: ranks that each have their part.
+    """
+    size = _core.weight_bytes(part, kept, sharing)
+    if family_of(config.architecture).names.unit_head and head != kept:
+        name = "lm_head.weight"  # other stages have none, nor where embeddings are tied
+        size += (_core.param_bytes(part, head).get(name, 0) - _core.param_bytes(part, kept).get(name, 0)) // sharing
+    return size
 
 
 def sums_of_parts(parts: Sequence[_core.ModelSpec], kept: str, packed: Mapping[str, int]) -> list[int]:
