@@ -107,11 +107,13 @@ def relu2(x: F64) -> F64:
     return np.square(np.maximum(x, 0))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2, "sigmoid": _sigmoid}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2}  # of an MLP
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:
-    """activation(gate) * up; "clamped_swiglu": of gpt-oss."""
+    """activation(gate) * up; "clamped_swiglu": of gpt-oss; "sigmoid": of what attention gives."""
+    if activation == "sigmoid":
+        return _sigmoid(gate) * up
     if activation != "clamped_swiglu":
         return ACTIVATIONS[activation](gate) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
