@@ -10,7 +10,7 @@ INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 // Chooses R by what the busiest block reads: rows of weights, and rows of x, once for each of its groups.
 template <class T, bool kNorm, int NT>
 cudaError_t run_rows(const LinearArgs& args, const DecodeDevice& device, cudaStream_t stream) {
-    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = 2 * kSmall;  // as registers allow
+    constexpr int kSmall = NT <= 4 ? 1 : 2, kLarge = NT <= 8 ? 2 * kSmall : kSmall;  // as registers allow
     auto cost = [&](int rows, const DecodeFit& fit) {
         return ceil_div(ceil_div(num_tiles(args.weight), rows), fit.blocks) * (16 * rows + args.num_tokens);
     };
