@@ -75,6 +75,14 @@ def spread(length: int, last: float) -> list[float]:
 # Of models that also see: tokens that no prompt here has.
 NO_IMAGES = {"image_token_id": 0, "video_token_id": 1, "vision_start_token_id": 2, "vision_end_token_id": 2}
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": spread(8, 1.5),
@@ -1694,13 +1702,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
             "max_position_embeddings": 128,
             "rope_theta": 10000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
+            "rope_scaling": LLAMA3_ROPE,
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         },
@@ -2105,13 +2107,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], torch.dtype, int, int, int]] = {
             "embed_dropout": 0.0,
             "layer_norm_epsilon": 1e-5,
             "max_position_embeddings": 128,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
+            "rope_scaling": LLAMA3_ROPE,
             "rope_theta": 10000.0,
             "bos_token_id": 1,
             "eos_token_id": 2,

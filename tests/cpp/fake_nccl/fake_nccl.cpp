@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "dist/nccl_library.h"
+#include "record.h"
 
 #ifndef FAKE_NCCL_VERSION
 #define FAKE_NCCL_VERSION 22703
@@ -107,21 +108,10 @@ struct Clique {
     int num_captured = 0;                // pieces that graphs have
 };
 
-std::mutex mutex;                  // guards all of this
 std::condition_variable released;  // a graph has let go of its pieces
 std::map<int, Clique> cliques;
-std::map<std::string, std::pair<int, int>> failures;  // function: rank, result
-std::string calls, shown;
 int next_id = 1, live_comms = 0;
 std::atomic<int> violations{0}, linger_ms{0};
-
-int failure(const std::string& function, int rank) {
-    const auto found = failures.find(function);
-    return found != failures.end() && (found->second.first == -1 || found->second.first == rank) ? found->second.second
-                                                                                                 : success;
-}
-
-void write(int rank, const std::string& what) { calls += std::to_string(rank) + " " + what + "\n"; }
 
 }  // namespace
 
@@ -307,22 +297,11 @@ Result add_to_group(const char* function, Comm* comm, void* stream, const Transf
     return result;
 }
 
-std::string text(const char* name, int64_t value) { return std::string(name) + "=" + std::to_string(value); }
-
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-void fake_nccl_fail(const char* function, int rank, int result) {
-    const std::lock_guard lock(mutex);
-    failures[function] = {rank, result};
-}
-const char* fake_nccl_log() {
-    const std::lock_guard lock(mutex);
-    shown = std::exchange(calls, "");
-    return shown.c_str();
-}
 void fake_nccl_linger(int milliseconds) { linger_ms = milliseconds; }
 int fake_nccl_live_comms() {
     const std::lock_guard lock(mutex);

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "dist/nccl_library.h"
-#include "fake_nccl.h"
+#include "record.h"
 
 using infinilm::nccl::Comm;
 using infinilm::nccl::Config;
@@ -22,10 +22,7 @@ using infinilm::nccl::UniqueId;
 
 namespace {
 
-std::mutex mutex;                                     // guards all of this
-std::map<std::string, std::pair<int, int>> failures;  // function: rank, result
-std::map<const Comm*, int> ranks, users;              // of the communicators that live
-std::string calls, shown;
+std::map<const Comm*, int> ranks, users;  // of the communicators that live
 int violations = 0;
 thread_local const Comm* in_group = nullptr;
 
@@ -47,19 +44,13 @@ int rank_of(const Comm* comm) {
     return found == ranks.end() ? -1 : found->second;
 }
 
-int failure(const std::string& function, int rank) {
-    const auto found = failures.find(function);
-    return found != failures.end() && (found->second.first == -1 || found->second.first == rank) ? found->second.second
-                                                                                                 : success;
-}
-
 // A call for a communicator, or what a test has told it to return.
 template <class Call>
 Result watch(const char* function, const Comm* comm, const std::string& arguments, Call call, bool silent = false) {
     {
         const std::lock_guard lock(mutex);
         const int rank = rank_of(comm);
-        if (!silent) calls += std::to_string(rank) + " " + function + " " + arguments + "\n";
+        if (!silent) write(rank, function + (" " + arguments));
         if (const int result = failure(function, rank)) return result;
         violations += users[comm]++ != 0;  // NCCL lets one thread at a time use a communicator
     }
@@ -75,22 +66,11 @@ void forget(const Comm* comm) {
     users.erase(comm);
 }
 
-std::string text(const char* name, size_t value) { return std::string(name) + "=" + std::to_string(value); }
-
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-void fake_nccl_fail(const char* function, int rank, int result) {
-    const std::lock_guard lock(mutex);
-    failures[function] = {rank, result};
-}
-const char* fake_nccl_log() {
-    const std::lock_guard lock(mutex);
-    shown = std::exchange(calls, "");
-    return shown.c_str();
-}
 void fake_nccl_linger(int) {}  // it takes as long as it takes
 int fake_nccl_live_comms() {
     const std::lock_guard lock(mutex);
@@ -113,7 +93,7 @@ Result ncclGetUniqueId(UniqueId* id) { return REAL(ncclGetUniqueId)(id); }
 Result ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, Config* config) {
     {
         const std::lock_guard lock(mutex);
-        calls += std::to_string(rank) + " ncclCommInitRankConfig\n";
+        write(rank, "ncclCommInitRankConfig");
         if (const int result = failure("ncclCommInitRankConfig", rank)) return result;
     }
     const Result result = REAL(ncclCommInitRankConfig)(comm, size, id, rank, config);
