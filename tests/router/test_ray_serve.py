@@ -16,7 +16,7 @@ from infinilm.errors import ConfigError
 from infinilm.ray import app
 from router.test_failures import free_port
 
-HAS_SERVE = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.serve") is not None
+HAS_SERVE = all(importlib.util.find_spec(name) is not None for name in ("ray", "grpc"))  # the latter of ray[serve]
 
 SCRIPT = """
 import json, urllib.request
