@@ -304,7 +304,9 @@ class LinearCase:
             # |activation'|: an error in gate moves it by that much, one in exp by |activation| itself.
             slope = 2 * np.abs(gate) + sums[0] if self.activation == "relu2" else 1.2
             activated = np.abs(oracle.ACTIVATIONS[self.activation](gate))
-            scale = slope * sums[0] * np.abs(up) + activated * (sums[1] + np.abs(up))
+            # Where both are exactly 0, the result is the product of their errors.
+            both = sums[0] * sums[1] * tolerance("float32", x.shape[1])
+            scale = slope * (sums[0] * np.abs(up) + both) + activated * (sums[1] + np.abs(up))
         else:
             scale = np.concatenate(sums, axis=-1)
         return want, scale + (0.0 if residual is None else np.abs(residual))
