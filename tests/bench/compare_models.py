@@ -56,11 +56,11 @@ def llama3_factors(config: dict[str, Any], scaling: dict[str, Any]) -> list[floa
 
 
 def read_tokenizer(checkpoint: Path, vocab_size: int) -> tuple[list[str], list[str], set[int]]:
-    """Words, merges and special tokens of byte-level BPE; made-up ones where there is no tokenizer."""
+    """Words, merges and special tokens of byte-level BPE; made-up ones where there is no such tokenizer."""
     words, path = [f"t{i}" for i in range(vocab_size)], checkpoint / "tokenizer.json"
-    if not path.exists():
+    tokenizer = json.loads(path.read_text()) if path.exists() else {}
+    if tokenizer.get("model", {}).get("type") != "BPE":
         return words, ["t 0"], set()
-    tokenizer = json.loads(path.read_text())
     for word, i in tokenizer["model"]["vocab"].items():
         words[i] = word
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in tokenizer["model"]["merges"]]
