@@ -25,7 +25,7 @@ from ops.support import (
 
 each_cache_dtype = pytest.mark.parametrize("dtype", (*FLOATING, "int8"))
 
-HEADS = ((1, 1), (4, 4), (2, 1), (8, 1), (8, 2), (6, 2), (7, 1), (15, 5))  # MHA, MQA, GQA
+HEADS = ((1, 1), (4, 4), (2, 1), (8, 1), (8, 2), (6, 2), (7, 1), (15, 5), (11, 1), (18, 1))  # MHA, MQA, GQA
 HEAD_DIMS = (2, 6, 7, 16, 30, 64, 80, 96, 112, 128, 192, 256)
 Chunk = tuple[int, int, int]  # sequence, first query, past the last query
 

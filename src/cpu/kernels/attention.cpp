@@ -93,7 +93,7 @@ struct Block {
     }
     // A few rows read keys and values from the cache, which is faster than to stage them for so few. Values only where
     // all rows see the same keys, as those of a single token do.
-    bool stages_keys() const { return rows_at_once(kv_rows()) < kv_rows(); }
+    bool stages_keys() const { return kv_rows() > 2 * most_cached_rows; }
     bool stages_values() const { return stages_keys() || num_tokens > 1 || dim != a.value_dim; }
 
     void name_rows() const {
@@ -135,11 +135,11 @@ struct Block {
 
 // ---- One chunk of keys for one strip of rows ----
 
-// Calls f(row, count) for every register tile of rows.
+// Calls f(row, count) for every register tile of rows: at_once(left) says how many it has of those that are left.
 template <class F>
-static void for_row_groups(Interval rows, F f) {
+static void for_row_groups(Interval rows, int64_t (*at_once)(int64_t), F f) {
     for (int64_t row = rows.begin, count; row < rows.end; row += count) {
-        count = rows_at_once(rows.end - row);
+        count = at_once(rows.end - row);
         f(row, count);
     }
 }
@@ -148,7 +148,7 @@ static void for_row_groups(Interval rows, F f) {
 static void score_group(const Block& b, int64_t first, int64_t row, int64_t count) {
     const int64_t begin = larger(b.keys(row).begin - first, 0);
     const int64_t end = smaller(b.keys(row + count - 1).end - first, staged_keys);
-    visit_rows(count, [&]<int ROWS>() {
+    visit_rows<most_rows>(count, [&]<int ROWS>() {
         score_rows<ROWS>(b.q(row), b.w.keys + first * b.a.head_dim, b.a.head_dim, begin, end, b.scores(row) + first);
     });
 }
@@ -237,38 +237,43 @@ template <class E>
 static void score_step(const Block& b, const Step<E>& step) {
     const Interval rows = b.rows_of(step.kv);
     const int64_t begin = step.keys.begin / width * width, end = step.keys.end, head_dim = b.a.head_dim;
-    float *const copy = b.w.copied, *const scores = b.scores(rows.begin) + step.first;
-    visit_rows(rows.end - rows.begin, [&]<int ROWS>() {
-        for (int64_t k = begin; k < end; k += 2 * width) {
-            const int64_t second = k + width < end ? k + width : k;  // an odd vector is computed twice
-            score_cached<E, ROWS>(b.q(rows.begin), neighbours(b, step.tile, k, copy),
-                                  neighbours(b, step.tile, second, copy + width * head_dim), step.ahead, k, second,
-                                  head_dim, scores + k, scores + second);
-        }
-    });
+    float* const copy = b.w.copied;
+    for (int64_t k = begin; k < end; k += 2 * width) {
+        const int64_t second = k + width < end ? k + width : k;  // an odd vector is computed twice
+        const E *const keys0 = neighbours(b, step.tile, k, copy), *const keys1 = neighbours(b, step.tile, second,
+                                                                                            copy + width * head_dim);
+        for_row_groups(rows, cached_rows_at_once, [&](int64_t row, int64_t count) {
+            float* const scores = b.scores(row) + step.first;
+            visit_rows<most_cached_rows>(count, [&]<int ROWS>() {
+                score_cached<E, ROWS>(b.q(row), keys0, keys1, step.ahead, k, second, head_dim, scores + k,
+                                      scores + second);
+            });
+        });
+    }
 }
 
 template <class E>
 static void value_step(const Block& b, const Step<E>& step) {
-    const Interval rows = b.rows_of(step.kv);
-    visit_rows(rows.end - rows.begin, [&]<int ROWS>() {
-        value_rows_cached<E, ROWS>(b.scores(rows.begin) + step.first, step.tile, step.ahead, step.keys.begin,
-                                   step.keys.end, b.sums(rows.begin), b.dim);
+    for_row_groups(b.rows_of(step.kv), cached_rows_at_once, [&](int64_t row, int64_t count) {
+        visit_rows<most_cached_rows>(count, [&]<int ROWS>() {
+            value_rows_cached<E, ROWS>(b.scores(row) + step.first, step.tile, step.ahead, step.keys.begin,
+                                       step.keys.end, b.sums(row), b.dim);
+        });
     });
 }
 
 // All rows of the strip take some keys after the other.
 static void score_staged(const Block& b, Interval keys) {
     for (int64_t first = keys.begin / staged_keys * staged_keys; first < keys.end; first += staged_keys)
-        for_row_groups(b.strip, [&](int64_t row, int64_t count) { score_group(b, first, row, count); });
+        for_row_groups(b.strip, rows_at_once, [&](int64_t row, int64_t count) { score_group(b, first, row, count); });
 }
 
 // All rows of the strip take some keys after the other, so that their values stay in the cache.
 static void value_staged(const Block& b, Interval keys) {
     const int64_t at_a_time = larger(1, value_tile_floats / b.dim);
     for (; keys.begin < keys.end; keys.begin += at_a_time)
-        for_row_groups(b.strip, [&](int64_t row, int64_t count) {
-            visit_rows(count, [&]<int ROWS>() {
+        for_row_groups(b.strip, rows_at_once, [&](int64_t row, int64_t count) {
+            visit_rows<most_rows>(count, [&]<int ROWS>() {
                 value_group<ROWS>(b, {keys.begin, smaller(keys.begin + at_a_time, keys.end)}, row);
             });
         });

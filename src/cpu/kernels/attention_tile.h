@@ -9,27 +9,26 @@ namespace infinilm::cpu::INFINILM_ISA {
 constexpr int chunk_keys = 256;                     // keys of one partial result; 256 x rows scores stay in L2
 constexpr int tile_keys = 32;                       // keys read from the cache at a time
 constexpr int staged_keys = width == 16 ? 64 : 32;  // keys side by side where they are staged: of a register tile
-// Rows of a register tile: with 4 vectors 12 accumulators of 16 registers, or 24 of 32. The last four rows are one tile
-// everywhere (of 2 vectors where there are 16 registers): four query heads per kv head are what most models have, and
-// in decode that is the whole block.
+// Rows of a register tile over staged keys: with 4 vectors 12 accumulators of 16 registers, or 24 of 32. The last four
+// rows are one tile everywhere (of 2 vectors where there are 16 registers).
 constexpr int row_group = width == 16 ? 6 : 3;
-constexpr int64_t rows_at_once(int64_t left) { return left <= 4 ? left : left < row_group ? left : row_group; }
-constexpr int tile_columns(int rows) { return rows == 4 && width < 16 ? 2 : 4; }
+constexpr int most_rows = width == 16 ? 6 : 4;
+constexpr int64_t rows_at_once(int64_t left) { return left <= most_rows ? left : row_group; }
+// The same straight from the cache, with 2 vectors. Each tile widens the keys and values, and turns the keys, for
+// itself: that costs less than to stage them up to two tiles, which are the query heads of a kv head that most models
+// have.
+constexpr int most_cached_rows = width == 16 ? 8 : 4;
+constexpr int64_t cached_rows_at_once(int64_t left) {
+    const int64_t tiles = (left + most_cached_rows - 1) / most_cached_rows;
+    return (left + tiles - 1) / tiles;
+}
+constexpr int tile_columns(int rows) { return rows > row_group ? 2 : 4; }
 
-// Calls f<count>() for a count that rows_at_once gives.
-template <class F>
+// Calls f<count>().
+template <int MOST, class F>
 INFINILM_INLINE void visit_rows(int64_t count, F f) {
-    switch (count) {
-        case 1: return f.template operator()<1>();
-        case 2: return f.template operator()<2>();
-        case 3: return f.template operator()<3>();
-        case 4: return f.template operator()<4>();
-#if INFINILM_WIDTH == 16
-        case 5: return f.template operator()<5>();
-        case 6: return f.template operator()<6>();
-#endif
-        default: __builtin_unreachable();
-    }
+    if (count == MOST) return f.template operator()<MOST>();
+    if constexpr (MOST > 1) visit_rows<MOST - 1>(count, f);
 }
 
 // A tile of keys or values of one kv head in the cache.
@@ -191,7 +190,7 @@ static void score_rows(const float* q, const float* keys, int64_t head_dim, int6
     for (; k < end; k += width) score_tile<ROWS, 1>(q, keys + k, head_dim, scores + k);
 }
 
-// The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a single register tile
+// The same scores with two vectors of keys straight from the cache, [width][head_dim] each, for a register tile
 // of rows; asks for as many bytes from the rows `key0` and `key1` of `ahead` on.
 template <class E, int ROWS>
 static void score_cached(const float* q, const E* keys0, const E* keys1, const Ahead<E>& ahead, int64_t key0,
@@ -213,7 +212,7 @@ static void score_cached(const float* q, const E* keys0, const E* keys1, const A
             }
             const vec k0 = element(E{}, words0[e / per_word], e % per_word);
             const vec k1 = element(E{}, words1[e / per_word], e % per_word);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int i = 0; i < ROWS; ++i) {  // each q is loaded once for both: loads bind otherwise
                 const vec x = set1(q[i * head_dim + d + e]);
                 sum0[i] = fma(x, k0, sum0[i]);
@@ -286,7 +285,7 @@ struct Place {
     int64_t row_bytes, row = 0, offset = 0;
 };
 
-// The same straight from the cache, for a single register tile of rows and heads of whole vectors; asks for as many
+// The same straight from the cache, for a register tile of rows and heads of whole vectors; asks for as many
 // bytes of `ahead`.
 template <class E, int ROWS, int VECS>
 INFINILM_INLINE void value_tile_cached(const float* weights, Tile<E> values, Place& asked, const Ahead<E>& ahead,
