@@ -186,7 +186,7 @@ def trained(name: str) -> Backend:
     trainer = trainers.BpeTrainer(  # type: ignore[call-arg]
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator(STORIES + HOSTILE * 3, trainer)
+    backend.train_from_iterator(STORIES + [*HOSTILE, "!😀!𝄀!𐄀"] * 3, trainer)
     backend.add_special_tokens(["<s>", "</s>", "<|user|>"])
     backend.add_tokens([AddedToken("<tool>", normalized=False)])
     return backend
@@ -201,7 +201,7 @@ def test_pre_tokenizers(name: str, tmp_path: Path) -> None:
 
     @given(TEXTS)
     @example("e\u0301\u0301 'S")
-    @example("a\U00011de3b ﬁ½ \U00016ff5")  # numeric by some lists and not by others
+    @example("!\U00011de3! ﬁ½")  # numeric by one list and not by another
     def any_text(text: str) -> None:
         check_same(backend, made, text)
 
