@@ -193,9 +193,10 @@ class Architecture:
     ----------
     model_type : str
         Of config.json: the key into the families.
-    variants : Mapping of str to str
-        The model_type instead where a key of the metadata is there and not 0, or, of "key=value", has that value. The
-        first that applies.
+    where : Mapping of str to (Mapping of str to object)
+        Keys of config.json where the metadata have a key that is not 0; of "key=value", where it has that value; of
+        "!key", where it is absent. Later ones count before earlier ones and before `defaults`; a `model_type` in it
+        before that of the row.
     rope_pairs : str
         What RoPE turns together in the file, as `Family.rope_pairs`: neighbours where llama.cpp turns such.
     biases : Mapping of str to tuple of str
@@ -235,7 +236,7 @@ class Architecture:
     """
 
     model_type: str
-    variants: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     rope_pairs: Literal["halves", "neighbours"] = "halves"
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -279,21 +280,25 @@ _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        # Also what Mistral is converted to; its window, where it had one, is not in the file.
+        # Also what Mistral is converted to, whose window, where it had one, is not in the file; InternLM 3, and IQuest
+        # Coder.
         "llama": Architecture(
-            "llama", variants={"expert_count": "mixtral"}, rope_pairs="neighbours", biases=_LLAMA_BIASES
+            "llama",
+            where={"expert_count": {"model_type": "mixtral"}},
+            rope_pairs="neighbours",
+            biases=_LLAMA_BIASES,
         ),
         "mistral3": Architecture(
             "llama",
-            variants={"attention.temperature_scale": "ministral3"},
+            where={"attention.temperature_scale": {"model_type": "ministral3"}},
             rope_pairs="neighbours",
             biases={"attention_bias": _QKV_BIAS},
         ),
         "granite": Architecture("granite", rope_pairs="neighbours", biases=_LLAMA_BIASES, scales_attention=True),
         "smollm3": Architecture("smollm3", rope_pairs="neighbours", biases=_LLAMA_BIASES),
         # Norms stand behind attention and MLP.
-        "olmo2": Architecture("olmo2", variants={"attention.sliding_window": "olmo3"}, local_rope=True),
-        "qwen2": Architecture("qwen2"),
+        "olmo2": Architecture("olmo2", where={"attention.sliding_window": {"model_type": "olmo3"}}, local_rope=True),
+        "qwen2": Architecture("qwen2"),  # also what MiMo is converted to
         "qwen2moe": Architecture("qwen2_moe"),
         "qwen2vl": Architecture("qwen2"),
         "qwen3": Architecture("qwen3", biases={"attention_bias": _QKV_BIAS}),
@@ -347,7 +352,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "granitemoe": Architecture(
             "granitemoe",
-            variants={"expert_shared_feed_forward_length": "granitemoeshared"},
+            where={"expert_shared_feed_forward_length": {"model_type": "granitemoeshared"}},
             rope_pairs="neighbours",
             biases={"attention_bias": _QKV_BIAS},
             scales_attention=True,
@@ -357,6 +362,33 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "arcee": Architecture("arcee", rope_pairs="neighbours", biases=_LLAMA_BIASES),
         "nemotron": Architecture("nemotron", norm_offset=1.0, biases=_LLAMA_BIASES),
         "stablelm": Architecture("stablelm", biases={"attention_bias": _QKV_BIAS}),
+        "jais2": Architecture("jais2", biases=_LLAMA_BIASES),
+        # Older files have no multipliers: these are of MiniCPM 1B and 2B.
+        "minicpm": Architecture(
+            "minicpm",
+            rope_pairs="neighbours",
+            where={
+                "!embedding_scale": {"scale_emb": 12},
+                "!residual_scale": {"scale_depth": 1.4},
+                "!logit_scale": {"dim_model_base": 256},
+            },
+        ),
+        # Keys as the family has them: intermediate_size is that of experts, and of the expert of all tokens. Which
+        # layers have experts is seen in their tensors. Of the chunks of attention a file says nothing, or, with 0,
+        # that there are none, which is refused.
+        "llama4": Architecture(
+            "llama4_text",
+            rope_pairs="neighbours",
+            keys={
+                "feed_forward_length": "intermediate_size_mlp",
+                "expert_feed_forward_length": "intermediate_size",
+                "interleave_moe_layer_step": "",
+                "attention.sliding_window": "attention_chunk_size",
+            },
+            neutral=_SIGMOID,
+            where={"expert_count=128": {"use_qk_norm": False}},
+        ),
+        "exaone": Architecture("exaone"),
         # A model without windows, the smaller one, says nothing of them.
         "exaone4": Architecture("exaone4", defaults={"sliding_window": None}),
         # Their base of RoPE is in the file as it is used.
@@ -416,7 +448,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         # DeepSeek 2 and 3, Kimi K2, GLM-4.7-Flash; without experts Youtu.
         "deepseek2": Architecture(
             "youtu",
-            variants={"expert_gating_func=2": "deepseek_v3", "expert_count": "deepseek_v2"},
+            where={
+                "expert_count": {"model_type": "deepseek_v2"},
+                "expert_gating_func=2": {"model_type": "deepseek_v3"},
+            },
             layers="latent",
             defaults=_DEEPSEEK_DEFAULTS,
             keys=_DEEPSEEK_KEYS,

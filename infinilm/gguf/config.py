@@ -58,8 +58,10 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     row = architecture_of(gguf)
     prefix = f"{gguf.metadata['general.architecture']}."
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
-    model_type = next((other for key, other in row.variants.items() if _applies(key, said)), row.model_type)
-    values: dict[str, Any] = {"model_type": model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    values: dict[str, Any] = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    for condition, known in row.where.items():
+        if _applies(condition, said):
+            values |= known
     if row.shaped_layers:
         said, of_layers = alike_layers(gguf, prefix, said)
         values |= of_layers
@@ -80,7 +82,7 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     if "intermediate_size" not in values and "moe_intermediate_size" in values:
         values["intermediate_size"] = values["moe_intermediate_size"]  # no layer has an MLP
     for key in ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"):
-        as_integer(f"{gguf.path}: {prefix + key}", values.get(KEYS[key]))
+        as_integer(f"{gguf.path}: {prefix + key}", values.get(keys[key]))
     if later := said.get("nextn_predict_layers", 0):
         as_integer(f"{gguf.path}: {prefix}nextn_predict_layers", later, below=values["num_hidden_layers"])
         values["num_hidden_layers"] -= later
@@ -101,7 +103,7 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
         del values["attention_multiplier"]  # as without it
     if row.keys.get("leading_dense_block_count") and not said.get("expert_count"):
         values.pop("first_k_dense_replace", None)  # all layers, where none has experts
-    if model_type == "deepseek_v2":
+    if values["model_type"] == "deepseek_v2":
         values["topk_method"] = "group_limited_greedy" if values["n_group"] != 1 else "greedy"
     rotary = as_integer(f"{gguf.path}: {prefix}rope.dimension_count", said.get("rope.dimension_count", head_dim))
     if rotary != head_dim:
@@ -159,7 +161,9 @@ def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values:
 
 
 def _applies(condition: str, said: dict[str, Any]) -> bool:
-    """Whether the key that `Architecture.variants` has is there and not 0, or has the value behind "="."""
+    """Whether a condition of `Architecture.where` holds."""
+    if condition.startswith("!"):
+        return condition[1:] not in said
     key, _, value = condition.partition("=")
     return str(said.get(key)) == value if value else bool(said.get(key))
 

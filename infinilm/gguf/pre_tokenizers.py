@@ -1,7 +1,8 @@
 r"""How byte-level BPE tokenizers split a text before they merge: `tokenizer.ggml.pre`, which only names it.
 
-The expressions are those of the tokenizer.json of the models that the names stand for. llama.cpp says the same without
-the `\p{..}` classes that it lacks. A name that is not here is refused: a guess would tokenise nearly right.
+The expressions are those of the tokenizer.json, or of the code, of the models that the names stand for. llama.cpp says
+the same without the `\p{..}` classes that it lacks, and normalises nothing. A name that is not here is refused: a guess
+would tokenise nearly right.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer"]
+__all__ = ["DIGITS", "PRE_TOKENIZERS", "PreTokenizer"]
+
+DIGITS = "Digits"
+"""In the place of an expression: each numeric character is a piece, by the library's own list of such."""
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,6 +31,33 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
 )
+_SEED = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
+_MINICPM5 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+_JAIS2 = (  # blanks by powers of two
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+    + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+    + r"\s"
+)
+_YOUTU = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}?"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
+)
+_YOUTU_EAST = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+# Han characters by themselves, and the words of o200k without them.
+_UPPER_KIMI, _LOWER_KIMI = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_KIMI}*{_LOWER_KIMI}+{_ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_KIMI}+{_LOWER_KIMI}*{_ENDINGS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+)
+_DEEPSEEK_EAST = "[一-龥ࠀ-一가-퟿]+"
+# Letters with an upper and a lower case.
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
+    "Ḁ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄ"
+    "Ⰰ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_SIGNS = "!-/:-~！-／：-～‘-‟　-。"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _BLANKS
@@ -40,11 +71,15 @@ class PreTokenizer:
     Attributes
     ----------
     patterns : tuple of str
-        Regular expressions. Each splits what the one before has left, into matches and what is between them.
+        Regular expressions, or `DIGITS`. Each splits what the one before has left, into matches and what is between
+        them.
     normalizer : str or None
         Unicode normalisation before.
     ignore_merges : bool
         A piece that is a token is that token, whatever the merges say.
+    by_rank : bool
+        The original is tiktoken: a piece that is a token is that token, and any two tokens that make a third may merge,
+        the third of the lowest id first. The merges of the file are only some of these.
     add_bos : bool
         Texts begin with the bos token where the file does not say.
     """
@@ -52,35 +87,66 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     normalizer: str | None = None
     ignore_merges: bool = False
+    by_rank: bool = False
     add_bos: bool = False
 
 
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _CL100K = PreTokenizer((_LLAMA3,))
 _QWEN = PreTokenizer((_QWEN2,), "NFC")
-_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
+_O200K_WHOLE = PreTokenizer((_O200K,), ignore_merges=True)
+_DIGITS = PreTokenizer((DIGITS, _GPT2))
+_GPT2_NFC = PreTokenizer((_GPT2,), "NFC")
+_DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3))
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
         "gpt-2": PreTokenizer((_GPT2,)),
+        "a.x-4.0": PreTokenizer((_GPT2,)),
+        "exaone4": PreTokenizer((_GPT2,)),
+        "mpt": _GPT2_NFC,
+        "olmo": _GPT2_NFC,  # OLMoE and StableLM 3B, whose tokenizer is that of GPT-NeoX
         "llama-bpe": _LLAMA_BPE,
         "llama3": _LLAMA_BPE,
         "llama-v3": _LLAMA_BPE,
         "falcon3": _LLAMA_BPE,
+        "midm-2.0": _LLAMA_BPE,
+        "jais-2": PreTokenizer((_JAIS2,)),
         "dbrx": _CL100K,  # OLMo 2 too
         "smaug-bpe": _CL100K,
-        "glm4": _CL100K,
-        "chatglm-bpe": _CL100K,
+        "glm4": PreTokenizer((_LLAMA3,), ignore_merges=True),
+        "chatglm-bpe": PreTokenizer((_LLAMA3,), by_rank=True),
         "qwen2": _QWEN,
         "deepseek-r1-qwen": _QWEN,
+        "stablelm2": PreTokenizer((_QWEN2,), "NFC", by_rank=True),
+        "hunyuan": PreTokenizer((_QWEN2,), "NFC", by_rank=True),
+        "solar-open": PreTokenizer((_QWEN2,)),
         "qwen35": PreTokenizer((_QWEN35,), "NFC"),
-        "gpt-4o": PreTokenizer((_O200K,)),
-        "minimax-m2": PreTokenizer((_O200K,)),
+        "seed-coder": PreTokenizer((_SEED,)),
+        "minicpm5": PreTokenizer((r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
+        "gpt-4o": _O200K_WHOLE,
+        "llama4": _O200K_WHOLE,
+        "minimax-m2": PreTokenizer((_O200K,), "NFC"),
+        "kimi-k2": PreTokenizer((_KIMI,), by_rank=True),
+        "youtu": PreTokenizer((_YOUTU_EAST, _YOUTU), ignore_merges=True),
         "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
         "starcoder": _DIGITS,
-        "command-r": _DIGITS,
+        "command-r": PreTokenizer((DIGITS, _GPT2), "NFC"),
+        "exaone": PreTokenizer((DIGITS, _GPT2), "NFKC"),
         "refact": _DIGITS,  # Granite 3 too
         "smollm": _DIGITS,
-        "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+        "deepseek-llm": PreTokenizer(
+            (
+                "[\r\n]",
+                rf"\s?[{_DEEPSEEK_LETTERS}]+",
+                rf"\s?[{_DEEPSEEK_SIGNS}]+",
+                r"\s+$",
+                _DEEPSEEK_EAST,
+                DIGITS,
+            )
+        ),
+        "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_EAST, DIGITS)),
+        "deepseek-v3": _DEEPSEEK_V3,
+        "hunyuan-dense": _DEEPSEEK_V3,
     }
 )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
-from infinilm.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from infinilm.gguf.pre_tokenizers import DIGITS, PRE_TOKENIZERS, PreTokenizer
 from infinilm.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, special_id, token_types, tokens
 
 __all__ = ["tokenizer_json"]
@@ -127,16 +127,19 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **more: Any) -> _
 def _byte_level(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[_Json, bool, bool]:
     pre = _pre_tokenizer(gguf)
     vocab = _vocab(texts, types)
-    splits = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    splits: list[_Json] = [
+        {"type": "Digits", "individual_digits": True}
+        if pattern == DIGITS
+        else {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in pre.patterns
     ]
+    merges = _merges_by_score(vocab, range(0, -len(texts), -1), types) if pre.by_rank else _merges(gguf, vocab)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     parts = {
         "normalizer": None if pre.normalizer is None else {"type": pre.normalizer},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(vocab, _merges(gguf, vocab), ignore_merges=pre.ignore_merges),
+        "model": _bpe(vocab, merges, ignore_merges=pre.ignore_merges or pre.by_rank),
     }
     return parts, pre.add_bos, False
 
@@ -211,7 +214,7 @@ def _with_bytes(
     }
 
 
-def _merges_by_score(vocab: dict[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
+def _merges_by_score(vocab: dict[str, int], scores: Sequence[float], types: list[int]) -> list[tuple[str, str]]:
     """Pairs of tokens that make a third, best third first: SentencePiece merges by the score of what comes out.
 
     Pairs with the same third are in the order that conversion to tokenizer.json gives them.

@@ -40,6 +40,14 @@ _ENDS = frozenset(
         "<end_of_utterance>",
         "<|endofturn|>",
         "<｜end▁of▁sentence｜>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+        "<|flush|>",
+        "<|calls|>",
     ]
 )
 _SPECIAL = {

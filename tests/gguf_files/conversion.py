@@ -69,7 +69,7 @@ def rope_metadata(config: LlamaConfig, arch: str) -> tuple[dict[str, Any], dict[
             wavelength = 2 * math.pi * config.rope_theta ** (2 * i / config.head_dim)
             turns = scaling["original_max_position_embeddings"] / wavelength
             low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-            smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+            smooth = float(turns >= low) if low == high else min(max((turns - low) / (high - low), 0.0), 1.0)
             factors.append(1 / ((1 - smooth) / factor + smooth))
         return {}, {"rope_freqs.weight": quantise("F32", np.array(factors, np.float32))}
     prefix = f"{arch}.rope.scaling."

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_files.conversion import Types, interleave, plain
+from gguf_files.conversion import Types, interleave, plain, rope_metadata
 from gguf_files.mixing import latent_metadata, latent_tensors, later_layer, state_tensors
 from gguf_files.writer import As, File, quantise
 from infinilm.checkpoint import Checkpoint
+from infinilm.config import LlamaConfig
 
 Array = npt.NDArray[Any]
 
@@ -80,6 +81,11 @@ _STATES = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
+}
+_LLAMA4 = {
+    "feed_forward_length": "intermediate_size_mlp",
+    "expert_feed_forward_length": "intermediate_size",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
 _CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
 
@@ -165,6 +171,23 @@ FAMILIES = {
         known={"rope_scaling": None},
     ),
     "internlm2": Rules("internlm2", permuted=True),
+    "internlm3": Rules("llama", permuted=True, known={"rope_scaling": None}),
+    "iquestcoder": Rules("llama", permuted=True),
+    "mimo": Rules("qwen2"),
+    "exaone": Rules("exaone"),
+    "jais2": Rules("jais2", known={"bos_token_id": 1, "eos_token_id": 2}),
+    "minicpm": Rules("minicpm", permuted=True, keys=_SCALES),
+    "llama4": Rules(
+        "llama4",
+        keys=_LLAMA4,
+        known={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    ),
+    "llama4-text": Rules(
+        "llama4",
+        keys=_LLAMA4,
+        known={"attention_chunk_size": 8192, "attn_temperature_tuning": True, "no_rope_layer_interval": 4}
+        | {"use_qk_norm": True},
+    ),
     "ernie4-5": Rules("ernie4_5"),
     "ernie4-5-moe": Rules(
         "ernie4_5-moe",
@@ -253,8 +276,6 @@ def known_config(folder: Path, rules: Rules) -> dict[str, Any]:
 
 
 def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
-    from infinilm.config import LlamaConfig
-
     text = {**config, **config.get("text_config", {})}
     full = LlamaConfig.from_dict(config)
     said = {key: getattr(full, name, None) for key, name in _USUAL.items()}
@@ -308,7 +329,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
     experts: dict[str, list[Array]] = {}
     with Checkpoint(folder) as checkpoint:
         for name in sorted(checkpoint.tensors):
-            if "vis" in name or "connector" in name or "projector" in name:
+            if any(part in name for part in ("vis", "connector", "projector", "mtp_layers")):
                 continue
             array = checkpoint.array(name)
             if checkpoint.info(name).dtype == "bfloat16":
@@ -316,15 +337,15 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             array = np.ascontiguousarray(array, np.float32)
             for part in ("language_model.", "text_model."):
                 name = name.replace(part, "")
-            name = name if name.startswith(("model.", "lm_head", "output.")) else f"model.{name}"
+            name = name if name.startswith(("model.", "transformer.", "lm_head", "output.")) else f"model.{name}"
             if rules.arch == "gemma4":
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
                 continue
-            of_gate_up = "mlp.experts.gate_up_proj" in name
-            if "mlp.experts.gate_up_proj" in name or "mlp.experts.down_proj" in name:
+            of_gate_up = ".experts.gate_up_proj" in name
+            if of_gate_up or ".experts.down_proj" in name:
                 kind = "bias" if name.endswith("_bias") else "weight"
                 name = name.removesuffix("_bias")
-                if rules.arch in ("gpt-oss", "qwen3vlmoe") and kind == "weight":
+                if rules.arch in ("gpt-oss", "qwen3vlmoe", "llama4") and kind == "weight":
                     array = array.swapaxes(1, 2)
                 if not of_gate_up:
                     yield f"{name}.{kind}", array
@@ -421,7 +442,10 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
     if rules.arch == "gemma4":  # the first quarter of a head turns
         tensors["rope_freqs.weight"] = quantise("F32", np.array([1] * 3 + [1e30] * 9, np.float32))
-    scaling = config.get("rope_scaling") or {}
+    text = config.get("text_config", config)
+    scaling = text.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "llama3":
+        tensors |= rope_metadata(LlamaConfig.from_dict(config), rules.arch)[1]
     for kind in ("long", "short"):
         if f"{kind}_factor" in scaling:
             factors = np.array(scaling[f"{kind}_factor"], np.float32)

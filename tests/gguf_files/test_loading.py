@@ -85,6 +85,24 @@ def test_older_files(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(path), logits(GOLDEN / name), rtol=1e-4, atol=1e-5)
 
 
+def test_what_files_leave_out(tmp_path: Path) -> None:
+    """Multipliers of MiniCPM in older files, and that Llama 4 of 128 experts norms no heads."""
+    pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    file = convert_family(GOLDEN / "minicpm", OTHER_FAMILIES["minicpm"])
+    kept = {key: value for key, value in file.metadata.items() if not key.endswith("_scale")}
+    config = AutoConfig.from_pretrained(File(kept, file.tensors).write(path))
+    found = config.embedding_multiplier, config.residual_multiplier, config.logits_scaling
+    assert found == pytest.approx((12, 1.4 / 3**0.5, 64 / 256))
+    file = convert_family(GOLDEN / "llama4-text", OTHER_FAMILIES["llama4-text"])
+    for count, normed in ((3, True), (128, False)):
+        File({**file.metadata, "llama4.expert_count": count}, file.tensors).write(path)
+        assert AutoConfig.from_pretrained(path).use_qk_norm == normed
+    File({**file.metadata, "llama4.attention.sliding_window": 0}, file.tensors).write(path)
+    with pytest.raises(ConfigError, match="attention_chunk_size"):
+        LLM(path)
+
+
 @pytest.mark.parametrize(
     ("name", "type_name"),
     [("gpt-oss", "MXFP4"), ("phi3", "Q4_0"), ("glm4", "Q8_0"), ("qwen2-moe", "Q5_0")],

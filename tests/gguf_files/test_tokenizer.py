@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import unicodedata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,47 +122,71 @@ def test_of_the_whole_vocabulary(demo: tuple[Tokenizer, Tokenizer]) -> None:
     assert made.bos_token_id == original.bos_token_id and made.eos_token_ids == original.eos_token_ids
 
 
-# What the tokenizer.json files of these models say, as they are published.
-PUBLISHED: dict[str, tuple[list[str], str | None, bool]] = {
+def split(*patterns: str, digits: bool = False) -> list[pre_tokenizers.PreTokenizer]:
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return [*steps, *([pre_tokenizers.Digits(individual_digits=True)] if digits else []), byte_level(use_regex=False)]
+
+
+def byte_level(use_regex: bool) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+GPT2_DIGITS = [pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]
+
+# What the tokenizer.json files of these models say, as they are published: how texts are split, the normaliser, and
+# whether pieces that are tokens need no merges.
+PUBLISHED: dict[str, tuple[list[pre_tokenizers.PreTokenizer], str | None, bool]] = {
     "llama-bpe": (
-        [
+        split(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
             r"\s+(?!\S)|\s+"
-        ],
+        ),
         None,
         True,
     ),
     "qwen2": (
-        [
+        split(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
             r"\s+(?!\S)|\s+"
-        ],
+        ),
         "NFC",
         False,
     ),
     "tekken": (
-        [
+        split(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
             r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        ],
+        ),
         None,
         True,
     ),
+    "jais-2": (
+        split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+            r"\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|"
+            r"\s{1,2}(?!\S)|\s{1}"
+        ),
+        None,
+        False,
+    ),
+    "deepseek-coder": (split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", digits=True), None, False),
+    "command-r": (GPT2_DIGITS, "NFC", False),
+    "exaone": (GPT2_DIGITS, "NFKC", False),
+    "smollm": (GPT2_DIGITS, None, False),
 }
 
 
 def trained(name: str) -> Backend:
-    patterns, normalizer, ignore_merges = PUBLISHED[name]
+    steps, normalizer, ignore_merges = PUBLISHED[name]
     backend = Backend(models.BPE(ignore_merges=ignore_merges))
-    backend.normalizer = normalizers.NFC() if normalizer else None  # type: ignore[assignment]
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, level])  # type: ignore[assignment]
+    if normalizer is not None:
+        backend.normalizer = getattr(normalizers, normalizer)()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)  # type: ignore[assignment]
     backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(  # type: ignore[call-arg]
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator(STORIES + HOSTILE * 3, trainer)
+    backend.train_from_iterator(STORIES + [*HOSTILE, "!😀!𝄀!𐄀"] * 3, trainer)
     backend.add_special_tokens(["<s>", "</s>", "<|user|>"])
     backend.add_tokens([AddedToken("<tool>", normalized=False)])
     return backend
@@ -174,8 +201,71 @@ def test_pre_tokenizers(name: str, tmp_path: Path) -> None:
 
     @given(TEXTS)
     @example("e\u0301\u0301 'S")
+    @example("!\U00011de3! ﬁ½")  # numeric by one list and not by another
     def any_text(text: str) -> None:
         check_same(backend, made, text)
+
+    any_text()
+
+
+# What the code of these models says, which split by tiktoken: the expression, and the normaliser.
+BY_RANK: dict[str, tuple[str, str | None]] = {
+    "kimi-k2": (
+        r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+",
+        None,
+    ),
+    "hunyuan": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+        r"\s+(?!\S)|\s+",
+        "NFC",
+    ),
+}
+
+
+def merged_by_rank(piece: str, ranks: dict[str, int]) -> list[int]:
+    """The tokens of a piece as tiktoken finds them: neighbours that make a token merge, that of the lowest id first."""
+    if piece in ranks:
+        return [ranks[piece]]
+    parts = list(piece)
+    while True:
+        made = [(ranks.get(left + right, 1 << 30), at) for at, (left, right) in enumerate(pairwise(parts))]
+        rank, at = min(made, default=(1 << 30, 0))
+        if rank == 1 << 30:
+            return [ranks[part] for part in parts]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+@pytest.mark.parametrize("name", BY_RANK)
+def test_merges_by_rank(name: str, tmp_path: Path) -> None:
+    """Ids are those of tiktoken, also of tokens that the merges of the file do not lead to; these may be absent."""
+    pattern, normalizer = BY_RANK[name]
+    PUBLISHED["by rank"] = split(pattern), normalizer, False
+    backend = trained("by rank")
+    texts = [backend.id_to_token(i) for i in range(backend.get_vocab_size(with_added_tokens=False))]
+    rng = random.Random(1)
+    texts += sorted({"".join(rng.choices(texts, k=2)) for _ in range(400)} - set(texts))
+    ranks = {text: i for i, text in enumerate(texts)}
+    metadata = metadata_of(backend, "gpt2", {}, pre=name, add_bos_token=False)
+    metadata |= {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": As("int32", [1] * len(texts))}
+    made = open_tokenizer(tmp_path / "a.gguf", metadata)
+    del metadata["tokenizer.ggml.merges"]
+    without = open_tokenizer(tmp_path / "b.gguf", metadata)
+
+    def check(text: str) -> None:
+        plain = text if normalizer is None else unicodedata.normalize(normalizer, text)
+        pieces = backend.pre_tokenizer.pre_tokenize_str(plain) if plain else []  # type: ignore[attr-defined]
+        expected = [token for piece, _ in pieces for token in merged_by_rank(piece, ranks)]
+        assert made.encode(text) == without.encode(text) == expected, text
+
+    for text in [*HOSTILE, *STORIES[:2], "我想在apple工作1314151天～ ABC我's", "foxfoxstars friendsWe'll"]:
+        check(text)
+
+    @given(TEXTS | st.lists(st.sampled_from(STORIES[1].split()), max_size=6).map("".join))
+    def any_text(text: str) -> None:
+        check(text)
 
     any_text()
 

@@ -113,6 +113,8 @@ INFINILM_INLINE void store_sums(const vec (&sums)[T][P][panel_parts], const Tile
 template <class F, int T, int P>
 void multiply_floats(const TileArgs& args) {
     constexpr int lines = lines_of_group(F::format);
+    // Beside the sums, also of two panels, the weights of two units. Sums that do not fit make each addition slow.
+    constexpr bool holds_two = num_registers == 32 || T == 1 || P == 1;
     vec sums[T][P][panel_parts];
     load_sums<T, P>(sums, args);
     const int64_t panel_stride = args.panel_stride, scale_stride = args.scale_stride, ahead = args.ahead;
@@ -142,7 +144,7 @@ void multiply_floats(const TileArgs& args) {
                     }
                 }
                 // The line is read again for the next unit, or the next two that share work: registers are few.
-                if (F::line_units < 4 || unit % 2 == 1) asm volatile("" ::: "memory");
+                if (F::line_units < 4 || unit % 2 == 1 || !holds_two) asm volatile("" ::: "memory");
             }
         }
     }
