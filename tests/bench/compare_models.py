@@ -60,6 +60,7 @@ def read_tokenizer(checkpoint: Path, vocab_size: int) -> tuple[list[str], list[s
     words, path = [f"t{i}" for i in range(vocab_size)], checkpoint / "tokenizer.json"
     tokenizer = json.loads(path.read_text()) if path.exists() else {}
     if tokenizer.get("model", {}).get("type") != "BPE":
+        words[1:3] = ["t", "0"]
         return words, ["t 0"], set()
     for word, i in tokenizer["model"]["vocab"].items():
         words[i] = word
