@@ -70,9 +70,9 @@ public:
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
     std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) override;
-    Arrival& fetch(const TensorView& ids) override {
+    Arrival& fetch(const TensorView& sampled) override {
         activate();
-        return landings_->fetch(ids, *pinned_, stream_);
+        return landings_->fetch(sampled, *pinned_, stream_);
     }
     int num_sms() const override { return num_sms_; }
     void synchronize() override { check(cudaStreamSynchronize(stream_), "synchronize"); }
@@ -101,6 +101,10 @@ public:
     void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
+    void check_head(int head_dim) override {
+        activate();
+        cuda::check_head(head_dim, type_);
+    }
     void head_linear(const HeadLinearParams& p) override {
         activate();
         run(run_head_linear(p, stream_), "head_linear", p.x.shape());
@@ -144,6 +148,10 @@ public:
     void find_best(const FindBestParams& p) override {
         activate();
         run(run_find_best(p, stream_), "find_best", p.logits.shape());
+    }
+    void log_probs(const LogProbsParams& p) override {
+        activate();
+        run(run_log_probs(p, stream_), "log_probs", p.logits.shape());
     }
     void sample(const SampleParams& p) override {
         activate();
@@ -479,7 +487,6 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
     const int head_dim = count(p.q.shape(2)), value_dim = count(p.out.shape(2));
-    check_head(head_dim, type_);
     const std::byte* ends = p.k_cache.as<std::byte>() + int64_t{head_dim - value_dim} * cuda::size_bytes(type_);
     const AttentionArgs args{.q = p.q.data(),
                              .k_cache = p.k_cache.data(),

@@ -494,7 +494,6 @@ struct SampleArgs {
     const int* top_k;
     const float *top_p, *min_p, *random_val;
     int* ids;
-    float* logprobs;                 // of what is sampled under the softmax of what is allowed; or null
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
@@ -507,11 +506,12 @@ struct ChangeLogitsArgs {
     float* logits;  // [num_rows, n]
     int64_t logits_stride;
     int num_rows, n, first_id;
-    const int* rows;         // [num_rows, 3]
+    const int* rows;         // [num_rows, 2]
     const float* penalties;  // [num_rows, 3]
-    const int* tokens;       // [num_changes, 3]
+    int* tokens;             // [num_changes, 3]
     const int* input_ids;    // [num_tokens]
     const int* logits_rows;  // [num_rows]
+    bool undo = false;
 };
 cudaError_t change_logits(const ChangeLogitsArgs&, cudaStream_t);
 
@@ -526,5 +526,17 @@ struct FindBestArgs {
     int blocks = 0;  // as above
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
+
+// As LogProbsParams; up to 512 of the best.
+struct LogProbsArgs {
+    const float* logits;  // [num_rows, vocab_size]
+    int64_t logits_stride;
+    int num_rows, vocab_size, width;
+    const int *drawn, *num_logprobs;  // [num_rows]
+    int* ids;                         // [num_rows, width]
+    float* logprobs;                  // the same
+    int blocks = 0;                   // as above
+};
+cudaError_t log_probs(const LogProbsArgs&, cudaStream_t);
 
 }  // namespace infinilm::cuda

@@ -27,7 +27,8 @@ void check_head(int head_dim, Type type) {
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&has, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
     require(static_cast<size_t>(has) >= needed, "head_dim is ", head_dim, ", which takes ", needed,
-            " bytes of shared memory a block, and this GPU has ", has, "; use device='cpu'");
+            " bytes of shared memory a block, and this GPU has ", has,
+            "; use a GPU that has as much, dtype='float32', or device='cpu'");
 }
 
 RopeStoreArgs rope_args(const RopeStoreParams& p) {

@@ -34,7 +34,6 @@ inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKi
     require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",
             blocks ? blocks->name : name(quantization),
             "' on CUDA is of models that compute in 16 bits; pass dtype='bfloat16' or 'float16', or device='cpu'");
-    if (kind == LinearKind::qkv) check_head(head_dim, type);
     PackedWeight weight;
     weight.type = type;
     weight.format = blocks ? blocks->format : format_of(quantization);

@@ -1,10 +1,12 @@
 // Draws one token per row of logits: temperature, top_k, top_p, min_p, the draw (SampleParams of src/ops/backend.h).
-// And finds the best of a row, in order (FindBestParams): what a rank has to say of its part of a vocabulary.
+// And finds the best of a row, in order (FindBestParams): what a rank has to say of its part of a vocabulary. And tells
+// log-probabilities, of a token and of the best (LogProbsParams).
 //
 // Mapping: blocks of 512 threads, as many for a row as there are SMs for, up to a cluster of eight (sm_90; one before
 // it); no memory but theirs. How it works is in sampling.cuh. Bytes: vocab_size * 4 a pass, all but the first from L2.
-// Greedy is one pass, log probabilities one more, everything else three or four, of which one computes weights: about
-// 45 double operations each, the floor of many rows; that of one row are the barriers of the cluster.
+// Greedy is one pass, everything else three or four, of which one computes weights: about 45 double operations each,
+// the floor of many rows; that of one row are the barriers of the cluster. Log-probabilities are two passes, four with
+// the best.
 #include "launch.cuh"
 #include "sampling.cuh"
 
@@ -20,9 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(SampleArgs args) {
     sampler.find_first(key, id);
     const float largest = logit_of(key);
     if (key <= kKeyOfInfinity || key >= kKeyOfMinusInfinity) {
-        if (!sampler.leave() || threadIdx.x != 0) return;
-        args.ids[r] = key < kKeyOfInfinity ? nan_logit : key == kKeyOfInfinity ? infinite_logit : no_logit;
-        if (args.logprobs) args.logprobs[r] = __uint_as_float(0x7fffffffu);
+        if (sampler.leave() && threadIdx.x == 0)
+            args.ids[r] = key < kKeyOfInfinity ? nan_logit : key == kKeyOfInfinity ? infinite_logit : no_logit;
         return;
     }
     const float temperature = args.temperature[r], top_p = args.top_p[r], min_p = fminf(args.min_p[r], 1.0f);
@@ -38,10 +39,8 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(SampleArgs args) {
         }
         id = sampler.draw(weights, fminf(args.random_val[r], 1.0f - 0x1p-24f));
     }
-    const float logprob = args.logprobs ? sampler.log_softmax(row[id], largest) : 0.0f;
-    if (!sampler.leave() || threadIdx.x != 0) return;
-    args.ids[r] = args.token_ids ? args.token_ids[r * args.token_ids_stride + id] : static_cast<int>(id);
-    if (args.logprobs) args.logprobs[r] = logprob;
+    if (sampler.leave() && threadIdx.x == 0)
+        args.ids[r] = args.token_ids ? args.token_ids[r * args.token_ids_stride + id] : static_cast<int>(id);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs args) {
@@ -69,19 +68,68 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
     write(i, key_of(order), static_cast<uint32_t>(order));
 }
 
+__global__ void __launch_bounds__(kThreads, 1) log_probs_kernel(LogProbsArgs args) {
+    begin_kernel();
+    INFINILM_SHARED(SharedRow, shared, [1]);
+    const int r = static_cast<int>(blockIdx.x) / args.blocks, i = static_cast<int>(threadIdx.x), size = args.vocab_size;
+    const int count = args.num_logprobs[r];
+    if (count < 0) return;
+    const float* row = args.logits + r * args.logits_stride;  // [vocab_size]
+    const int drawn = args.drawn[r];
+    int* const ids = args.ids + r * args.width;              // [1 + count]
+    float* const logprobs = args.logprobs + r * args.width;  // the same
+    RowSampler sampler(row, size, AllowedRow({}, r), 0, args.blocks, shared[0]);
+    uint32_t key, id;
+    sampler.find_first(key, id);
+    if (drawn < 0 || key <= kKeyOfInfinity || key >= kKeyOfMinusInfinity) {
+        if (sampler.leave() && i <= count) ids[i] = i == 0 ? drawn : -1, logprobs[i] = __uint_as_float(0x7fffffffu);
+        return;
+    }
+    const float largest = logit_of(key);
+    const double log_sum = sampler.log_sum(largest);
+    int found = 0;  // above -inf
+    if (count > 0) {
+        sampler.set_reach(largest, INFINITY);
+        sampler.keep_first(count);
+        found = sampler.list_kept();
+    }
+    if (!sampler.leave()) return;
+    auto write = [&](int place, int token) {
+        ids[place] = token;
+        logprobs[place] = static_cast<float>(static_cast<double>(row[token]) - static_cast<double>(largest) - log_sum);
+    };
+    if (i < found) write(1 + i, static_cast<int>(static_cast<uint32_t>(shared[0].sorted[i])));
+    if (warp_id() != 0) return;
+    if (i == 0) write(0, drawn);
+    for (int first = 0; found < count; first += 32) {  // what is -inf, by id
+        const bool is_next = first + i < size && row[first + i] == -INFINITY;
+        const unsigned next = __ballot_sync(kAll, is_next);
+        const int place = found + __popc(next & ((1u << i) - 1));
+        if (is_next && place < count) write(1 + place, first + i);
+        found += __popc(next);
+    }
+}
+
 // One block for a row, a thread for a token: a few hundred of them, mostly.
 constexpr int kChangeThreads = 256;
 __global__ void __launch_bounds__(kChangeThreads) change_logits_kernel(ChangeLogitsArgs args) {
     begin_kernel();
     INFINILM_SHARED(int, is_listed, [1]);
     const int r = static_cast<int>(blockIdx.x);
-    const int* const part = args.rows + 3 * r;
+    int *const begin = args.tokens + 3 * args.rows[2 * r], *const end = args.tokens + 3 * args.rows[2 * r + 1];
     const float* const penalty = args.penalties + 3 * r;
     float* const row = args.logits + r * args.logits_stride;  // [n]
-    auto change = [&](int id, int count, float bias) {
-        const int column = id - args.first_id;
+    auto change = [&](int* token, int count) {
+        const int column = token[0] - args.first_id;
         if (column < 0 || column >= args.n) return;
-        float x = __fadd_rn(row[column], bias);
+        const float was = row[column];
+        float x = __int_as_float(token[2]);
+        token[2] = __float_as_int(was);
+        if (args.undo) {
+            row[column] = x;
+            return;
+        }
+        x = __fadd_rn(was, x);
         if (count >= 0) x = x > 0.0f ? __fdiv_rn(x, penalty[0]) : __fmul_rn(x, penalty[0]);
         if (count > 0) {
             x = __fadd_rn(x, -penalty[1]);
@@ -90,17 +138,20 @@ __global__ void __launch_bounds__(kChangeThreads) change_logits_kernel(ChangeLog
         }
         row[column] = x;
     };
-    const int last = part[2] ? args.input_ids[args.logits_rows[r]] : -1;
-    if (threadIdx.x == 0) is_listed[0] = last < 0;
+    int* const one_more = !args.undo && begin != end && end[-3] < 0 ? end - 3 : end;
+    const int last = one_more != end ? args.input_ids[args.logits_rows[r]] : -1;
+    if (threadIdx.x == 0) is_listed[0] = 0;
     __syncthreads();
-    for (int i = part[0] + static_cast<int>(threadIdx.x); i < part[1]; i += kChangeThreads) {
-        const int* const token = args.tokens + 3 * i;
+    for (int* token = begin + 3 * threadIdx.x; token < one_more; token += 3 * kChangeThreads) {
         const bool is_last = token[0] == last;
         if (is_last) is_listed[0] = 1;
-        change(token[0], is_last ? max(token[1], 0) + 1 : token[1], __int_as_float(token[2]));
+        change(token, is_last ? max(token[1], 0) + 1 : token[1]);
     }
     __syncthreads();
-    if (threadIdx.x == 0 && !is_listed[0]) change(last, 1, 0.0f);
+    if (threadIdx.x == 0 && one_more != end && !is_listed[0]) {
+        one_more[0] = last, one_more[2] = 0;
+        change(one_more, 1);
+    }
 }
 
 cudaError_t change_logits(const ChangeLogitsArgs& args, cudaStream_t stream) {
@@ -131,6 +182,10 @@ cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {
 
 cudaError_t sample(const SampleArgs& args, cudaStream_t stream) {
     return launch_rows<sample_kernel>(args, args.vocab_size, stream);
+}
+
+cudaError_t log_probs(const LogProbsArgs& args, cudaStream_t stream) {
+    return launch_rows<log_probs_kernel>(args, args.vocab_size, stream);
 }
 
 cudaError_t find_best(const FindBestArgs& args, cudaStream_t stream) {

@@ -147,8 +147,8 @@ public:
         return listed_;
     }
 
-    // log softmax of the allowed logits at one of them.
-    __device__ __forceinline__ float log_softmax(float logit, float largest) {
+    // The logarithm of the sum of e^(logit - largest).
+    __device__ __forceinline__ double log_sum(float largest) {
         constexpr float one = 0x1p44f;  // sums of 2^19 fit; in fixed point any order gives the same bits
         uint64_t sum = 0;
         for_row([&](const float (&others)[kBatch], int) {
@@ -158,8 +158,7 @@ public:
         sum = reduce(sum, [](uint64_t a, uint64_t b) { return a + b; });
         uint64_t total = 0;
         tell(sum, 0, [&](int, uint64_t of_sum, uint64_t) { total += of_sum; });
-        const double log_sum = log(static_cast<double>(total) / static_cast<double>(one));
-        return static_cast<float>(static_cast<double>(logit) - static_cast<double>(largest) - log_sum);
+        return log(static_cast<double>(total) / static_cast<double>(one));
     }
 
 private:

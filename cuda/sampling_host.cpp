@@ -18,9 +18,10 @@ cudaError_t run_change_logits(const ChangeLogitsParams& p, cudaStream_t stream) 
                           .first_id = p.first_id,
                           .rows = p.changes.change_rows.as<const int>(),
                           .penalties = p.changes.penalties.as<const float>(),
-                          .tokens = p.changes.change_tokens.as<const int>(),
+                          .tokens = p.changes.change_tokens.as<int>(),
                           .input_ids = p.input_ids.as<const int>(),
-                          .logits_rows = p.logits_rows.as<const int>()},
+                          .logits_rows = p.logits_rows.as<const int>(),
+                          .undo = p.undo},
                          stream);
 }
 
@@ -37,6 +38,22 @@ cudaError_t run_find_best(const FindBestParams& p, cudaStream_t stream) {
                      stream);
 }
 
+cudaError_t run_log_probs(const LogProbsParams& p, cudaStream_t stream) {
+    const int64_t width = p.ids.shape(1);
+    if (width > 1 + max_candidates)
+        throw DeviceError(concat("log_probs: a GPU finds ", max_candidates, " of the best at most, got ", width - 1));
+    return log_probs({.logits = p.logits.as<const float>(),
+                      .logits_stride = p.logits.stride(0),
+                      .num_rows = static_cast<int>(p.logits.shape(0)),
+                      .vocab_size = static_cast<int>(p.logits.shape(1)),
+                      .width = static_cast<int>(width),
+                      .drawn = p.drawn.as<const int>(),
+                      .num_logprobs = p.num_logprobs.as<const int>(),
+                      .ids = p.ids.as<int>(),
+                      .logprobs = p.logprobs.as<float>()},
+                     stream);
+}
+
 cudaError_t run_sample(const SampleParams& p, cudaStream_t stream) {
     return sample({.logits = p.logits.as<const float>(),
                    .logits_stride = p.logits.stride(0),
@@ -48,7 +65,6 @@ cudaError_t run_sample(const SampleParams& p, cudaStream_t stream) {
                    .min_p = p.min_p.as<const float>(),
                    .random_val = p.random_val.as<const float>(),
                    .ids = p.ids.as<int>(),
-                   .logprobs = nullptr,
                    .token_ids = p.token_ids.as<const int>(),
                    .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0,
                    .mask = allowed_args(p.mask)},

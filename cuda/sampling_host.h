@@ -10,6 +10,7 @@ namespace infinilm::cuda {
 
 cudaError_t run_change_logits(const ChangeLogitsParams& params, cudaStream_t stream);
 cudaError_t run_find_best(const FindBestParams& params, cudaStream_t stream);
+cudaError_t run_log_probs(const LogProbsParams& params, cudaStream_t stream);  // DeviceError: too many of the best
 cudaError_t run_sample(const SampleParams& params, cudaStream_t stream);
 
 }  // namespace infinilm::cuda

@@ -10,8 +10,8 @@ namespace infinilm::cuda {
 
 namespace {
 
-constexpr int64_t alignment = 256;          // of what kernels get
-constexpr size_t landing_bytes = 64 << 10;  // the ids of any step of decode
+constexpr int64_t alignment = 256;         // of what kernels get
+constexpr size_t landing_bytes = 1 << 20;  // what any step of decode samples, log-probabilities included
 
 int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -84,17 +84,17 @@ Landing::~Landing() {
     on_device(memory_.device, [&] { cudaEventDestroy(event_); });
 }
 
-Landing& Landing::fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream) {
-    has_ids_ = static_cast<bool>(ids);
+Landing& Landing::fetch(const TensorView& sampled, const PinnedMemory& pinned, cudaStream_t stream) {
+    has_any_ = static_cast<bool>(sampled);
     copied_ = {};
-    if (ids) {
-        shape_.assign(ids.shape().begin(), ids.shape().end());
-        const auto bytes = static_cast<size_t>(ids.bytes());
+    if (sampled) {
+        shape_.assign(sampled.shape().begin(), sampled.shape().end());
+        const auto bytes = static_cast<size_t>(sampled.bytes());
         if (bytes <= memory_.bytes) {
-            check(cudaMemcpyAsync(memory_.data, ids.data(), bytes, cudaMemcpyDeviceToHost, stream), "fetch");
+            check(cudaMemcpyAsync(memory_.data, sampled.data(), bytes, cudaMemcpyDeviceToHost, stream), "fetch");
         } else {
-            copied_ = allocate_host(ids.dtype(), ids.shape());
-            copy(ids, copied_, pinned, stream);
+            copied_ = allocate_host(sampled.dtype(), sampled.shape());
+            copy(sampled, copied_, pinned, stream);
         }
     }
     check(cudaEventRecord(event_, stream), "fetch");
@@ -109,10 +109,10 @@ bool Landing::done() noexcept {
 
 Tensor Landing::take() {
     check(cudaEventSynchronize(event_), "a step");
-    if (!has_ids_ || copied_) return std::exchange(copied_, {});
-    Tensor ids = allocate_host(DType::int32, shape_);
-    std::memcpy(ids.data(), memory_.data, static_cast<size_t>(ids.bytes()));
-    return ids;
+    if (!has_any_ || copied_) return std::exchange(copied_, {});
+    Tensor sampled = allocate_host(DType::int32, shape_);
+    std::memcpy(sampled.data(), memory_.data, static_cast<size_t>(sampled.bytes()));
+    return sampled;
 }
 
 int64_t Staging::bytes_of(std::span<const TensorView> arrays) {

@@ -33,29 +33,29 @@ void copy(const TensorView& src, const TensorView& dst, const PinnedMemory& pinn
 // Enqueues a copy of a matrix to rows that begin dst_pitch bytes apart. op: for the error.
 void copy_rows(const TensorView& src, void* dst, size_t dst_pitch, std::string_view op, cudaStream_t stream);
 
-// Where the ids of a step come to the host.
+// Where what a step sampled comes to the host.
 class Landing final : public Arrival {
 public:
     Landing();
     ~Landing() override;
     // Enqueues the copy; what does not fit is copied now, through `pinned`.
-    Landing& fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream);
+    Landing& fetch(const TensorView& sampled, const PinnedMemory& pinned, cudaStream_t stream);
     bool done() noexcept override;
     Tensor take() override;
 
 private:
     PinnedMemory memory_;
     cudaEvent_t event_ = nullptr;
-    std::vector<int64_t> shape_;  // of the ids under way
-    bool has_ids_ = false;
+    std::vector<int64_t> shape_;  // of what is under way
+    bool has_any_ = false;
     Tensor copied_;  // in memory of the host, where it is done already
 };
 
 // Of all steps that may be under way, used in turn.
 class Landings {
 public:
-    Landing& fetch(const TensorView& ids, const PinnedMemory& pinned, cudaStream_t stream) {
-        return at_[next_++ % at_.size()].fetch(ids, pinned, stream);
+    Landing& fetch(const TensorView& sampled, const PinnedMemory& pinned, cudaStream_t stream) {
+        return at_[next_++ % at_.size()].fetch(sampled, pinned, stream);
     }
 
 private:

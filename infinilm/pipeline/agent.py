@@ -18,7 +18,7 @@ from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
-from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, accept, connect, listen, read_key
+from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, accept, connect, listen, read_key
 from infinilm.requests.memory import ModelPlan, plan_model
 
 __all__ = ["run_stage"]
@@ -231,7 +231,7 @@ class _Agent:
 
     def _tell(self, number: int, output: _core.StepOutput) -> None:
         """Give the first stage what came of a step."""
-        found = {"ids": output.ids, "logits": output.logits}
+        found = {name: getattr(output, name) for name in OUTPUTS}
         arrays = {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
         with contextlib.suppress(OSError):  # it has gone, which `serve` notices
             self._front.send("result", arrays, step=number, aborted=output.aborted)

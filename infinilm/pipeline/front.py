@@ -14,7 +14,7 @@ from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.errors import ConfigError, EngineDeadError
 from infinilm.pipeline.identity import check_parts, parts_of
-from infinilm.pipeline.wire import ALIVE_SECONDS, Connection, connect, read_key
+from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, connect, read_key
 from infinilm.requests.memory import ModelPlan
 
 __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
@@ -269,14 +269,16 @@ class StageOutput:
     """What the last stage has made of a step; as `_core.StepOutput`."""
 
     ids: _core.Tensor | None
+    logprob_ids: _core.Tensor | None
+    logprobs: _core.Tensor | None
     logits: _core.Tensor | None
     aborted: bool
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], aborted: bool) -> StageOutput:
         """Of the arrays of a frame."""
-        ids, logits = (_core.from_numpy(arrays[name]) if name in arrays else None for name in ("ids", "logits"))
-        return cls(ids, logits, aborted)
+        found = {name: _core.from_numpy(arrays[name]) if name in arrays else None for name in OUTPUTS}
+        return cls(**found, aborted=aborted)
 
 
 class StagedStep:

@@ -26,9 +26,20 @@ import numpy.typing as npt
 
 from infinilm.errors import ConfigError
 
-__all__ = ["ALIVE_SECONDS", "KEY_VARIABLE", "Connection", "accept", "connect", "listen", "parse_address", "read_key"]
+__all__ = [
+    "ALIVE_SECONDS",
+    "KEY_VARIABLE",
+    "OUTPUTS",
+    "Connection",
+    "accept",
+    "connect",
+    "listen",
+    "parse_address",
+    "read_key",
+]
 
 KEY_VARIABLE = "INFINILM_STAGE_KEY"
+OUTPUTS = ("ids", "logprob_ids", "logprobs", "logits")  # arrays of `_core.StepOutput`, by which a result has them
 ALIVE_SECONDS = 1.0  # between two words of a stage that it is there
 
 _LENGTHS = struct.Struct("<4sIQ")  # magic, bytes of the head and of the payload

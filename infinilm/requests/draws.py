@@ -1,4 +1,4 @@
-"""Tokens of a step that are drawn on the host, since their requests change the logits."""
+"""What the host makes of the results of a step: tokens that it draws itself, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.requests.logits import HostSampler
+from infinilm import _core
+from infinilm.requests.logits import HostSampler, best_logprobs
 from infinilm.requests.request import Work, own_copy
 from infinilm.requests.steps import Int32Array, Sequence
 
-__all__ = ["draw_rows"]
+__all__ = ["StepLogprobs", "draw_rows"]
 
 
 def draw_rows(
@@ -62,3 +63,32 @@ def draw_rows(
             ids[rows] = -1
             failures |= {s.owner: own_copy(error) for s in picked}
     return ids, failures
+
+
+class StepLogprobs:
+    """Log-probabilities of the tokens of a step, wherever they were computed.
+
+    Parameters
+    ----------
+    sampler : HostSampler
+    output : StepOutput
+    """
+
+    def __init__(self, sampler: HostSampler, output: _core.StepOutput) -> None:
+        self._sampler = sampler
+        self._ids, self._logprobs, self._logits = (
+            np.empty((0, 0)) if tensor is None else tensor.numpy()
+            for tensor in (output.logprob_ids, output.logprobs, output.logits)
+        )
+
+    def of(self, sequence: Sequence, row: int, token_id: int) -> dict[int, float] | None:
+        """Of the most probable tokens, best first, and of the one that was drawn; None: the request wants none."""
+        count = sequence.params.logprobs
+        if count is None:
+            return None
+        if sequence.needs_logits:
+            own = self._logits[row : row + 1]
+            ids, logprobs = (x[0] for x in self._sampler.log_probs(own, np.array([token_id]), count))
+        else:
+            ids, logprobs = self._ids[row, : 1 + count], self._logprobs[row, : 1 + count]
+        return best_logprobs(ids[1:], logprobs[1:]) | {token_id: float(logprobs[0])}

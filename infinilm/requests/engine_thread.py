@@ -36,7 +36,7 @@ from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.counters import Counters
-from infinilm.requests.draws import draw_rows
+from infinilm.requests.draws import StepLogprobs, draw_rows
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
@@ -106,7 +106,7 @@ class EngineThread:
         self._thread: threading.Thread | None = None
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
         self._works: set[Work] = set()  # not ended; also those that follow others
-        self._sampler: HostSampler | None = None
+        self._sampler = HostSampler()
         self._counters = Counters()
 
     # ---- for callers ----
@@ -487,7 +487,6 @@ class EngineThread:
         if step.draws_on_host:
             if ids is None or logits is None:
                 raise InfinilmError("the engine gave no logits to draw from")
-            self._sampler = self._sampler or HostSampler()
             ids, failures = draw_rows(self._sampler, step.samples, ids, logits)
         if ids is not None:
             for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
@@ -500,10 +499,10 @@ class EngineThread:
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]
         changed: list[Work] = []  # works that have ended, or that others wait for
+        logprobs = StepLogprobs(self._sampler, output)
         for sequence, row, token_id in sampled.owner_tokens:
             work: Completion = sequence.owner
-            own = logits[row] if logits is not None and sequence.needs_logits else None
-            item = self._guarded(work, work.take_token, token_id, own)
+            item = self._guarded(work, work.take_token, token_id, logprobs.of(sequence, row, token_id))
             if item is not None:
                 news.append(item)
             if work.followers or work.finish_reason is not None:

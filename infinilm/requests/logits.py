@@ -1,8 +1,9 @@
 """What changes logits before a token is drawn, and log-probabilities.
 
-Masks, penalties and biases are applied where the model runs, which is told about a request's tokens (`TokenChanges`).
-Only rows of requests with a `logits_processor` come to the host, or with changes and log-probabilities. Both ways draw
-by the same procedure with the same random numbers, so a row that nothing changes gives the same token.
+Masks, penalties and biases are applied where the model runs, which is told about a request's tokens (`TokenChanges`),
+and log-probabilities are computed there. Only rows of requests with a `logits_processor` come to the host, or with the
+log-probabilities of more than `_core.MAX_LOGPROBS` tokens, and those of prompts. Both ways do the same with the same
+random numbers, so a row that nothing changes gives the same token.
 
 The order is fixed: the constraint of the request and `allowed_token_ids`, `min_tokens`, `logit_bias`,
 `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logits_processor`; then, in the draw, `temperature`,
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
     from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
 
-__all__ = ["HostSampler", "LogitsPipeline", "TokenChanges", "logprobs_of", "sampling_error", "top_logprobs"]
+__all__ = ["HostSampler", "LogitsPipeline", "TokenChanges", "best_logprobs", "sampling_error"]
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
 # In the words of `_core.sample_fault`.
 _ALL_FORBIDDEN, _NAN = "are all -inf", "hold NaN"
-LOGPROB_ROWS = 64  # at once, to keep temporary arrays small
 
 
 class TokenChanges:
@@ -114,8 +114,7 @@ class LogitsPipeline:
     @property
     def draws_on_host(self) -> bool:
         """Whether logits must come to the host before a token is drawn."""
-        changed = self.changes is not None and self._params.logprobs is not None  # and wanted as they were
-        return self._params.logits_processor is not None or changed
+        return self._params.logits_processor is not None
 
     def matcher(self, constraint: Matcher | None) -> Matcher | None:
         """What the next token may be by a constraint, `allowed_token_ids` and `min_tokens`; None: any."""
@@ -211,7 +210,7 @@ def sampling_error(fault: int, is_constrained: bool, is_changed: bool = False) -
 
 
 class HostSampler:
-    """Draws tokens from logits on the host as the engine does from its own."""
+    """Draws tokens from logits on the host, and tells log-probabilities, as the engine does from its own."""
 
     def __init__(self) -> None:
         self._backend = _core.Backend("cpu", num_threads=1)
@@ -243,33 +242,31 @@ class HostSampler:
         result: list[int] = ids.tolist()
         return result
 
+    def log_probs(
+        self, logits: Float32Array, token_ids: npt.NDArray[np.integer[Any]], count: int
+    ) -> tuple[Int32Array, Float32Array]:
+        """Log-probabilities of one token per row and of the `count` most probable ones, at most the vocabulary.
 
-def logprobs_of(
-    logits: Float32Array, token_ids: npt.NDArray[np.integer[Any]]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Log-probability of one token per row, [num_rows], and the log of the sum of exps of each row, [num_rows].
+        Parameters
+        ----------
+        logits : float32 array, [num_rows, vocab_size]
+        token_ids : integer array, [num_rows]
+        count : int
 
-    Parameters
-    ----------
-    logits : float32 array, [num_rows, vocab_size]
-    token_ids : integer array, [num_rows]
-    """
-    log_sums = np.empty(len(logits), np.float64)
-    for begin in range(0, len(logits), LOGPROB_ROWS):
-        rows = logits[begin : begin + LOGPROB_ROWS]
-        largest = rows.max(axis=1, keepdims=True)
-        sums = np.exp(rows - largest).sum(axis=1, dtype=np.float64)
-        log_sums[begin : begin + LOGPROB_ROWS] = largest[:, 0] + np.log(sums)
-    chosen = logits[np.arange(len(logits)), token_ids].astype(np.float64)
-    return chosen - log_sums, log_sums
+        Returns
+        -------
+        ids : int32 array, [num_rows, 1 + count]
+            The token, then the most probable ones, best first, equal ones by id; -1: the logits hold NaN or +inf.
+        logprobs : float32 array, [num_rows, 1 + count]
+        """
+        num_rows, count = len(logits), min(count, logits.shape[1])
+        counts = np.full(num_rows, count, np.int32)
+        ids, logprobs = np.empty((num_rows, 1 + count), np.int32), np.empty((num_rows, 1 + count), np.float32)
+        arrays = [logits, token_ids.astype(np.int32), counts, ids, logprobs]
+        self._backend.log_probs(*[_core.from_numpy(array) for array in arrays])
+        return ids, logprobs
 
 
-def top_logprobs(row: Float32Array, log_sum: float, count: int) -> dict[int, float]:
-    """The `count` most probable tokens of one row, [vocab_size], best first; equal ones by id."""
-    if count == 0:
-        return {}
-    count = min(count, len(row))
-    threshold = np.partition(row, len(row) - count)[len(row) - count]
-    candidates = np.flatnonzero(row >= threshold)
-    order = candidates[np.lexsort((candidates, -row[candidates]))][:count]
-    return {int(i): float(row[i]) - float(log_sum) for i in order}
+def best_logprobs(ids: Int32Array, logprobs: Float32Array) -> dict[int, float]:
+    """The most probable tokens of a row, best first, from what is behind its own token; both [count]."""
+    return {i: logprob for i, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True) if i >= 0}

@@ -27,7 +27,6 @@ from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.requests.adapters import check_name
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
-from infinilm.requests.logits import LOGPROB_ROWS
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import format_bytes, parse_size
 from infinilm.requests.stages import StageMemory, StagePart, stage_specs, threads_per_stage
@@ -455,8 +454,8 @@ def plan_model(
         "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
     }
     workspace = [_core.workspace_bytes(part, **steps) for part in parts]
-    if on_cpu and not stage:  # the first stage reads and changes logits by way of two copies of these rows
-        workspace[0] += 2 * 4 * spec.vocab_size * max(max_num_seqs, min(num_tokens, LOGPROB_ROWS))
+    if on_cpu and not stage:  # processors change the logits of the first stage by way of two copies of these rows
+        workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
     stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, stages)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import InfinilmError, RequestError
+from infinilm._core import MAX_LOGPROBS
+from infinilm.errors import RequestError
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
@@ -168,6 +169,7 @@ class PromptLogprobs:
     def __init__(self, token_ids: npt.NDArray[np.int32], top: int) -> None:
         self._token_ids = token_ids
         self._top = top
+        self._host = lg.HostSampler()
         self.logprobs: list[float | None] = [None]
         self.top_logprobs: list[dict[int, float] | None] = [None]
 
@@ -175,11 +177,9 @@ class PromptLogprobs:
         """Take in logits [num_rows, vocab_size] of the positions from `first` on; each row predicts the next token."""
         ids = self._token_ids[first + 1 : first + 1 + len(logits)]
         logits = logits[: len(ids)]  # nothing follows the last token
-        chosen, log_sums = lg.logprobs_of(logits, ids)
-        self.logprobs += chosen.tolist()
-        self.top_logprobs += [
-            lg.top_logprobs(row, log_sum, self._top) for row, log_sum in zip(logits, log_sums, strict=True)
-        ]
+        best, logprobs = self._host.log_probs(logits, ids, self._top)
+        self.logprobs += logprobs[:, 0].tolist()
+        self.top_logprobs += [lg.best_logprobs(i[1:], x[1:]) for i, x in zip(best, logprobs, strict=True)]
 
     @property
     def is_complete(self) -> bool:
@@ -236,7 +236,8 @@ class Completion(Work):
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
         params = sequence.params
-        sees_all = params.stop or params.logprobs is not None or pipeline.changes is not None or pipeline.draws_on_host
+        top = params.logprobs
+        sees_all = params.stop or top is not None or pipeline.changes is not None or pipeline.draws_on_host
         sequence.owner_sees_end_only = not sees_all
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
@@ -245,7 +246,8 @@ class Completion(Work):
         self.max_new_tokens = max_new_tokens
         sequence.draws_on_host = pipeline.draws_on_host
         sequence.changes = None if pipeline.draws_on_host else pipeline.changes
-        sequence.needs_logits = sequence.draws_on_host or params.logprobs is not None
+        sequence.needs_logits = sequence.draws_on_host or (top is not None and top > MAX_LOGPROBS)
+        sequence.num_logprobs = -1 if top is None or sequence.needs_logits else top
         self.constrain(None)
 
     def constrain(self, matcher: Matcher | None) -> None:
@@ -274,12 +276,15 @@ class Completion(Work):
 
     # ---- in the engine thread ----
 
-    def take_token(self, token_id: int, logits: Float32Array | None) -> News | None:
+    def take_token(self, token_id: int, logprobs: dict[int, float] | None) -> News | None:
         """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
 
-        `logits`: those of the model, [vocab_size], if the sequence `needs_logits`. What a matcher raises is raised.
+        `logprobs`: of the most probable tokens and of the new one, if the request wants them. What a matcher raises is
+        raised.
         """
-        self._add_logprob(token_id, logits)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token_id]
         return self._take_in(token_id)
 
     def _take_in(self, token_id: int) -> News | None:
@@ -335,17 +340,6 @@ class Completion(Work):
         self.finish_reason = "stop"
         if token_id in self.sequence.params.stop_token_ids:
             self.stop_reason = token_id
-
-    def _add_logprob(self, token_id: int, logits: Float32Array | None) -> None:
-        top = self.sequence.params.logprobs
-        if top is None:
-            return
-        if logits is None:
-            raise InfinilmError("the scheduler gave no logits for a request with logprobs")
-        chosen, log_sum = lg.logprobs_of(logits[None], np.array([token_id]))
-        logprob = float(chosen[0])
-        self.logprobs.append(lg.top_logprobs(logits, float(log_sum[0]), top) | {token_id: logprob})
-        self.cumulative_logprob += logprob
 
     # ---- for callers ----
 

@@ -121,7 +121,8 @@ class Scheduler:
         self._collects = np.zeros(max_num_seqs, np.bool_)
         self._owner_sees_end_only = np.zeros(max_num_seqs, np.bool_)
         self._is_streamed = np.zeros(max_num_seqs, np.bool_)
-        self._needed_logits = np.zeros(max_num_seqs, np.bool_)  # when the sequence got its slot
+        self._needs_logits = np.zeros(max_num_seqs, np.bool_)
+        self._num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self._is_constrained = np.zeros(max_num_seqs, np.bool_)
         self._is_changed = np.zeros(max_num_seqs, np.bool_)
         self._temperature = np.zeros(max_num_seqs, np.float32)
@@ -428,10 +429,9 @@ class Scheduler:
     # ---- slots ----
 
     def _enter_slot(self, sequence: Sequence, shared: SequenceOf[int], now: float) -> None:
-        slot = self._free_slots.pop()
+        slot = sequence.slot = self._free_slots.pop()
         self.running.append(sequence)
         self._slots_of_running = None
-        sequence.slot = slot
         num_cached = len(shared) * self.blocks.block_size
         self.blocks.share(slot, shared, sequence.adapter_id)
         self._num_tokens[slot] = sequence.num_tokens
@@ -449,7 +449,8 @@ class Scheduler:
         self._collects[slot] = sequence.collect_logits
         self._owner_sees_end_only[slot] = sequence.owner_sees_end_only
         self._is_streamed[slot] = sequence.is_streamed
-        self._needed_logits[slot] = sequence.needs_logits
+        self._needs_logits[slot] = sequence.needs_logits
+        self._num_logprobs[slot] = sequence.num_logprobs
         self._is_constrained[slot] = sequence.constraint is not None
         self._is_changed[slot] = sequence.changes is not None
         self._temperature[slot] = params.temperature
@@ -508,7 +509,7 @@ class Scheduler:
         samples, sample_slots, sample_positions = sequences, slots, ends
         if len(sampled) < num_seqs:
             samples, sample_slots, sample_positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
-        needs_logits = bool(np.count_nonzero(self._needed_logits[sample_slots]))
+        needs_logits = bool(np.count_nonzero(self._needs_logits[sample_slots]))
         input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight and self._num_stages == 1:
@@ -522,7 +523,6 @@ class Scheduler:
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
-        adapter_ids = self._adapter_id[slots]
         masks = StepMasks.of(samples, num_rows) if np.count_nonzero(self._is_constrained[sample_slots]) else None
         batch = _core.Batch(
             input_ids=input_ids,
@@ -533,13 +533,12 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
-            adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
+            adapter_ids=adapter_ids if np.count_nonzero((adapter_ids := self._adapter_id[slots]) >= 0) else None,
             **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,
             **logit_changes(samples, self._is_changed[sample_slots], self._previous_row[sample_slots] >= 0, num_rows),
-            return_logits=any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows)
-            or (needs_logits and any(s.needs_logits for s in samples)),
+            return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
             **(self._sampling(sample_slots, sample_positions, num_rows) if samples else {}),
         )
         step = Step(
@@ -597,4 +596,5 @@ class Scheduler:
             "top_k": entries(self._top_k, 0),
             "top_p": entries(self._top_p, 1),
             "min_p": entries(self._min_p, 0),
+            "num_logprobs": entries(self._num_logprobs, -1),
         }

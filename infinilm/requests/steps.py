@@ -32,6 +32,10 @@ def tokens_of_a_step(max_num_batched_tokens: int, max_num_seqs: int, num_stages:
     return max(max_num_batched_tokens // (_PIECES_PER_STAGE * num_stages), -(-max_num_seqs // num_stages))
 
 
+# A token that is counted once more where it is known, see LogitChanges in src/ops/backend.h.
+_ONE_MORE = np.array([[-1, 0, 0]], np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One prompt and its output in the engine; `owner` is the `Work` that takes its tokens."""
@@ -49,8 +53,9 @@ class Sequence:
     is_streamed: bool = True  # the caller wants news of every token
     collect_logits: bool = False  # keep the logits of every prompt token instead of sampling
     collect_hidden: bool = False  # with collect_logits: keep the output of the final norm instead of the logits
-    # needs_logits: the owner changes or reads the logits of each token. draws_on_host: the host draws the tokens, so no
-    # step can be made ahead.
+    num_logprobs: int = -1  # most probable tokens whose log-probabilities come with each token; -1: not its own either
+    # needs_logits: the host changes or reads the logits of each token. draws_on_host: it draws the tokens, so no step
+    # can be made ahead.
     needs_logits: bool = False
     draws_on_host: bool = False
     output_token_ids: list[int] = field(default_factory=list)
@@ -90,16 +95,17 @@ def logit_changes(
     changed = np.flatnonzero(is_changed)
     if not len(changed):
         return {}
-    rows = np.zeros((num_rows, 3), np.int32)
+    rows = np.zeros((num_rows, 2), np.int32)
     penalties = np.tile(np.array([1, 0, 0], np.float32), (num_rows, 1))
     tokens: list[Int32Array] = []
     begin = 0
     for row in changed.tolist():
         changes = samples[row].changes
         assert changes is not None
-        tokens.append(changes.tokens)
-        end = begin + len(changes.tokens)
-        rows[row] = begin, end, changes.counts_tokens and is_ahead[row]
+        own = [changes.tokens, _ONE_MORE] if changes.counts_tokens and is_ahead[row] else [changes.tokens]
+        tokens += own
+        end = begin + sum(map(len, own))
+        rows[row] = begin, end
         penalties[row] = changes.penalties
         begin = end
     return {"change_rows": rows, "penalties": penalties, "change_tokens": np.concatenate(tokens)}

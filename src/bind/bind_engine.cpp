@@ -81,6 +81,11 @@ private:
     std::shared_ptr<LateMasks> masks_;  // null: the batch has none, or had them from the start
 };
 
+std::optional<Tensor> sampled_part(const StepOutput& output, Tensor Sampled::* part) {
+    Tensor found = output.sampled ? Sampled(output.sampled).*part : Tensor();
+    return found ? std::optional(std::move(found)) : std::nullopt;
+}
+
 void bind_batch(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Batch>(m, "Batch",
@@ -96,13 +101,14 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
                std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out,
                std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
-               std::optional<Matrix<int32_t>> change_tokens, bool return_logits) {
+               std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),     view(previous_rows), view(positions),    view(slot_mapping),
                                  view(block_table),   view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
                                  view(state_in),      view(state_out),     view(logits_rows),  view(temperature),
                                  view(top_k),         view(top_p),         view(min_p),        view(random_val),
                                  view(allowed),       view(allowed_row),   view(change_rows),  view(penalties),
-                                 view(change_tokens), return_logits};
+                                 view(change_tokens), view(num_logprobs),  return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -113,7 +119,8 @@ void bind_batch(nb::module_& m) {
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
             "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
-            "change_tokens"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
+            "change_tokens"_a.noconvert().none() = nb::none(), "num_logprobs"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -138,7 +145,8 @@ void bind_batch(nb::module_& m) {
                                                   {"state_out", &b.state_out},
                                                   {"change_rows", &b.change_rows},
                                                   {"penalties", &b.penalties},
-                                                  {"change_tokens", &b.change_tokens}})
+                                                  {"change_tokens", &b.change_tokens},
+                                                  {"num_logprobs", &b.num_logprobs}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },
@@ -146,15 +154,23 @@ void bind_batch(nb::module_& m) {
         .def_ro("return_logits", &Batch::return_logits);
     nb::class_<StepOutput>(m, "StepOutput")
         .def_prop_ro(
-            "ids", [](const StepOutput& o) { return o.ids ? std::optional(o.ids) : std::nullopt; },
+            "ids", [](const StepOutput& o) { return sampled_part(o, &Sampled::ids); },
             "[num_rows] int32; of a step that was submitted, negative where the row cannot be sampled: see "
             "sample_fault")
+        .def_prop_ro(
+            "logprob_ids", [](const StepOutput& o) { return sampled_part(o, &Sampled::logprob_ids); },
+            "[num_rows, width] int32: the token that was sampled, then the best of the model's logits, as many as "
+            "Batch.num_logprobs asks for; what is behind is not defined. -1: logits that are no distribution")
+        .def_prop_ro(
+            "logprobs", [](const StepOutput& o) { return sampled_part(o, &Sampled::logprobs); },
+            "[num_rows, width] float32: their log-probabilities")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
             "[num_rows, vocab_size] float32")
         .def_ro("aborted", &StepOutput::aborted,
                 "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
                 "is not defined.");
+    m.attr("MAX_LOGPROBS") = max_candidates;  // of Batch.num_logprobs
     m.def(
         "sample_fault", [](int32_t id) { return describe(static_cast<SampleFault>(id)); }, "id"_a,
         "Why a row has a negative id: what its logits are.");

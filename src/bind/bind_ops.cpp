@@ -134,11 +134,12 @@ void bind_ops(nb::module_& m) {
         "change_logits",
         [](Changed logits, Penalties penalties, ChangeTokens tokens) {
             const auto n = static_cast<int64_t>(logits.size()), num_changes = static_cast<int64_t>(tokens.shape(0));
-            const std::array<int32_t, 3> row{0, static_cast<int32_t>(num_changes), 0};
+            std::array<int32_t, 2> row{0, static_cast<int32_t>(num_changes)};
+            std::vector<int32_t> listed(tokens.data(), tokens.data() + tokens.size());
             const LogitChanges changes{
-                .change_rows = TensorView(const_cast<int32_t*>(row.data()), DType::int32, {1, 3}),
+                .change_rows = TensorView(row.data(), DType::int32, {1, 2}),
                 .penalties = TensorView(const_cast<float*>(penalties.data()), DType::float32, {1, 3}),
-                .change_tokens = TensorView(const_cast<int32_t*>(tokens.data()), DType::int32, {num_changes, 3})};
+                .change_tokens = TensorView(listed.data(), DType::int32, {num_changes, 3})};
             check_changes(Check("change_logits"), changes, n);
             change_logits({.logits = TensorView(logits.data(), DType::float32, {1, n}),
                            .changes = changes,
@@ -499,6 +500,18 @@ void bind_ops(nb::module_& m) {
             },
             "logits"_a, "best"_a, "ids"_a, "first_id"_a = 0, "allowed"_a = nb::none(), "allowed_row"_a = nb::none(),
             Release())
+        .def(
+            "log_probs",
+            [](SharedBackend& shared, const Tensor& logits, const Tensor& drawn, const Tensor& num_logprobs,
+               const Tensor& ids, const Tensor& logprobs) {
+                const InUse b(shared);
+                ops::log_probs(b, {.logits = logits,
+                                   .drawn = drawn,
+                                   .num_logprobs = num_logprobs,
+                                   .ids = output("log_probs", "ids", ids),
+                                   .logprobs = output("log_probs", "logprobs", logprobs)});
+            },
+            "logits"_a, "drawn"_a, "num_logprobs"_a, "ids"_a, "logprobs"_a, Release())
         .def(
             "sample",
             [](SharedBackend& shared, const Tensor& logits, const Tensor& temperature, const Tensor& top_k,

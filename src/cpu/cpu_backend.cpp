@@ -104,6 +104,7 @@ public:
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
+    void log_probs(const LogProbsParams& p) override { sampler_.log_probs(p); }
 
 private:
     // One where a region would cost more than the work; else several per thread, so that a thread that is late, or that

@@ -122,6 +122,24 @@ public:
         return draw(random_val);
     }
 
+    // The logarithm of the sum of e^logit, or what is wrong with the logits, [vocab_size]; the sum is one of weights.
+    std::optional<double> log_sum(const float* logits, int64_t vocab_size) {
+        logits_ = logits;
+        size_ = vocab_size;
+        compact_ = false;
+        if (find_largest()) return {};
+        start(1);
+        for (RowPart& part : parts_) part.sums[0] = 0;
+        for_stretches([scale = scale_](RowPart& part, const float* logits, const int32_t*, int64_t n, int64_t) {
+            uint64_t weights[stretch];
+            for (int64_t i = 0; i < n; ++i) weights[i] = scale.weight(logits[i]);
+            for (int64_t i = 0; i < n; ++i) part.sums[0] += scale.reaches(logits[i]) ? weights[i] : 0;
+        });
+        uint64_t sum = 0;
+        for (const RowPart& part : parts_) sum += part.sums[0];
+        return double{scale_.largest} + std::log(static_cast<double>(sum) / scale_.one);
+    }
+
 private:
     static constexpr int64_t everything = std::numeric_limits<int64_t>::max();
 
@@ -418,6 +436,15 @@ void find_best(std::span<const float> logits, const uint32_t* allowed, int32_t f
     if (nan) best[0] = std::numeric_limits<float>::quiet_NaN();
 }
 
+// The best of a row without NaN, at most as many as it has; what is -inf is listed, too.
+void list_best(std::span<const float> logits, std::span<float> best, std::span<int32_t> ids) {
+    find_best(logits, nullptr, 0, best, ids);
+    size_t found = best.size();
+    while (found > 0 && std::isinf(best[found - 1])) --found;
+    for (int32_t id = 0; found < best.size(); ++id)
+        if (std::isinf(logits[static_cast<size_t>(id)])) ids[found++] = id;
+}
+
 // f(row, thread) for every row; rows are dealt to the workers one by one.
 template <class F>
 void for_rows(ThreadPool& pool, int64_t num_rows, F f) {
@@ -436,21 +463,47 @@ Sampler::Sampler(ThreadPool& pool) : pool_(pool), together_(std::make_unique<Row
 
 Sampler::~Sampler() = default;
 
+template <class F>
+void Sampler::for_rows(int64_t num_rows, int64_t vocab_size, F f) {
+    const int64_t rest = vocab_size < 2 * share_size ? 0 : num_rows % pool_.size();
+    cpu::for_rows(pool_, num_rows - rest,
+                  [&](int64_t row, int thread) { f(*alone_[static_cast<size_t>(thread)], row); });
+    for (int64_t row = num_rows - rest; row < num_rows; ++row) f(*together_, row);
+}
+
 void Sampler::sample(const SampleParams& p) {
-    const int64_t num_rows = p.logits.shape(0), vocab_size = p.logits.shape(1);
-    auto sample_row = [&](RowSampler& sampler, int64_t row) {
+    const int64_t vocab_size = p.logits.shape(1);
+    for_rows(p.logits.shape(0), vocab_size, [&](RowSampler& sampler, int64_t row) {
         const int32_t drawn = sampler.sample(p.logits.as<const float>() + row * p.logits.stride(0), p.mask.words(row),
                                              vocab_size, p.temperature.as<const float>()[row],
                                              p.top_k.as<const int32_t>()[row], p.top_p.as<const float>()[row],
                                              p.min_p.as<const float>()[row], p.random_val.as<const float>()[row]);
         const bool named = p.token_ids && drawn >= 0;
         p.ids.as<int32_t>()[row] = named ? p.token_ids.select(0, row).as<const int32_t>()[drawn] : drawn;
-    };
-    // A thread takes a row as long as there are rows for all; the last few of a large vocabulary are cut up instead.
-    const int64_t rest = vocab_size < 2 * share_size ? 0 : num_rows % pool_.size();
-    for_rows(pool_, num_rows - rest,
-             [&](int64_t row, int thread) { sample_row(*alone_[static_cast<size_t>(thread)], row); });
-    for (int64_t row = num_rows - rest; row < num_rows; ++row) sample_row(*together_, row);
+    });
+}
+
+void Sampler::log_probs(const LogProbsParams& p) {
+    const int64_t vocab_size = p.logits.shape(1), width = p.ids.shape(1);
+    for_rows(p.logits.shape(0), vocab_size, [&](RowSampler& sampler, int64_t row) {
+        const int32_t count = p.num_logprobs.as<const int32_t>()[row], drawn = p.drawn.as<const int32_t>()[row];
+        if (count < 0) return;
+        const float* const logits = p.logits.as<const float>() + row * p.logits.stride(0);
+        auto* const ids = p.ids.as<int32_t>() + row * width;          // [1 + count]
+        auto* const logprobs = p.logprobs.as<float>() + row * width;  // the same
+        const std::optional<double> log_sum = drawn < 0 ? std::nullopt : sampler.log_sum(logits, vocab_size);
+        ids[0] = drawn;
+        if (!log_sum) {
+            std::fill_n(ids + 1, count, -1);
+            std::fill_n(logprobs, 1 + count, std::numeric_limits<float>::quiet_NaN());
+            return;
+        }
+        if (count > 0)
+            list_best({logits, static_cast<size_t>(vocab_size)}, {logprobs + 1, static_cast<size_t>(count)},
+                      {ids + 1, static_cast<size_t>(count)});
+        logprobs[0] = logits[drawn];
+        for (int i = 0; i <= count; ++i) logprobs[i] = static_cast<float>(double{logprobs[i]} - *log_sum);
+    });
 }
 
 void find_best(ThreadPool& pool, const FindBestParams& p) {

@@ -1,5 +1,6 @@
-// Draws token ids from logits on the CPU, exactly as documented at SampleParams, and finds the best (FindBestParams).
-// One Sampler per CpuBackend: it keeps the scratch of each worker from call to call.
+// Draws token ids from logits on the CPU, exactly as documented at SampleParams; finds the best (FindBestParams), and
+// tells log-probabilities (LogProbsParams). One Sampler per CpuBackend: it keeps the scratch of each worker from call
+// to call.
 #pragma once
 
 #include <memory>
@@ -18,8 +19,14 @@ public:
     ~Sampler();
 
     void sample(const SampleParams& params);
+    void log_probs(const LogProbsParams& params);
 
 private:
+    // f(sampler, row) for every row; each thread takes rows of its own, but all work on the last few of a large
+    // vocabulary.
+    template <class F>
+    void for_rows(int64_t num_rows, int64_t vocab_size, F f);
+
     ThreadPool& pool_;
     std::vector<std::unique_ptr<RowSampler>> alone_;  // one per worker
     std::unique_ptr<RowSampler> together_;            // of all workers, for one row

@@ -81,9 +81,19 @@ struct Seat {
     Device device;
     // uint8, for exchanges. They stay as long as the group: an aborted one may still write there when its rank is told.
     Tensor parts, padded;
-    std::unique_ptr<OneShot> one_shot;       // as long as the group: kernels of all ranks write to it
-    std::atomic<bool> has_one_shot = false;  // for abort, which comes from any thread
-    bool has_proof = false;                  // that peers reach its mailbox
+    // As long as the group, if all ranks can use theirs: kernels of all ranks write to it.
+    std::unique_ptr<OneShot> one_shot;
+    std::mutex one_shot_mutex;  // of the pointer, for abort, which comes from any thread
+    bool has_proof = false;     // that peers reach its mailbox
+
+    void set_one_shot(std::unique_ptr<OneShot> next) {
+        const std::lock_guard held(one_shot_mutex);
+        one_shot.swap(next);
+    }  // after which the old one's memory is freed
+    void abort_one_shot() {
+        const std::lock_guard held(one_shot_mutex);
+        if (one_shot) one_shot->abort();
+    }
 };
 
 class NcclGroup final : public CommunicatorGroup, public std::enable_shared_from_this<NcclGroup> {
@@ -207,22 +217,23 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
     std::vector<Device> devices;
     for (const Seat& seat : seats_) devices.push_back(seat.device);
     const SumLimits limits = sum_limits(size());
-    own.one_shot = queue.make_one_shot(
-        {.devices = devices, .rank = rank, .one_shot_bytes = limits.one_shot, .two_shot_bytes = limits.two_shot});
-    own.has_one_shot = own.one_shot != nullptr;
+    own.set_one_shot(queue.make_one_shot(
+        {.devices = devices, .rank = rank, .one_shot_bytes = limits.one_shot, .two_shot_bytes = limits.two_shot}));
     host.barrier();
-    std::vector<void*> mailboxes;
-    for (const Seat& seat : seats_) {
-        if (!seat.one_shot) return nullptr;
-        mailboxes.push_back(seat.one_shot->mailbox());
+    const bool all_can = std::ranges::all_of(seats_, [](const Seat& seat) { return seat.one_shot != nullptr; });
+    if (all_can) {
+        std::vector<void*> mailboxes;
+        for (const Seat& seat : seats_) mailboxes.push_back(seat.one_shot->mailbox());
+        own.one_shot->connect(mailboxes);
+        own.one_shot->send_proof();
+        host.barrier();
+        own.has_proof = own.one_shot->has_proof();
     }
-    own.one_shot->connect(mailboxes);
-    own.one_shot->send_proof();
-    host.barrier();
-    own.has_proof = own.one_shot->has_proof();
     host.barrier();
     if (std::ranges::all_of(seats_, &Seat::has_proof)) return own.one_shot.get();
-    if (rank == 0)
+    own.set_one_shot(nullptr);  // nobody looks at it, or writes to its mailbox, any more
+    host.barrier();             // as in DeviceQueue::while_quiet: the driver may wait for devices there
+    if (all_can && rank == 0)
         std::fputs(
             "infinilm: the driver says that these GPUs reach each other's memory, but what they write there does not "
             "arrive; sums of all ranks go over NCCL instead (on PCIe, IOMMU and ACS are often the cause)\n",
@@ -267,8 +278,8 @@ bool NcclGroup::finish(Seat& seat) noexcept {
 // wait until its neighbours are aborted (NVIDIA/nccl#863).
 void NcclGroup::abort(std::exception_ptr cause) noexcept {
     cause_.set(cause);
-    for (const Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
-        if (seat.has_one_shot) seat.one_shot->abort();
+    for (Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
+        seat.abort_one_shot();
     end_ = End::abort;  // also by whoever comes second, before returning
     end_.notify_all();
     host_->abort(std::move(cause));

@@ -99,6 +99,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const int r = rank.rank_of_stage;
     rank.backend = make_backend(spec_, options, rank.index);
+    for (int layer = 0; layer < spec_.num_layers; ++layer)
+        if (!spec_.has_state(layer)) rank.backend->check_head(spec_.attention_of(layer).head_dim);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
     if (!connections_.empty())
         rank.stages =
@@ -182,9 +184,9 @@ void InferEngine::settle_oldest(Rank& rank) {
     const UnderWay step = std::move(rank.under_way.front());
     rank.under_way.pop_front();
     attempt(*step.joint, rank, [&] {
-        Tensor ids = step.arrival->take();
+        Tensor sampled = step.arrival->take();
         rank.communicator->check();
-        if (gives_output(rank)) step.joint->output.ids = std::move(ids);
+        if (gives_output(rank)) step.joint->output.sampled = std::move(sampled);
     });
     conclude(*step.joint);
 }
@@ -389,14 +391,14 @@ std::future<StepOutput> InferEngine::submit(const Batch& batch, std::shared_ptr<
 
 StepOutput InferEngine::forward(const Batch& batch) {
     StepOutput output = submit(batch).get();
-    if (output.ids) check_sampled(output.ids);
+    if (output.sampled) check_sampled(Sampled(output.sampled).ids);
     return output;
 }
 
 template <class Tap>
 StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap) {
     const Tensor logits = rank.decoder->forward(staged, rank.cache, tap);
-    return {.ids = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
+    return {.sampled = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
 }
 
 // Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
@@ -408,7 +410,7 @@ StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const Ste
         masks->wait([&] { return staged.abort->requested() || closing_ || dead_; });
         if (!masks->given()) staged.abort->request();
     }
-    return {.ids = rank.decoder->sample(stage_allowed(*rank.backend, staged), computed.logits),
+    return {.sampled = rank.decoder->sample(stage_allowed(*rank.backend, staged), computed.logits),
             .logits = computed.logits};
 }
 
@@ -417,7 +419,7 @@ StepOutput InferEngine::run(Rank& rank, const Batch& batch, StepAbort* abort, La
         return run_to_end(rank, batch, abort, masks);
     } catch (const StepAborted&) {
         if (DeviceQueue* const queue = rank.backend->queue()) queue->synchronize();  // what was begun
-        return {.ids = {}, .logits = {}, .aborted = true};
+        return {.sampled = {}, .logits = {}, .aborted = true};
     }
 }
 
@@ -475,17 +477,17 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     StepOutput output = together([&] { return rank.stages ? run_stage(rank, step, run_here) : run_here(); });
     if (!batch.return_logits || !gives_output(rank)) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
-    rank.previous_ids = Tensor(output.ids, nullptr);
+    rank.previous_ids = output.sampled ? Tensor(Sampled(output.sampled).ids, nullptr) : Tensor();
     if (queue && !output.logits) {
         rank.cache.end_states(step);  // for the steps behind it in the stream, they are
         rank.num_ahead += !rank.under_way.empty();
-        rank.arrival = &queue->fetch(gives_output(rank) ? rank.previous_ids : Tensor());
+        rank.arrival = &queue->fetch(gives_output(rank) ? output.sampled : Tensor());
         return {};
     }
     output = to_host(*rank.backend, output, spec_.vocab_size);
     rank.communicator->check();
     rank.cache.end_states(step);
-    if (!queue) rank.previous_ids = output.ids;
+    if (!queue && output.sampled) rank.previous_ids = Sampled(output.sampled).ids;
     return output;
 }
 

@@ -23,7 +23,7 @@ bool is_decode(const Batch& batch) {
 
 // Without owners: a workspace is freed before a larger one is made.
 StepOutput views(const StepOutput& output) {
-    return {.ids = Tensor(output.ids, nullptr), .logits = Tensor(output.logits, nullptr)};
+    return {.sampled = Tensor(output.sampled, nullptr), .logits = Tensor(output.logits, nullptr)};
 }
 
 }  // namespace
@@ -40,10 +40,12 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .context_len = static_cast<int64_t>(
                 std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
             .most_items = {},
+            .width_logprobs = batch.width_logprobs,
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed),
-            .changes = static_cast<bool>(batch.change_rows)};
+            .changes = static_cast<bool>(batch.change_rows),
+            .returns = batch.change_rows && batch.return_logits};
     Batch staged = stage(batch);
     for (AttentionList& list : staged.attention_lists) {
         if (list.num_decode > 0)

@@ -67,9 +67,10 @@ private:
     struct Key {
         int64_t num_seqs, num_rows, context_len;
         std::vector<int64_t> most_items;  // of attention, for each of its lists
-        int num_candidates;               // of a rank, where there are several
-        bool samples, masked;             // sampling with masks is no part of the graph
-        bool changes;                     // logits, before they are sampled from
+        int width_logprobs;
+        int num_candidates;     // of a rank, where there are several
+        bool samples, masked;   // sampling with masks is no part of the graph
+        bool changes, returns;  // logits, before they are sampled from; as they were before that
         bool operator==(const Key&) const = default;
     };
     struct Entry {

@@ -31,7 +31,8 @@ Tensor copy_input_ids(const Batch& b, const Tensor& previous_ids) {
 
 // Of the row that needs most, as a power of two, so that there are few shapes; 0 if that are all logits.
 int count_candidates(const Batch& b) {
-    if (b.return_logits || !b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel()) return 0;
+    if (b.return_logits || b.num_logprobs || !b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel())
+        return 0;
     int most = 1;
     for (int64_t row = 0; row < b.temperature.numel(); ++row) {
         const int top_k = b.temperature.as<const float>()[row] == 0 ? 1 : b.top_k.as<const int32_t>()[row];
@@ -39,6 +40,14 @@ int count_candidates(const Batch& b) {
         most = std::max(most, top_k);
     }
     return static_cast<int>(std::bit_ceil(static_cast<unsigned>(most)));
+}
+
+// Columns of StepOutput::logprobs.
+int count_logprobs(const Batch& b) {
+    const std::span counts(b.num_logprobs.as<const int32_t>(), static_cast<size_t>(b.num_logprobs.numel()));
+    if (std::ranges::all_of(counts, [](int32_t count) { return count == -1; })) return 0;
+    const int most = std::clamp(*std::ranges::max_element(counts), 0, max_candidates);
+    return 1 + (most > 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(most))) : 0);
 }
 
 // Each once, in the order of the layers.
@@ -72,8 +81,19 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids) {
     const auto* starts = batch.cu_seqlens_q.as<const int32_t>();
     for (int64_t s = 1; s < batch.cu_seqlens_q.shape(0); ++s)
         step.max_query_len = std::max(step.max_query_len, starts[s] - starts[s - 1]);
-    step.num_candidates = count_candidates(batch);
+    step.width_logprobs = batch.num_logprobs ? count_logprobs(batch) : 0;
+    if (step.width_logprobs == 0) step.num_logprobs = {};
+    step.num_candidates = count_candidates(step);
     return step;
+}
+
+Sampled::Sampled(const Tensor& all) {
+    const int64_t num_rows = all.shape(1), width = (all.shape(0) - 1) / 2;
+    ids = Tensor(all.select(0, 0), all.owner);
+    if (width == 0) return;
+    auto* const rest = all.as<int32_t>() + num_rows;
+    logprob_ids = Tensor(TensorView(rest, DType::int32, {num_rows, width}, all.device()), all.owner);
+    logprobs = Tensor(TensorView(rest + num_rows * width, DType::float32, {num_rows, width}, all.device()), all.owner);
 }
 
 void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table) {
@@ -106,12 +126,17 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, con
                             .others = &b.table_spans});
     check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
     check.require(b.temperature || !b.change_rows, "change_rows: a step that samples nothing changes no logits");
+    check.require(b.temperature || !b.num_logprobs, "num_logprobs: a step that samples nothing has none");
     if (!b.temperature) return;
     if (b.change_rows || b.penalties || b.change_tokens) {
         check_change_arrays(check, b);
         check_changes(check, {b.change_rows, b.penalties, b.change_tokens}, spec.vocab_size);
     }
     check_sampling_arrays(check, b);
+    if (b.num_logprobs) {
+        check.tensor("num_logprobs", b.num_logprobs, {"num_rows"}, DType::int32);
+        check_counts(check, b.num_logprobs, std::min<int64_t>(max_candidates, spec.vocab_size));
+    }
     check_mask_arrays(check, b.allowed, b.allowed_row, spec.vocab_size);
     check_masks(check, b.allowed, b.allowed_row);
     check_sampling(check, b.temperature, b.top_p, b.min_p, b.random_val);
@@ -135,7 +160,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
                                   &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
-                                  &staged.state_in,     &staged.state_out,   &staged.change_rows,  &staged.penalties};
+                                  &staged.state_in,     &staged.state_out,   &staged.change_rows,  &staged.penalties,
+                                  &staged.num_logprobs};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
@@ -157,6 +183,9 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
             staged.change_tokens =
                 Tensor(queue->upload(Upload::changes, std::array<TensorView, 1>{staged.change_tokens})[0], nullptr);
         staged.block_table = Tensor(table.on_device().slice(0, 0, batch.block_table.shape(0)), nullptr);
+    } else if (staged.change_tokens) {  // which the change writes to
+        staged.change_tokens = allocate_host(DType::int32, batch.change_tokens.shape());
+        backend.copy(batch.change_tokens, staged.change_tokens);
     }
     update.rows = staged.previous_rows;
     update.ids = staged.input_ids;
@@ -188,8 +217,8 @@ StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_siz
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
         host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);
     }
-    if (!output.ids) return host;
-    host.ids = copy_to_host(backend, output.ids);  // always: the decoder's buffer serves the next step
+    if (!output.sampled) return host;
+    host.sampled = copy_to_host(backend, output.sampled);  // always: the decoder's buffer serves the next step
     return host;
 }
 

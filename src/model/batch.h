@@ -39,10 +39,13 @@ struct Batch {
     Tensor allowed;      // [num_masks, ceil(vocab_size / 32)] int32
     Tensor allowed_row;  // [num_rows] int32, -1: no mask
     // What rows change in their logits before they sample, see LogitChanges; all absent: nothing.
-    Tensor change_rows;          // [num_rows, 3] int32
-    Tensor penalties;            // [num_rows, 3] float32
-    Tensor change_tokens;        // [num_changes, 3] int32
-    bool return_logits = false;  // as they were before changes only where a row has none
+    Tensor change_rows;    // [num_rows, 2] int32
+    Tensor penalties;      // [num_rows, 3] float32
+    Tensor change_tokens;  // [num_changes, 3] int32
+    // [num_rows] int32; all -1 is as absent. Of how many of the best each row wants the log-probabilities, and that of
+    // what it samples, before changes and masks; at most max_candidates, -1: none. See LogProbsParams.
+    Tensor num_logprobs;
+    bool return_logits = false;  // as they were before changes and masks
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
@@ -51,7 +54,9 @@ struct Batch {
     // Set by resolve().
     Tensor previous_ids = {};  // what previous_rows are rows of, where the backend is; absent: no token is taken
     int max_query_len = 0, max_context_len = 0;
-    int num_candidates = 0;      // so many of the best logits of a row decide all that is wanted; 0: all of them may
+    int width_logprobs = 0;  // 0: no row wants any; else columns of StepOutput::logprobs; a power of two more than one,
+                             // so that few differ
+    int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
 };
 
@@ -64,9 +69,19 @@ inline void begin_mlp(const Batch& batch, int layer) {
 }
 
 struct StepOutput {
-    Tensor ids;            // [num_rows] int32, absent when nothing was sampled
+    // What was sampled, as one array that one transfer takes to the host: [1 + 2 * width, num_rows] int32, absent when
+    // nothing was.
+    Tensor sampled;
     Tensor logits;         // [num_rows, vocab_size] float32, absent unless asked for
     bool aborted = false;  // nothing else is here, and the cache may hold some of the step's keys and values, or none
+};
+
+// The parts of StepOutput::sampled, in place.
+struct Sampled {
+    explicit Sampled(const Tensor& all);
+    Tensor ids;          // [num_rows] int32
+    Tensor logprob_ids;  // [num_rows, width] int32: the token that was sampled, then the best; absent if width is 0
+    Tensor logprobs;     // [num_rows, width] float32, the same
 };
 
 // The batch with what is set here. previous_ids: what the step before sampled, [num_rows] int32 where the backend is,

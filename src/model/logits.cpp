@@ -15,7 +15,9 @@ std::vector<BufferShape<Logits::Rows>> Logits::row_shapes(const ModelSpec& spec,
     return {{&Rows::logits, 1, num_ranks * vocab_part(spec.vocab_size, num_ranks), DType::float32}};
 }
 
-std::vector<BufferShape<Logits::Ids>> Logits::id_shapes() { return {{&Ids::ids, 1, 1, DType::int32}}; }
+std::vector<BufferShape<Logits::Ids>> Logits::id_shapes() {
+    return {{&Ids::sampled, 1, 1 + 2 * (1 + max_candidates), DType::int32}};
+}
 
 std::vector<BufferShape<Logits::Parts>> Logits::part_shapes(const ModelSpec& spec, int num_ranks) {
     const int64_t part = vocab_part(spec.vocab_size, num_ranks), size = num_ranks;
@@ -88,13 +90,14 @@ bool Logits::candidates_decide(const Batch& batch) const {
     return num_ranks() > 1 && batch.num_candidates > 0 && spec_.vocab_size < 1 << 18;
 }
 
-void Logits::change(const Batch& batch, const TensorView& logits, int64_t first_id) {
+void Logits::change(const Batch& batch, const TensorView& logits, int64_t first_id, bool undo) {
     if (!batch.change_rows || logits.numel() == 0) return;
     ops::change_logits(backend_, {.logits = logits,
                                   .changes = {batch.change_rows, batch.penalties, batch.change_tokens},
                                   .input_ids = batch.input_ids,
                                   .logits_rows = batch.logits_rows,
-                                  .first_id = static_cast<int32_t>(first_id)});
+                                  .first_id = static_cast<int32_t>(first_id),
+                                  .undo = undo});
 }
 
 Logits::Candidates Logits::gather_candidates(const Batch& batch) {
@@ -125,7 +128,10 @@ Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
     const int64_t num_rows = batch.logits_rows.shape(0);
     if (!batch.temperature || num_rows == 0) return {};
     reserve(backend_, ids_, id_shapes(), num_rows);
-    const Tensor ids(ids_.ids.select(1, 0).slice(0, 0, num_rows), ids_.ids.owner);
+    const Tensor sampled(
+        TensorView(ids_.sampled.data(), DType::int32, {1 + 2 * batch.width_logprobs, num_rows}, ids_.sampled.device()),
+        ids_.sampled.owner);
+    const Sampled out(sampled);
     Candidates from;
     AllowedTokens mask;
     if (logits) {
@@ -141,10 +147,17 @@ Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
                            .top_p = batch.top_p,
                            .min_p = batch.min_p,
                            .random_val = batch.random_val,
-                           .ids = ids,
+                           .ids = out.ids,
                            .token_ids = from.ids,
                            .mask = mask});
-    return ids;
+    if (batch.num_logprobs || batch.return_logits) change(batch, from.logits, 0, true);
+    if (batch.num_logprobs)
+        ops::log_probs(backend_, {.logits = from.logits,
+                                  .drawn = out.ids,
+                                  .num_logprobs = batch.num_logprobs,
+                                  .ids = out.logprob_ids,
+                                  .logprobs = out.logprobs});
+    return sampled;
 }
 
 }  // namespace infinilm

@@ -19,8 +19,9 @@ public:
     // float32, padded to a multiple of 8, as kernels of GPUs want them, valid until the next step, on the CPU longer
     // with batch.return_logits. Absent where the best of each rank decide what is sampled, unless all are wanted.
     Tensor compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all);
-    // Token ids of the rows that compute() was last called with, and what it gave, [num_rows] int32, valid until the
-    // next step; absent if the batch has no sampling parameters or no rows. Every rank draws the same.
+    // StepOutput::sampled of the rows that compute() was last called with, and what it gave, whose logits it leaves as
+    // they were; valid until the next step. Absent if the batch has no sampling parameters or no rows. Every rank draws
+    // the same.
     Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_rows rows that are not returned and num_returned_rows that are.
@@ -33,7 +34,7 @@ private:
     };
     struct Ids {
         int64_t capacity = 0;
-        Tensor ids;  // [num_rows, 1] int32
+        Tensor sampled;  // [num_rows, 1 + 2 * (1 + max_candidates)] int32; StepOutput::sampled is its beginning
     };
     // What only several ranks need. A rank's part of the vocabulary is a row of `part`.
     struct Parts {
@@ -65,8 +66,8 @@ private:
     // all: [num_ranks * rows, columns], those of rank 0, then those of rank 1, ..; out: [rows, num_ranks * columns]
     void arrange(const TensorView& all, const TensorView& out);
     void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
-    // logits: [num_rows, n], of token ids from first_id on
-    void change(const Batch& batch, const TensorView& logits, int64_t first_id);
+    // logits: [num_rows, n], of token ids from first_id on; undo: after the change, they become what they were
+    void change(const Batch& batch, const TensorView& logits, int64_t first_id, bool undo = false);
     bool candidates_decide(const Batch& batch) const;
     Candidates gather_candidates(const Batch& batch);
 

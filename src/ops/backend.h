@@ -367,19 +367,22 @@ struct AllowedTokens {
 // x / repetition of a positive x, x * repetition of others; where it was generated, x - presence, then x - frequency *
 // times. Each is rounded to float32.
 struct LogitChanges {
-    TensorView change_rows;  // [num_rows, 3] int32: the first and the end in change_tokens; 1: input_ids counts, too
+    TensorView change_rows;  // [num_rows, 2] int32: the first and the end in change_tokens; no two rows share one
     TensorView penalties;    // [num_rows, 3] float32: repetition, presence, frequency; 1, 0, 0 change nothing
     // [num_changes, 3] int32, none twice in a row: token id; how often it was generated, -1: nor is it in the prompt;
-    // the bits of a float32, its bias.
+    // the bits of a float32, its bias. The last of a row may have the id -1: the token that the step computes there,
+    // which may be known on the device alone, was generated once more than the others say.
     TensorView change_tokens;
 };
+// In place of a bias comes the logit as it was, and the id of the last token where it was -1 and no other has it; by
+// which the same call with `undo` gives the logits back.
 struct ChangeLogitsParams {
-    TensorView logits;  // [num_rows, n] float32, in place, rows may be strided
-    LogitChanges changes;
-    // The token that was generated last may be known on the device alone, where it is what the step computes.
+    TensorView logits;       // [num_rows, n] float32, in place, rows may be strided
+    LogitChanges changes;    // change_tokens in place
     TensorView input_ids;    // [num_tokens] int32
     TensorView logits_rows;  // [num_rows] int32, below num_tokens
     int32_t first_id = 0;    // of the first column; other ids than those of columns are passed over
+    bool undo = false;
 };
 void change_logits(const ChangeLogitsParams&);  // in memory of the host
 
@@ -411,6 +414,16 @@ struct SampleParams {
     AllowedTokens mask = {};  // by column
 };
 
+// Log-probabilities at temperature 1 of the drawn token of each row, and of the best behind it, best first; equal
+// logits by id. Of a row whose logits hold NaN or +inf, or that has no drawn token: NaN, and -1 as the ids of the best.
+struct LogProbsParams {
+    TensorView logits;        // [num_rows, vocab_size] float32, rows may be strided
+    TensorView drawn;         // [num_rows] int32: ids, or negative as sample() tells of a fault
+    TensorView num_logprobs;  // [num_rows] int32: how many of the best, below width; -1: nothing of this row is written
+    TensorView ids;           // out [num_rows, width] int32: of the drawn token, then of the best
+    TensorView logprobs;      // out [num_rows, width] float32; as of ids, what is behind a row's best is not written
+};
+
 // Why a row cannot be sampled: its logits hold NaN or +inf, or are all -inf, which those that are not allowed count as.
 // It ends in the place of its id, so that other rows of the step have theirs.
 enum class SampleFault : int32_t { nan = -1, infinite = -2, empty = -3 };
@@ -433,6 +446,9 @@ public:
     // Same shape and dtype, contiguous but for the rows of matrices, which may be strided; host or this device each.
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
+
+    // DeviceError: there is no attention for heads of this size here. Asked once, before weights are loaded.
+    virtual void check_head(int /*head_dim*/) {}
 
     // Load time. The sources are in host memory or on the device, of any floating dtype, or in host memory blocks of a
     // type of which takes_blocks() says that their integers are kept. Quantization is none then.
@@ -479,6 +495,7 @@ public:
     virtual void change_logits(const ChangeLogitsParams&);  // unless it says otherwise, in memory of the host
     virtual void find_best(const FindBestParams&) = 0;
     virtual void sample(const SampleParams&) = 0;
+    virtual void log_probs(const LogProbsParams&) = 0;
 };
 
 }  // namespace infinilm

@@ -29,26 +29,31 @@ void Backend::change_logits(const ChangeLogitsParams& p) { infinilm::change_logi
 
 void change_logits(const ChangeLogitsParams& p) {
     const int64_t n = p.logits.shape(1);
-    const auto *rows = p.changes.change_rows.as<const int32_t>(), *tokens = p.changes.change_tokens.as<const int32_t>();
     for (int64_t r = 0; r < p.logits.shape(0); ++r) {
         float* const logits = p.logits.as<float>() + r * p.logits.stride(0);
         const float* const penalty = p.changes.penalties.as<const float>() + 3 * r;
-        const auto change = [&](int64_t id, int count, float bias) {
-            if (id < p.first_id || id >= p.first_id + n) return;
-            float& x = logits[id - p.first_id];
-            x += bias;
-            if (count >= 0) x = x > 0 ? x / penalty[0] : x * penalty[0];
-            if (count > 0) x -= penalty[1];
-            if (count > 0) x = static_cast<float>(double{x} - double{penalty[2]} * count);
-        };
-        const int32_t last =
-            rows[3 * r + 2] ? p.input_ids.as<const int32_t>()[p.logits_rows.as<const int32_t>()[r]] : -1;
-        bool is_listed = last < 0;
-        for (const int32_t* token = tokens + 3 * rows[3 * r]; token != tokens + 3 * rows[3 * r + 1]; token += 3) {
-            is_listed |= token[0] == last;
-            change(token[0], token[0] == last ? std::max(token[1], 0) + 1 : token[1], std::bit_cast<float>(token[2]));
+        const auto* part = p.changes.change_rows.as<const int32_t>() + 2 * r;
+        auto *token = p.changes.change_tokens.as<int32_t>() + 3 * part[0], *end = token + 3 * (part[1] - part[0]);
+        int32_t* const one_more = !p.undo && token != end && end[-3] < 0 ? end - 3 : nullptr;
+        const int32_t last = one_more ? p.input_ids.as<const int32_t>()[p.logits_rows.as<const int32_t>()[r]] : -1;
+        bool is_listed = false;
+        for (; token != end; token += 3) {
+            if (token == one_more && !is_listed) token[0] = last, token[1] = 0, token[2] = 0;
+            if (token[0] < p.first_id || token[0] >= p.first_id + n) continue;
+            float& logit = logits[token[0] - p.first_id];
+            const bool is_last = token[0] == last;
+            is_listed |= is_last;
+            const int count = is_last ? std::max(token[1], 0) + 1 : token[1];
+            float x = std::bit_cast<float>(token[2]);
+            if (!p.undo) {
+                token[2] = std::bit_cast<int32_t>(logit);
+                x += logit;
+                if (count >= 0) x = x > 0 ? x / penalty[0] : x * penalty[0];
+                if (count > 0) x -= penalty[1];
+                if (count > 0) x = static_cast<float>(double{x} - double{penalty[2]} * count);
+            }
+            logit = x;
         }
-        if (!is_listed) change(last, 1, 0);
     }
 }
 

@@ -76,7 +76,7 @@ class Arrival {
 public:
     virtual ~Arrival() = default;
     virtual bool done() noexcept = 0;  // without waiting
-    // Waits; the ids, in memory of the host, once. DeviceError: work up to here has failed.
+    // Waits; what was fetched, in memory of the host, once. DeviceError: work up to here has failed.
     virtual Tensor take() = 0;
 };
 
@@ -90,8 +90,9 @@ public:
     // enqueued until the next call with the same purpose. Absent stays absent. The step before may be under way, and
     // none before that.
     virtual std::vector<TensorView> upload(Upload purpose, std::span<const TensorView> arrays) = 0;
-    // Enqueues a copy of ids, [n] int32 on the device or absent, to the host. Valid until the second call after it.
-    virtual Arrival& fetch(const TensorView& ids) = 0;
+    // Enqueues a copy of what a step sampled, int32 on the device or absent, to the host. Valid until the second call
+    // after it.
+    virtual Arrival& fetch(const TensorView& sampled) = 0;
     virtual GraphRecorder* recorder() = 0;  // null: this device records nothing
     // Null where these devices do not reach each other, which the ranks may find differently: then none uses it.
     virtual std::unique_ptr<OneShot> make_one_shot(const OneShotOptions&) = 0;

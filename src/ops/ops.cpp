@@ -481,6 +481,26 @@ void sample(Backend& backend, const SampleParams& p) {
     backend.sample(p);
 }
 
+void log_probs(Backend& backend, const LogProbsParams& p) {
+    OpCheck check("log_probs", backend);
+    check.tensor("logits", p.logits, {"num_rows", "vocab_size"}, DType::float32);
+    check.tensor("drawn", p.drawn, {"num_rows"}, DType::int32);
+    check.tensor("num_logprobs", p.num_logprobs, {"num_rows"}, DType::int32);
+    check.tensor("ids", p.ids, {"num_rows", "width"}, DType::int32);
+    check.tensor("logprobs", p.logprobs, {"num_rows", "width"}, DType::float32);
+    check.contiguous("ids", p.ids);
+    check.contiguous("logprobs", p.logprobs);
+    check.require(check["width"] > 0, "ids: expected a column for the drawn token, got none");
+    if (readable(p.num_logprobs)) {
+        check_counts(check, p.num_logprobs, std::min(check["width"] - 1, check["vocab_size"]));
+        for (int64_t row = 0; row < p.drawn.shape(0); ++row)
+            check.require(p.drawn.as<const int32_t>()[row] < check["vocab_size"], "drawn[", row,
+                          "]: expected a token id below ", check["vocab_size"], ", got ",
+                          p.drawn.as<const int32_t>()[row]);
+    }
+    backend.log_probs(p);
+}
+
 std::unique_ptr<PreparedLinear> prepare_linear(Backend& backend, std::vector<LinearPart> parts, LinearKind kind,
                                                int head_dim, Quantization quantization) {
     OpCheck check("prepare_linear", backend);

@@ -28,6 +28,7 @@ void delta_rule(Backend&, const DeltaRuleParams&);
 void sum_parts(Backend&, const SumPartsParams&);
 void change_logits(Backend&, const ChangeLogitsParams&);
 void find_best(Backend&, const FindBestParams&);
+void log_probs(Backend&, const LogProbsParams&);
 void sample(Backend&, const SampleParams&);
 std::unique_ptr<PreparedLinear> prepare_linear(Backend&, std::vector<LinearPart>, LinearKind, int head_dim = 0,
                                                Quantization quantization = Quantization::none);

@@ -112,6 +112,9 @@ void TimedBackend::change_logits(const ChangeLogitsParams& p) {
 void TimedBackend::find_best(const FindBestParams& p) {
     timed("sampling", [&] { inner_.find_best(p); });
 }
+void TimedBackend::log_probs(const LogProbsParams& p) {
+    timed("sampling", [&] { inner_.log_probs(p); });
+}
 void TimedBackend::sample(const SampleParams& p) {
     timed("sampling", [&] { inner_.sample(p); });
 }

@@ -60,6 +60,7 @@ public:
     void sum_parts(const SumPartsParams& p) override;
     void change_logits(const ChangeLogitsParams& p) override;
     void find_best(const FindBestParams& p) override;
+    void log_probs(const LogProbsParams& p) override;
     void sample(const SampleParams& p) override;
 
 private:

@@ -73,17 +73,35 @@ void check_changes(const Check& check, const LogitChanges& p, int64_t num_ids) {
     const int64_t num_changes = p.change_tokens.shape(0);
     const auto *rows = p.change_rows.as<const int32_t>(), *tokens = p.change_tokens.as<const int32_t>();
     const auto* penalties = p.penalties.as<const float>();
-    for (int64_t row = 0; row < p.change_rows.shape(0); ++row, rows += 3, penalties += 3) {
+    std::vector<bool> is_end(static_cast<size_t>(num_changes));  // of a row's part
+    int32_t before = 0;                                          // the end of the parts of other rows
+    for (int64_t row = 0; row < p.change_rows.shape(0); ++row, rows += 2, penalties += 3) {
         check.require(rows[0] >= 0 && rows[0] <= rows[1] && rows[1] <= num_changes, "change_rows[", row,
                       "]: expected a part of the ", num_changes, " change_tokens, got ", rows[0], " to ", rows[1]);
+        if (rows[0] < rows[1]) {
+            check.require(rows[0] >= before, "change_rows[", row,
+                          "]: expected a part behind those of the rows before, ", "which end at ", before, "; got ",
+                          rows[0], " to ", rows[1]);
+            before = rows[1];
+            is_end[static_cast<size_t>(before) - 1] = true;
+        }
         check.require(std::isfinite(penalties[0]) && penalties[0] > 0 && std::isfinite(penalties[1]) &&
                           std::isfinite(penalties[2]),
                       "penalties[", row, "]: expected a positive number and two finite ones, got ", penalties[0], ", ",
                       penalties[1], " and ", penalties[2]);
     }
     for (int64_t i = 0; i < num_changes; ++i)
-        check.require(tokens[3 * i] >= 0 && tokens[3 * i] < num_ids, "change_tokens[", i,
-                      "]: expected a token id of 0 to ", num_ids - 1, ", got ", tokens[3 * i]);
+        check.require(
+            tokens[3 * i] < num_ids && (tokens[3 * i] >= 0 || (tokens[3 * i] == -1 && is_end[static_cast<size_t>(i)])),
+            "change_tokens[", i, "]: expected a token id of 0 to ", num_ids - 1, ", or -1 at the end of a row; got ",
+            tokens[3 * i]);
+}
+
+void check_counts(const Check& check, const TensorView& num_logprobs, int64_t most) {
+    for (int64_t row = 0; row < num_logprobs.shape(0); ++row) {
+        const int32_t count = num_logprobs.as<const int32_t>()[row];
+        check.require(count >= -1 && count <= most, "num_logprobs[", row, "]: expected -1 to ", most, ", got ", count);
+    }
 }
 
 void check_sampling(const Check& check, const TensorView& temperatures, const TensorView& top_p,

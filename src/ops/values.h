@@ -39,13 +39,15 @@ void check_mask_arrays(AnyCheck& check, const TensorView& allowed, const TensorV
 // LogitChanges, which Batch has too.
 template <class AnyCheck, class Params>
 void check_change_arrays(AnyCheck& check, const Params& p) {
-    check.tensor("change_rows", p.change_rows, {"num_rows", 3}, DType::int32);
+    check.tensor("change_rows", p.change_rows, {"num_rows", 2}, DType::int32);
     check.tensor("penalties", p.penalties, {"num_rows", 3}, DType::float32);
     check.tensor("change_tokens", p.change_tokens, {"num_changes", 3}, DType::int32);
 }
-// Each row has its tokens, which are below num_ids, and penalties that can be computed with.
+// Each row has its own tokens, which are below num_ids, and penalties that can be computed with.
 void check_changes(const Check&, const LogitChanges&, int64_t num_ids);
 void check_masks(const Check&, const TensorView& allowed, const TensorView& allowed_row);  // each row has its mask
+// How many of the best each row gets the log-probabilities of: -1 to `most`.
+void check_counts(const Check&, const TensorView& num_logprobs, int64_t most);
 void check_sampling(const Check&, const TensorView& temperature, const TensorView& top_p, const TensorView& min_p,
                     const TensorView& random_val);
 

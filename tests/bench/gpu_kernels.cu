@@ -422,7 +422,7 @@ int bench_sample(int num_rows, int vocab_size, float temperature, int top_k, flo
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             return sample({static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size,
                            temperatures.as<float>(), top_ks.as<int>(), top_ps.as<float>(), min_ps.as<float>(),
-                           random_vals.as<float>(), ids.as<int>(), nullptr},
+                           random_vals.as<float>(), ids.as<int>()},
                           stream);
         });
     });
@@ -436,10 +436,11 @@ int bench_change_logits(int num_rows, int vocab_size, int num_tokens, int64_t fl
         std::vector<int> parts, tokens, ids, logits_rows;
         std::vector<float> penalties;
         for (int r = 0; r < num_rows; ++r) {
-            parts.insert(parts.end(), {r * num_tokens, (r + 1) * num_tokens, 1});
+            parts.insert(parts.end(), {r * num_tokens, (r + 1) * num_tokens});
             penalties.insert(penalties.end(), {1.1f, 0.5f, 0.25f});
-            for (int i = 0; i < num_tokens; ++i)
+            for (int i = 0; i < num_tokens - 1; ++i)
                 tokens.insert(tokens.end(), {static_cast<int>(int64_t{i} * vocab_size / num_tokens), i % 3, 0});
+            tokens.insert(tokens.end(), {-1, 0, 0});
             ids.push_back(r % vocab_size);
             logits_rows.push_back(r);
         }

@@ -61,6 +61,7 @@ public:
     void soft_cap(const SoftCapParams&) override { unused(); }
     void gather_rows(const GatherRowsParams&) override { unused(); }
     void find_best(const FindBestParams&) override { unused(); }
+    void log_probs(const LogProbsParams&) override { unused(); }
     void sample(const SampleParams&) override { unused(); }
 
 private:

@@ -165,7 +165,9 @@ TEST(nccl_aborts_in_a_sum) {
 // A kernel that waits for the other ranks, as the stream does whom its rank waits for.
 class WaitingOneShot final : public OneShot {
 public:
-    WaitingOneShot(std::atomic<int>& calls, bool reached) : calls_(calls), reached_(reached) {}
+    WaitingOneShot(std::atomic<int>& calls, bool reached) : calls_(calls), reached_(reached) { ++alive; }
+    ~WaitingOneShot() override { --alive; }
+    static inline std::atomic<int> alive{0};
     void* mailbox() const override { return const_cast<std::atomic<bool>*>(&aborted_); }
     void connect(std::span<void* const> mailboxes) override {
         CHECK(std::ranges::find(mailboxes, mailbox()) != mailboxes.end());
@@ -189,7 +191,7 @@ private:
 };
 
 // Ranks in a one-shot sum leave it when another one fails; where one rank cannot have them, or is not reached, none
-// uses them.
+// uses them, and their mailboxes are freed.
 TEST(nccl_one_shot) {
     const Fake fake;
     for (const bool all_can : {true, false})
@@ -220,7 +222,9 @@ TEST(nccl_one_shot) {
             });
             CHECK(calls == (all_can && all_reached ? 2 : 0) && is<DeviceError>(errors[2]));
             for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
+            CHECK(WaitingOneShot::alive == (all_can && all_reached ? 3 : 0));
             group.reset();
+            CHECK(WaitingOneShot::alive == 0);
             CHECK(fake.live_comms() == 0 && fake.violations() == 0);
         }
 }

@@ -71,12 +71,13 @@ class Sequences:
         top_k: int | None = None,
         masked: bool = False,
         changed: bool = False,
+        top: int | None = None,
         previous_rows: list[int] | None = None,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
         top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
-        changed: some rows have biases and penalties.
+        changed: some rows have biases and penalties. top: rows want the log-probabilities of up to so many tokens.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -105,6 +106,10 @@ class Sequences:
         if changed:
             self.changes = oracle.random_changes(self.rng, num_rows, self.vocab_size)
             draws = draws | self.changes
+        if top is not None:
+            counts = self.rng.integers(-1, top + 1, num_rows)
+            counts[0] = top
+            draws = draws | {"num_logprobs": counts.astype(np.int32)}
         self.arrays: dict[str, Any] = {
             "input_ids": self.rng.integers(0, self.vocab_size, len(seqs) * count).astype(np.int32),
             "positions": positions.reshape(-1).astype(np.int32),
@@ -237,7 +242,7 @@ def changes(_: Gpu, folder: str) -> None:
     twins = Twins(folder, "llama", "bfloat16")
     twins.step([0, 1, 2, 3], 30, changed=True)
     for _ in range(4):  # lists that are longer than those before take memory, which ends graphs
-        twins.step([0, 1, 2, 3], changed=True)
+        twins.step([0, 1, 2, 3], changed=True, logits=False)
     recorded, launched, _ = twins.counts()
     for more in (1, 2, 3):
         twins.step([3, 1, 0, 2], changed=True, logits=False)
@@ -256,6 +261,44 @@ def changes(_: Gpu, folder: str) -> None:
             arrays = [None if x is None else _core.from_numpy(x) for x in (*columns, *mask)]
             _core.Backend("cpu", num_threads=1).sample(*arrays)
             assert ids is not None and ids.tolist() == want.tolist()
+    twins.close()
+
+
+def log_probs(_: Gpu, folder: str) -> None:
+    """Rows that want log-probabilities stay in graphs, with penalties and without; those with masks follow the graph.
+
+    They are of the logits before changes, which the step gives back as they were; the CPU finds the same in them.
+    """
+    twins = Twins(folder, "llama", "bfloat16")
+    options: dict[str, Any] = {"top": 5, "logits": False}
+    twins.step([0, 1, 2, 3], 30, changed=True, **options)
+    for changed in (False, True):
+        for _ in range(4):
+            twins.step([0, 1, 2, 3], changed=changed, **options)
+        recorded, launched, _ = twins.counts()
+        for more, top in enumerate((8, 6, 5), start=1):  # one width
+            twins.step([3, 1, 0, 2], changed=changed, top=top, logits=False)
+            assert twins.counts()[:2] == (recorded, launched + more)
+    cpu = _core.Backend("cpu", num_threads=1)
+    for masked, changed, top in ((False, True, 3), (True, True, 64), (True, False, 0), (False, True, 3)):
+        twins.sequences.batch([0, 1, 2, 3], masked=masked, changed=changed, top=top)
+        own = twins.sequences.arrays
+        plain = outputs(twins.eager, _core.Batch(**own | {"change_rows": None, "penalties": None,
+                                                          "change_tokens": None, "num_logprobs": None}))[1]  # fmt: skip
+        assert plain is not None
+        for engine in (twins.recording, twins.eager):
+            for returned in (True, False):  # the same step again
+                output = engine.forward(_core.Batch(**own | {"return_logits": returned}))
+                assert output.ids is not None and output.logprob_ids is not None and output.logprobs is not None
+                ids, counts = output.ids.numpy().copy(), own["num_logprobs"]
+                got = output.logprob_ids.numpy().copy(), output.logprobs.numpy().copy()
+                want = tuple(np.empty_like(x) for x in got)
+                cpu.log_probs(*(_core.from_numpy(x) for x in (plain, ids, counts, *want)))
+                for row, count in enumerate(counts):
+                    part = slice(0, count + 1)
+                    assert got[0][row, part].tolist() == want[0][row, part].tolist()
+                    np.testing.assert_allclose(got[1][row, part], want[1][row, part], rtol=2e-7, atol=2e-6)
+                assert output.logits is None or output.logits.numpy().tobytes() == plain.tobytes()
     twins.close()
 
 

@@ -282,6 +282,22 @@ def test_unusable_devices(simulate: Run, settings: dict[str, str], expected: str
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("name", "head_dim"), [("deepseek-v3", 576), ("gemma4-text", 512)])
+@pytest.mark.parametrize("capability", ["89", "120"])
+def test_heads_that_shared_memory_is_too_small_for(
+    simulate: Run, tmp_path: Path, name: str, head_dim: int, capability: str
+) -> None:
+    """Refused when the model is opened; in float32 they run."""
+    folder = str(resized(ROOT / "tests/golden" / name, tmp_path / name, **SHAPED[name]))
+    expected = rf"head_dim is {head_dim}, which takes \d{{6}} bytes .* GPU has 101376; use a GPU .* device='cpu'"
+    settings = {"INFINILM_EMULATOR_CC": capability}
+    outcome = simulate("device_cases:fails_with", settings=settings, model=folder, expected=expected, dtype="bfloat16")
+    assert outcome.ok, outcome.text
+    if capability == "89":
+        outcome = simulate("device_cases:parity_of", settings=settings, folder=folder, dtype="float32", amplified=8)
+        assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("library", "expected"),
     [

@@ -17,6 +17,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         "design",
         "masks",
         "changes",
+        "log_probs",
         "ahead",
         "uploads",
         "a_bound",

@@ -1,4 +1,4 @@
-"""sample and find_best on the emulator, id for id. The kernels do nothing asynchronous: late is eager."""
+"""sample, find_best and log_probs on the emulator, id for id. The kernels do nothing asynchronous: late is eager."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("ties", {"vocab_sizes": [7, 5000]}),
     ("boundaries", {"vocab_sizes": [257, 5000]}),
     ("changes", {"vocab_sizes": [7, 257, 6000]}),
+    ("log_probs", {"sizes": [1, 2, 31, 257, 6000], "widths": [1, 2, 33, 65]}),
     ("named", {"vocab_sizes": [3, 257]}),
     ("best", {"sizes": [0, 1, 2, 63, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
     ("masked_best", {"sizes": [0, 1, 31, 64, 65, 257, 6000], "ks": [1, 2, 40, 64]}),
@@ -76,3 +77,4 @@ def test_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: list[dict[
     _check(emulate, "masked", sanitize=sanitize, schedule=schedule, shapes=two)
     _check(emulate, "best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])
     _check(emulate, "masked_best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])
+    _check(emulate, "log_probs", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], widths=[1, 33])

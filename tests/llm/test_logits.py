@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, strategies as st
+from reference import ops as numpy_ops
 
 import infinilm
 from infinilm import LLM, SamplingParams, _core
-from infinilm.requests.logits import HostSampler, LogitsPipeline, logprobs_of, top_logprobs
+from infinilm.requests.logits import HostSampler, LogitsPipeline, best_logprobs
 from llm import tiny
 
 Array = npt.NDArray[Any]
@@ -78,22 +79,28 @@ def test_the_pipeline_does_what_is_documented(
         np.testing.assert_array_equal(got, logits)
 
 
+def assert_logprobs(got: Any, logits: Array, ids: Array, top: int) -> None:
+    """Of each place, the `top` most probable tokens in order and the one of `ids`, to float32; logits [n, vocab]."""
+    best, want = numpy_ops.log_probs(logits, np.asarray(ids), top)
+    for told, row_ids, row in zip(got, best.tolist(), want.tolist(), strict=True):
+        assert list(told) == list(dict.fromkeys([*row_ids[1:], row_ids[0]]))
+        assert told == pytest.approx(dict(zip(row_ids, row, strict=True)), rel=2e-7, abs=1e-6)
+
+
 @given(st.integers(1, 5), st.integers(0, VOCAB + 5), st.integers(0, 99), st.booleans())
 def test_logprobs(num_rows: int, top: int, seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
     logits = (10 * rng.standard_normal((num_rows, VOCAB))).astype(np.float32)
     logits = np.round(logits) if ties else logits
     ids = rng.integers(0, VOCAB, num_rows)
-    exact = logits.astype(np.float64)
-    exact -= np.log(np.exp(exact - exact.max(1, keepdims=True)).sum(1, keepdims=True)) + exact.max(1, keepdims=True)
-    got, log_sums = logprobs_of(logits, ids)
-    bound = 8 * np.finfo(np.float32).eps
-    np.testing.assert_allclose(got, exact[np.arange(num_rows), ids], rtol=0, atol=bound)
-    for row, expected, log_sum in zip(logits, exact, log_sums, strict=True):
-        best = sorted(range(VOCAB), key=lambda i: (-row[i], i))[:top]
-        result = top_logprobs(row, log_sum, top)
-        assert list(result) == best
-        np.testing.assert_allclose(list(result.values()), expected[best], rtol=0, atol=bound)
+    best, logprobs = HostSampler().log_probs(logits, ids, top)
+    told = [best_logprobs(i[1:], x[1:]) | {int(i[0]): float(x[0])} for i, x in zip(best, logprobs, strict=True)]
+    assert_logprobs(told, logits, ids, min(top, VOCAB))
+
+
+def test_logprobs_of_what_is_no_distribution() -> None:
+    ids, logprobs = HostSampler().log_probs(np.full((1, 5), np.nan, np.float32), np.array([3]), 2)
+    assert np.isnan(logprobs).all() and best_logprobs(ids[0, 1:], logprobs[0, 1:]) == {}
 
 
 def test_the_host_draws_what_the_engine_draws(llm: LLM) -> None:
@@ -205,7 +212,7 @@ def test_n(llm: LLM) -> None:
     assert texts == [c.text for c in output.outputs]
 
 
-@pytest.mark.parametrize("top", [0, 1, 5])
+@pytest.mark.parametrize("top", [0, 1, 5, 64, 65])  # so many are told where the model runs, then by the host
 def test_logprobs_of_completions(llm: LLM, top: int) -> None:
     settings: dict[str, Any] = {"seed": 7, "temperature": 0.7, "max_tokens": 12, "ignore_eos": True}
     plain = run(llm, "the", **settings)
@@ -214,13 +221,33 @@ def test_logprobs_of_completions(llm: LLM, top: int) -> None:
     assert list(got.token_ids) == list(plain.token_ids)
     prompt = llm.tokenize("the")
     logits = llm.forward(prompt + list(got.token_ids))[len(prompt) - 1 : -1]
-    expected, log_sums = logprobs_of(logits, np.array(got.token_ids))
     assert got.logprobs is not None
-    for i, (token_id, logprobs) in enumerate(zip(got.token_ids, got.logprobs, strict=True)):
-        assert logprobs == top_logprobs(logits[i], log_sums[i], top) | {token_id: expected[i]}
-    assert got.cumulative_logprob == pytest.approx(math.fsum(expected), abs=1e-9)
+    assert_logprobs(got.logprobs, logits, np.array(got.token_ids), top)
+    own = [told[token_id] for told, token_id in zip(got.logprobs, got.token_ids, strict=True)]
+    assert got.cumulative_logprob == pytest.approx(math.fsum(own), abs=1e-9)
     events = list(llm.stream("the", logprobs=top, **settings))
-    assert [event.logprob for event in events] == expected.tolist()
+    assert [event.logprob for event in events] == own
+    assert [event.top_logprobs for event in events] == list(got.logprobs)
+
+
+@pytest.mark.parametrize("top", [3, 70])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repetition_penalty": 1.5, "frequency_penalty": 1.0},
+        {"logit_bias": {3: 4.0, 5: -3.0}, "presence_penalty": 1.0, "allowed_token_ids": [3, 4, 5, 6, 7]},
+        {"logits_processor": lambda ids, logits: np.where(np.arange(len(logits)) % 3 == 0, logits, -np.inf)},
+    ],
+    ids=["penalties", "bias and mask", "processor"],
+)
+def test_logprobs_are_those_of_the_model(llm: LLM, change: dict[str, Any], top: int) -> None:
+    """Before all that changes logits, wherever that is done; the tokens are the same without them."""
+    settings = {"seed": 7, "max_tokens": 12, "ignore_eos": True, **change}
+    got = run(llm, "the", logprobs=top, **settings)
+    assert got.token_ids == run(llm, "the", **settings).token_ids
+    prompt = llm.tokenize("the")
+    logits = llm.forward(prompt + list(got.token_ids))[len(prompt) - 1 : -1]
+    assert_logprobs(got.logprobs, logits, np.array(got.token_ids), top)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -232,16 +259,13 @@ def test_scores_and_prompt_logprobs(folder: Any, llm: LLM, chunk: int) -> None:
         ids = llm.tokenize(prompt)
         assert (score.prompt, score.token_ids) == (prompt, ids)
         logits = llm.forward(ids)[:-1]
-        expected, log_sums = logprobs_of(logits, np.array(ids[1:]))
-        assert score.logprobs == [None, *expected.tolist()]
-        tops = [top_logprobs(row, log_sum, 2) for row, log_sum in zip(logits, log_sums, strict=True)]
-        assert score.top_logprobs == [None, *tops]
-        assert output.prompt_logprobs == [
-            None,
-            *(top | {i: x} for top, i, x in zip(tops, ids[1:], expected.tolist(), strict=True)),
-        ]
-        assert score.total == pytest.approx(expected.sum())
-        assert score.perplexity == pytest.approx(math.exp(-expected.mean()))
+        assert score.logprobs[0] is score.top_logprobs[0] is output.prompt_logprobs[0] is None
+        own = score.logprobs[1:]
+        told = [top | {i: x} for top, i, x in zip(score.top_logprobs[1:], ids[1:], own, strict=True)]
+        assert_logprobs(told, logits, np.array(ids[1:]), 2)
+        assert output.prompt_logprobs[1:] == told
+        assert score.total == pytest.approx(sum(own))
+        assert score.perplexity == pytest.approx(math.exp(-sum(own) / len(own)))
     assert (scores[-1].logprobs, scores[-1].perplexity) == ([None], None)
     assert llm.score("the")[0].top_logprobs is None
     assert llm.score([]) == []

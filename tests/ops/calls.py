@@ -262,10 +262,22 @@ def _find_best_call(make: _Make) -> Call:
     return Call("find_best", "find_best", operands, _method("find_best", 7))
 
 
+def _log_probs_call(make: _Make) -> Call:
+    operands = (
+        make.x("logits", "num_rows", "vocab_size", shape=(make.tokens, 33)),
+        make.ints("drawn", make.rng.integers(0, 33, make.tokens), "num_rows"),
+        make.ints("num_logprobs", np.full(make.tokens, 4), "num_rows"),
+        Operand("ids", np.full((make.tokens, 5), -7, np.int32), ("num_rows", "width"), "int32", output=True),
+        make.out("logprobs", "num_rows", "width", shape=(make.tokens, 5)),
+    )
+    return Call("log_probs", "log_probs", operands, _method("log_probs"))
+
+
 def all_calls(dtype: str = "float32", tokens: int = 5) -> list[Call]:
     """Every op once or twice, weights and caches in `dtype`."""
     make = _Make(dtype, tokens)
-    return [*_row_calls(make), *_linear_calls(make), *_cache_calls(make), _find_best_call(make), _sample_call(make)]
+    of_logits = [_find_best_call(make), _sample_call(make), _log_probs_call(make)]
+    return [*_row_calls(make), *_linear_calls(make), *_cache_calls(make), *of_logits]
 
 
 CALLS = {str(call): call for call in all_calls()}

@@ -75,6 +75,7 @@ MUST_ACCEPT = {  # row strides that the engine relies on: parts of qkv and of ga
     "qk_norm_rope_store_kv-plain": ("qkv",),
     "paged_attention": ("q", "out", "block_table"),
     "find_best": ("logits",),
+    "log_probs": ("logits",),
     "sample": ("logits", "token_ids"),
 }
 

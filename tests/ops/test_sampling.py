@@ -1,4 +1,4 @@
-"""sample, find_best and uniform: the documented procedures, id for id."""
+"""sample, find_best, log_probs and uniform: the documented procedures, id for id."""
 
 from __future__ import annotations
 
@@ -431,3 +431,61 @@ def test_uniform_is_in_range() -> None:
     draws = np.array([_core.uniform(7, position) for position in range(100_000)])
     assert draws.min() >= 0 and draws.max() < 1
     assert abs(draws.mean() - 0.5) < 5 * (1 / 12 / len(draws)) ** 0.5
+
+
+def log_probs(
+    b: Any, logits: Array, drawn: Array, counts: Array, width: int, pad: tuple[int, int] = (0, 0)
+) -> tuple[Array, Array]:
+    """Ids and log-probabilities, [num_rows, width]; -77 where nothing was written."""
+    ids, logprobs = np.full((len(logits), width), -77, np.int32), np.full((len(logits), width), -77, np.float32)
+    b.log_probs(*(support.tensor(x) for x in (framed(logits, pad), drawn, counts, ids, logprobs)))
+    return ids, logprobs
+
+
+@each_isa
+@each_threads
+@given(
+    n=support.sizes,
+    width=st.sampled_from((1, 2, 3, 33, 65, 200)),
+    pad=support.pads,
+    kind=st.sampled_from(("awkward", "smooth", "ties", "equal", "peaked", "masked")),
+    seed=support.seeds,
+)
+def test_log_probs(isa: str, threads: int, n: int, width: int, pad: tuple[int, int], kind: str, seed: int) -> None:
+    """Against float64; other numbers of the best for each row, among them all; a row alone has the same bits."""
+    rng, b = np.random.default_rng(seed), backend(isa, threads)
+    logits = oracle.awkward_logits(rng, n) if kind == "awkward" else make_logits(rng, 8, n, kind)
+    drawn = rng.integers(-1, n, 8).astype(np.int32)
+    most = min(width - 1, n)
+    counts = np.append(rng.integers(-1, most + 1, 7), most).astype(np.int32)
+    got = log_probs(b, logits, drawn, counts, width, pad)
+    oracle.assert_log_probs(got, logits, drawn, counts, -77)
+    alone = log_probs(backend(isa, 1), logits[7:], drawn[7:], counts[7:], width)
+    for values, among in zip(alone, got, strict=True):
+        assert_bitwise(values, among[7:])
+
+
+@each_isa
+@pytest.mark.parametrize("rows", (1, 3))
+def test_log_probs_of_a_large_vocabulary(isa: str, rows: int) -> None:
+    """Qwen's 151936 entries, which several threads cut up among them: the bits of one."""
+    rng = np.random.default_rng(rows)
+    logits = make_logits(rng, rows, 151936, "ties")
+    drawn, counts = rng.integers(0, 151936, rows).astype(np.int32), np.full(rows, 20, np.int32)
+    got = log_probs(backend(isa, 4), logits, drawn, counts, 21)
+    oracle.assert_log_probs(got, logits, drawn, counts, -77)
+    for values, alone in zip(got, log_probs(backend(isa, 1), logits, drawn, counts, 21), strict=True):
+        assert_bitwise(values, alone)
+
+
+def test_log_probs_of_what_is_not_there() -> None:
+    """More of the best than there is room for, or than the vocabulary has, and a token that it has not."""
+    b, logits = backend("", 1), np.zeros((2, 7), np.float32)
+    for drawn, counts, width, message in (
+        ([0, 0], [0, 5], 5, r"num_logprobs\[1\]: expected -1 to 4, got 5"),
+        ([0, 0], [8, 0], 12, r"num_logprobs\[0\]: expected -1 to 7, got 8"),
+        ([0, 0], [0, -2], 5, r"num_logprobs\[1\]: expected -1 to 4, got -2"),
+        ([0, 7], [0, 0], 5, r"drawn\[1\]: expected a token id below 7, got 7"),
+    ):
+        with pytest.raises(InfinilmError, match=f"^log_probs: {message}"):
+            log_probs(b, logits, np.array(drawn, np.int32), np.array(counts, np.int32), width)

@@ -382,6 +382,39 @@ def assert_best(got: tuple[Array, Array], logits: Array, first_id: int) -> None:
         assert values[defined].tobytes() == expected[defined].tobytes(), (values, expected)
 
 
+def log_probs(logits: Array, drawn: Array, count: int) -> tuple[Array, Array]:
+    """LogProbsParams of rows of [num_rows, vocab_size] float32 that all want `count` of the best, in float64.
+
+    Token ids and log-probabilities, [num_rows, 1 + count]: of what was drawn, then of the best.
+    """
+    exact = logits.astype(np.float64)
+    fit = np.isfinite(exact.max(1)) & (drawn >= 0)
+    best = np.argsort(-exact, axis=1, kind="stable")[:, :count]
+    ids = np.concatenate([drawn[:, None], best], 1)
+    with np.errstate(invalid="ignore"):
+        shifted = exact - exact.max(1, keepdims=True)
+        logprobs = np.take_along_axis(shifted, np.maximum(ids, 0), 1) - np.log(np.exp(shifted).sum(1, keepdims=True))
+    ids[~fit, 1:], logprobs[~fit] = -1, np.nan
+    return ids, logprobs
+
+
+def assert_log_probs(got: tuple[Array, Array], logits: Array, drawn: Array, counts: Array, poison: float) -> None:
+    """What an implementation gave, [num_rows, width], is what `log_probs` finds; nothing else was written."""
+    for row, count in enumerate(counts):
+        ids, logprobs = (x[row] for x in got)
+        assert (ids[count + 1 :] == int(poison)).all() and (logprobs[count + 1 :] == poison).all()
+        if count < 0:
+            continue
+        want_ids, want = (x[0] for x in log_probs(logits[row : row + 1], drawn[row : row + 1], count))
+        assert ids[: count + 1].tolist() == want_ids.tolist()
+        # float32 rounds logit - largest by 2^-24 of itself, which few of the terms that count make more than 2^-20.
+        bound = 2.0**-20 + 2.0**-23 * np.nan_to_num(np.abs(want), posinf=0)
+        np.testing.assert_array_equal(np.isnan(logprobs[: count + 1]), np.isnan(want))
+        with np.errstate(invalid="ignore"):
+            near = np.abs(logprobs[: count + 1] - want) <= bound
+        assert (near | (logprobs[: count + 1] == want) | np.isnan(want)).all(), (row, logprobs[: count + 1], want)
+
+
 def awkward_logits(rng: np.random.Generator, n: int) -> Array:
     """[8, n] float32: smooth, many ties, all equal, mostly -inf, nothing else, with both zeros, with +inf, with NaN."""
     logits = (rng.standard_normal((8, n)) * 3).astype(np.float32)
@@ -396,10 +429,11 @@ def awkward_logits(rng: np.random.Generator, n: int) -> Array:
 
 
 def random_changes(rng: np.random.Generator, num_rows: int, vocab_size: int) -> dict[str, Array]:
-    """LogitChanges of rows with other numbers of tokens, none among them, some of which are counted twice."""
+    """LogitChanges of rows with other numbers of tokens, none among them, and of some one that is counted later."""
     tokens = [rng.permutation(vocab_size)[: rng.integers(0, min(30, vocab_size))] for _ in range(num_rows)]
+    tokens = [np.append(listed, np.full(rng.integers(0, 2), -1)) for listed in tokens]
     ends = np.cumsum([len(t) for t in tokens])
-    rows = np.stack([ends - [len(t) for t in tokens], ends, rng.integers(0, 2, num_rows)], 1)
+    rows = np.stack([ends - [len(t) for t in tokens], ends], 1)
     penalties = np.stack([rng.uniform(0.5, 2, num_rows), *rng.uniform(-2, 2, (2, num_rows))], 1)
     changes = np.empty((int(ends[-1]), 3), np.int32)
     changes[:, 0] = np.concatenate(tokens)
@@ -415,10 +449,10 @@ def random_changes(rng: np.random.Generator, num_rows: int, vocab_size: int) -> 
 def change_logits(logits: Array, changes: dict[str, Array], last_ids: Array) -> Array:
     """What they make of logits [num_rows, vocab_size]: float32, token by token; last_ids: [num_rows]."""
     out = logits.copy()
-    for row, (begin, end, counts_last) in enumerate(changes["change_rows"]):
+    for row, (begin, end) in enumerate(changes["change_rows"]):
         repetition, presence, frequency = changes["penalties"][row]
         entries = {int(i): [int(count), bias] for i, count, bias in changes["change_tokens"][begin:end]}
-        if counts_last:
+        if entries.pop(-1, None):
             entry = entries.setdefault(int(last_ids[row]), [0, 0])
             entry[0] = max(entry[0], 0) + 1
         for i, (count, bias) in entries.items():

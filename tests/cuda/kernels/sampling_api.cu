@@ -3,8 +3,8 @@
 
 extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, int vocab_size, const float* temperature,
                     const int* top_k, const float* top_p, const float* min_p, const float* random_val, int* ids,
-                    float* logprobs, const int* token_ids, int64_t token_ids_stride, const uint32_t* allowed,
-                    int64_t allowed_stride, const int* allowed_row, int blocks) {
+                    const int* token_ids, int64_t token_ids_stride, const uint32_t* allowed, int64_t allowed_stride,
+                    const int* allowed_row, int blocks) {
     return infinilm::cuda::sample({logits,
                                    logits_stride,
                                    num_rows,
@@ -15,7 +15,6 @@ extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, in
                                    min_p,
                                    random_val,
                                    ids,
-                                   logprobs,
                                    token_ids,
                                    token_ids_stride,
                                    {allowed, allowed_stride, allowed_row},
@@ -24,9 +23,15 @@ extern "C" int draw(const float* logits, int64_t logits_stride, int num_rows, in
 }
 
 extern "C" int change(float* logits, int64_t logits_stride, int num_rows, int n, int first_id, const int* rows,
-                      const float* penalties, const int* tokens, const int* input_ids, const int* logits_rows) {
+                      const float* penalties, int* tokens, const int* input_ids, const int* logits_rows, bool undo) {
     return infinilm::cuda::change_logits(
-        {logits, logits_stride, num_rows, n, first_id, rows, penalties, tokens, input_ids, logits_rows}, nullptr);
+        {logits, logits_stride, num_rows, n, first_id, rows, penalties, tokens, input_ids, logits_rows, undo}, nullptr);
+}
+
+extern "C" int log_probs(const float* logits, int64_t logits_stride, int num_rows, int vocab_size, int width,
+                         const int* drawn, const int* num_logprobs, int* ids, float* logprobs, int blocks) {
+    return infinilm::cuda::log_probs(
+        {logits, logits_stride, num_rows, vocab_size, width, drawn, num_logprobs, ids, logprobs, blocks}, nullptr);
 }
 
 extern "C" int best(const float* logits, int64_t logits_stride, int num_rows, int n, int k, int first_id, float* best,
