@@ -242,7 +242,7 @@ llm = LLM(sys.argv[1], use_tqdm=False, **json.loads(sys.argv[2]))
 length = llm.memory.num_blocks * llm.memory.block_size // 3 - 20
 prompts = np.random.default_rng(0).integers(0, 20000, (3, length)).tolist()
 llm.generate(prompts, temperature=1, max_tokens=4, use_tqdm=False)
-llm.generate([[i] for i in range(8)], logit_bias={5: 1}, max_tokens=2, logprobs=1, use_tqdm=False)
+llm.generate([[i] for i in range(8)], logits_processor=lambda ids, x: -x, max_tokens=2, logprobs=1, use_tqdm=False)
 llm.score(prompts[0])
 print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
 """
