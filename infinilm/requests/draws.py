@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,11 +76,12 @@ class StepLogprobs:
     """
 
     def __init__(self, sampler: HostSampler, output: _core.StepOutput) -> None:
+        def array(tensor: _core.Tensor | None) -> npt.NDArray[Any]:
+            return np.empty((0, 0)) if tensor is None else tensor.numpy()
+
         self._sampler = sampler
-        self._ids, self._logprobs, self._logits = (
-            np.empty((0, 0)) if tensor is None else tensor.numpy()
-            for tensor in (output.logprob_ids, output.logprobs, output.logits)
-        )
+        self._ids, self._logprobs = array(output.logprob_ids), array(output.logprobs)  # [num_rows, width]
+        self._logits = array(output.logits)  # [num_rows, vocab_size]
 
     def of(self, sequence: Sequence, row: int, token_id: int) -> dict[int, float] | None:
         """Of the most probable tokens, best first, and of the one that was drawn; None: the request wants none."""

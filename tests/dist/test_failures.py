@@ -220,6 +220,19 @@ def make_batch(**changes: Any) -> _core.Batch:
     return _core.Batch(**{**good, **changes})
 
 
+def listed(rows: list[list[int]], token_ids: list[int]) -> dict[str, Any]:
+    """What a batch changes in logits, and as many rows of logits."""
+    kinds = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
+    return {
+        "logits_rows": np.full(len(rows), 2, np.int32),
+        **{name: np.ones(len(rows), kind) for name, kind in kinds.items()},
+        "random_val": np.zeros(len(rows), np.float32),
+        "change_rows": np.array(rows, np.int32),
+        "penalties": np.ones((len(rows), 3), np.float32),
+        "change_tokens": np.array([[i, 0, 0] for i in token_ids], np.int32),
+    }
+
+
 # ---- what all ranks refuse alike ----
 
 
@@ -235,6 +248,13 @@ def make_batch(**changes: Any) -> _core.Batch:
         ("positions", {"positions": np.arange(2, dtype=np.int32)}),
         ("random_val", {"random_val": np.array([2], np.float32)}),
         ("previous_rows[1] is 7", {"previous_rows": np.array([-1, 7, -1], np.int32)}),
+        ("num_logprobs[0]: expected -1 to 64, got 65", {"num_logprobs": np.array([65], np.int32)}),
+        ("change_tokens[1]: expected a token id of 0 to 130, or -1", listed([[0, 2]], [5, 131])),
+        (
+            "change_tokens[0]: expected a token id of 0 to 130, or -1 at the end of a row; got -1",
+            listed([[0, 2]], [-1, 5]),
+        ),
+        ("change_rows[1]: expected a part behind those of the rows before", listed([[0, 2], [1, 3]], [5, 6, 7])),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
