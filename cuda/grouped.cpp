@@ -156,6 +156,8 @@ cudaError_t run_lora(const LoraParams& p, cudaStream_t stream) {
         const auto run = [&](bool up) {
             GroupedLinearArgs args =
                 grouped_args(packed(up ? *first.b : *first.a), up ? p.inner : p.x, up ? p.out : p.inner);
+            // Without the outputs that fill a weight up to 8, which are columns of others in out.
+            if (up) args.linear.weight.n = count(p.out.shape(1));
             args.first_group = first.group;
             for (size_t i = begin; i < end; ++i)
                 args.inline_weights[i - begin] = {packed(up ? *p.parts[i].b : *p.parts[i].a).data, nullptr,
