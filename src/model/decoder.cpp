@@ -368,9 +368,10 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
         const TensorView behind = both.slice(1, attention.q_dim(), 2 * attention.q_dim());
         out = TensorView(behind.data(), behind.dtype(), heads, strides, behind.device());
     }
-    const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
+    const auto list = std::ranges::find(lists, AttentionLayer{spec.sliding_window, heads_of(attention), spec.chunked},
+                                        &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
@@ -383,8 +384,8 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = attention.softmax_scale,
                                     .score_cap = attention.score_cap,
-                                    .sliding_window = window,
-                                    .chunked = spec_.layers[static_cast<size_t>(layer)].chunked,
+                                    .sliding_window = spec.sliding_window,
+                                    .chunked = spec.chunked,
                                     .max_query_len = s.batch.max_query_len,
                                     .work = s.batch.attention_work,
                                     .list = static_cast<int>(list - lists.begin()),
