@@ -39,6 +39,19 @@ struct Divider {
     }
 };
 
+// The first key that a row sees of those up to `end`, which is at least 1; negative: all of them.
+struct FirstKey {
+    Divider per_step;
+    int step, behind;
+    FirstKey(int window, bool chunked)
+        : per_step(chunked ? window : 1),
+          step(chunked ? window : 1),
+          behind(chunked      ? 0
+                 : window > 0 ? window - 1
+                              : 1 << 30) {}
+    __device__ __forceinline__ int operator()(int end) const { return per_step.quotient(end - 1) * step - behind; }
+};
+
 struct AttentionKernelArgs : AttentionArgs {
     int group;    // query heads of a kv head
     float scale;  // softmax_scale * log2(e)
@@ -46,6 +59,7 @@ struct AttentionKernelArgs : AttentionArgs {
     // registers for it.
     float cap, minus_2_cap, cap_scale;
     Divider per_block;  // by block_size
+    FirstKey first_key;
     AttentionWorkArgs work;
     static constexpr float kLog2E = 1.44269504088896340736f;
     AttentionKernelArgs(const AttentionArgs& a, const AttentionWorkArgs& work)
@@ -56,6 +70,7 @@ struct AttentionKernelArgs : AttentionArgs {
           minus_2_cap(-2 * cap),
           cap_scale(2 * kLog2E / cap),
           per_block(a.block_size),
+          first_key(a.sliding_window, a.chunked),
           work(work) {}
 };
 
@@ -82,15 +97,12 @@ cudaError_t visit_dim(int head_dim, F f) {
 
 // ---- rows and keys of a (sequence, kv head) ----------------------------------------------------------------------
 
-__device__ __forceinline__ int window_of(const AttentionArgs& p) {
-    return p.sliding_window > 0 ? p.sliding_window : 1 << 30;
-}
-
 // Row r is query token r / group, head kv_head * group + r % group. The queries are the last of the context.
 struct Rows {
-    int first_token, count, first_position, window, group, first_head;
+    int first_token, count, first_position, group, first_head;
+    FirstKey first_key;
     __device__ __forceinline__ Rows(const AttentionKernelArgs& p, int seq, int kv_head)
-        : first_token(p.cu_seqlens_q[seq]), window(window_of(p)), group(p.group) {
+        : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p.first_key) {
         const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
         count = query_len * group;
         first_position = p.context_lens[seq] - query_len;
@@ -98,7 +110,7 @@ struct Rows {
     }
     // Row r sees keys [begin(r), end(r)); both grow with r.
     __device__ __forceinline__ int end(int row) const { return first_position + row / group + 1; }
-    __device__ __forceinline__ int begin(int row) const { return max(0, end(row) - window); }
+    __device__ __forceinline__ int begin(int row) const { return max(0, first_key(end(row))); }
     __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
     // Of its `head_dim` elements in q or out, whose tokens are `stride` apart.
     __device__ __forceinline__ int64_t offset(int row, int64_t stride, int head_dim) const {
@@ -249,14 +261,16 @@ __device__ __forceinline__ void cap_scores(float (*scores)[4], const AttentionKe
                                      __fdividef(1.0f, __fadd_rn(1.0f, exp2_approx(scores[j][i] * p.cap_scale))), p.cap);
 }
 
-// -inf where a row does not see a key of a piece: it sees [end - window, end), end counted from the piece's first.
-__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int window) {
+// -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end), end).
+__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int begin,
+                                            const FirstKey& first_key) {
+    const int first[2] = {first_key(end[0]) - begin, first_key(end[1]) - begin};
 #pragma unroll
     for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < end[i / 2] - window || key >= end[i / 2]) scores[j][i] = -INFINITY;
+            if (key < first[i / 2] || key >= end[i / 2] - begin) scores[j][i] = -INFINITY;
         }
 }
 

@@ -153,10 +153,10 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
     __syncwarp();  // a warp's keys are its own
     load_next();
     if (p.cap > 0) cap_scores(scores[0], p);
-    const int begin = chunk_begin + warp * kPiece, window = window_of(p);
-    if (tile.row_ends[0] < begin + kPiece || tile.end - window > begin) {  // some row does not see all
-        const int end[2] = {tile.row_ends[lane / 4] - begin, tile.row_ends[lane / 4 + 8] - begin};
-        mask_scores(scores[0], end, window);
+    const int begin = chunk_begin + warp * kPiece;
+    if (tile.row_ends[0] < begin + kPiece || p.first_key(tile.end) > begin) {  // some row does not see all
+        const int end[2] = {tile.row_ends[lane / 4], tile.row_ends[lane / 4 + 8]};
+        mask_scores(scores[0], end, begin, p.first_key);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
     const int first_token = p.cu_seqlens_q[seq], query_len = p.cu_seqlens_q[seq + 1] - first_token;
     if (token >= query_len) return;
     const int end = p.context_lens[seq] - query_len + token + 1;
-    const int begin = p.sliding_window > 0 ? max(0, end - p.sliding_window) : 0;
+    const int window = p.sliding_window > 0 ? p.sliding_window : end;
+    const int begin = p.chunked ? (end - 1) / window * window : max(0, end - window);
     const int kv_head = head / (p.num_heads / p.num_kv_heads);
     const int* blocks = p.block_table + seq * p.block_table_stride;
     auto key_row = [&](const void* cache, int key) {

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
 
     using Keeper = RowKeeper<kTiles>;
     const int warp_end = of_warp(row0 <= last ? rows.end(min(row0 + Shape::kWarpRows - 1, last)) : 0);
-    const int first_end = of_warp(rows.end(min(row0, last))), warp_begin = max(0, first_end - window_of(p));
+    const int first_end = of_warp(rows.end(min(row0, last))), warp_begin = max(0, p.first_key(first_end));
     const int own_row = min(row0 + Keeper::row(), last), own_end = rows.end(own_row);
     float own_m = -INFINITY, own_l = 0.0f;  // of own_row
     float total[kTiles][D / 8][4] = {};
@@ -195,9 +195,9 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
                     float (*of_piece)[4] = scores[t] + i / kTiles * kPiece / 8;
                     if (p.cap > 0) cap_scores(of_piece, p);
                     const int begin = chunk * kChunk + piece * kPiece;
-                    if (first_end < begin + kPiece || warp_end - window_of(p) > begin) {  // some row does not see all
-                        const int end[2] = {Keeper::give(own_end, t, 0) - begin, Keeper::give(own_end, t, 1) - begin};
-                        mask_scores(of_piece, end, window_of(p));
+                    if (first_end < begin + kPiece || p.first_key(warp_end) > begin) {  // some row does not see all
+                        const int end[2] = {Keeper::give(own_end, t, 0), Keeper::give(own_end, t, 1)};
+                        mask_scores(of_piece, end, begin, p.first_key);
                     }
                     add_weights<T>(weights[t], now[t], piece, of_piece, p.scale);
                 }

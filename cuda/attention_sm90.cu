@@ -238,7 +238,7 @@ struct LaneRows {
     __device__ __forceinline__ LaneRows(const Rows& rows, int row0) {
         const int last = rows.count - 1, row = row0 + static_cast<int>(lane_id()) / 4;
         end[0] = rows.end(min(row, last)), end[1] = rows.end(min(row + 8, last));
-        first_full = of_warp(ceil_div(max(rows.end(min(row0 + kTileRows - 1, last)) - rows.window, 0), kChunk));
+        first_full = of_warp(ceil_div(rows.begin(min(row0 + kTileRows - 1, last)), kChunk));
         end_full = of_warp(rows.end(min(row0, last)) / kChunk);
     }
 };
@@ -253,8 +253,7 @@ __device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4],
         float (*of_piece)[4] = reinterpret_cast<float (&)[kChunk / 8][4]>(scores) + piece * kPiece / 8;
         if (p.cap > 0) cap_scores(of_piece, p);
         if (masks) {
-            const int begin = chunk * kChunk + piece * kPiece, end[2] = {lane.end[0] - begin, lane.end[1] - begin};
-            mask_scores(of_piece, end, window_of(p));
+            mask_scores(of_piece, lane.end, chunk * kChunk + piece * kPiece, p.first_key);
         }
         add_weights<T>(weights, now, piece, of_piece, p.scale);
     }

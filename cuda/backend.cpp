@@ -466,7 +466,8 @@ void CudaBackend::rope_table(const RopeTableParams& p) {
                           .half = count(p.inv_freq.shape(0)),
                           .attention_factor = p.attention_factor,
                           .scale_beta = p.scale_beta,
-                          .scale_positions = p.scale_positions},
+                          .scale_positions = p.scale_positions,
+                          .scale_offset = p.scale_offset},
                          stream_),
         "rope_table", p.cos_sin.shape());
 }
@@ -509,6 +510,7 @@ void CudaBackend::paged_attention(const AttentionParams& p) {
                              .softmax_scale = p.softmax_scale,
                              .score_cap = p.score_cap,
                              .sliding_window = p.sliding_window,
+                             .chunked = p.chunked,
                              .type = type_};
     if (type_ == Type::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
     const AttentionWorkArgs work{.array = p.work.as<const int4>(),

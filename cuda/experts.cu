@@ -1,8 +1,9 @@
 // What layers of experts need besides their linears (linear_grouped.cuh): which experts a token goes to, which rows an
 // expert has, and the sum of what its experts give a token. route: a warp for each token, whose scores lie in shared
 // memory; it reads 4 num_experts bytes of a token. group_rows: one block for a step, which reads each id twice; the
-// order of an expert's rows depends on the order of atomics, and no result depends on it. combine: a thread for 8
-// elements of a token; top_k rows are read, one is written. 16-byte accesses (kernels.h, Alignment).
+// order of an expert's rows depends on the order of atomics, and no result depends on it. weigh and combine: a thread
+// for 8 elements of a token; of top_k rows and one, these are read and that is written, or the reverse. 16-byte
+// accesses (kernels.h, Alignment).
 #include "launch.cuh"
 #include "norm.cuh"
 #include "visit.cuh"
@@ -175,7 +176,29 @@ cudaError_t group_rows(const GroupRowsArgs& args, cudaStream_t stream) {
     return launch<group_rows_kernel>({dim3(1), dim3(kGroupThreads), 0, stream}, args);
 }
 
-// ---- combine -----------------------------------------------------------------------------------------------------
+// ---- weigh, combine ----------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(kCombineThreads) weigh_kernel(WeighArgs args) {
+    begin_kernel();
+    const int i = static_cast<int>(blockIdx.y * kCombineThreads + threadIdx.x) * 8;
+    if (i >= args.hidden_size) return;
+    const int64_t token = blockIdx.x;
+    float x[8], y[8];
+    load8(static_cast<const T*>(args.x) + token * args.x_stride + i, x);
+    for (int k = 0; k < args.top_k; ++k) {
+        const float weight = args.weights[token * args.weights_stride + k];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) y[j] = __fmul_rn(weight, x[j]);
+        store8(static_cast<T*>(args.out) + args.part_of[token * args.top_k + k] * args.out_stride + i, y);
+    }
+}
+
+cudaError_t weigh(const WeighArgs& args, cudaStream_t stream) {
+    const LaunchConfig config{dim3(args.num_tokens, ceil_div(args.hidden_size / 8, kCombineThreads)),
+                              dim3(kCombineThreads), 0, stream};
+    return visit(args.type, [&](auto t) { return launch<weigh_kernel<decltype(t)>>(config, args); });
+}
 
 template <class T>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs args) {
@@ -186,7 +209,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs ar
     float y[8] = {}, other[8];
     for (int k = 0; k < args.top_k; ++k) {
         const int64_t part = args.part_of[token * args.top_k + k];
-        const float weight = args.weights[token * args.weights_stride + k];
+        const float weight = args.weights ? args.weights[token * args.weights_stride + k] : 1.0f;
         load8(static_cast<const T*>(args.parts) + part * args.parts_stride + i, other);
 #pragma unroll
         for (int j = 0; j < 8; ++j) y[j] = __fmaf_rn(weight, other[j], y[j]);

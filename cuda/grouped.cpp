@@ -118,11 +118,27 @@ cudaError_t run_experts(const ExpertsParams& p, Type type, cudaStream_t stream) 
         args.x_rows = x_rows;
         return linear_grouped(args, stream);
     };
-    if (const cudaError_t error = run(experts.gate_up, p.x, groups.tokens, p.inner)) return error;
+    if (p.weigh_inputs) {  // into the parts, whose rows experts read then
+        const WeighArgs weighed{.x = p.x.data(),
+                                .part_of = groups.part_of,
+                                .weights = p.weights.as<const float>(),
+                                .out = p.parts.data(),
+                                .x_stride = p.x.stride(0),
+                                .weights_stride = p.weights.stride(0),
+                                .out_stride = p.parts.stride(0),
+                                .num_tokens = num_tokens,
+                                .top_k = top_k,
+                                .hidden_size = count(p.x.shape(1)),
+                                .type = type};
+        if (const cudaError_t error = weigh(weighed, stream)) return error;
+    }
+    const TensorView& x = p.weigh_inputs ? p.parts : p.x;
+    if (const cudaError_t error = run(experts.gate_up, x, p.weigh_inputs ? nullptr : groups.tokens, p.inner))
+        return error;
     if (const cudaError_t error = run(experts.down, p.inner, nullptr, p.parts)) return error;
     return combine({.parts = p.parts.data(),
                     .part_of = groups.part_of,
-                    .weights = p.weights.as<const float>(),
+                    .weights = p.weigh_inputs ? nullptr : p.weights.as<const float>(),
                     .shared = p.shared.data(),
                     .shared_gate = p.shared_gate.as<const float>(),
                     .residual = p.residual.data(),
@@ -156,6 +172,8 @@ cudaError_t run_lora(const LoraParams& p, cudaStream_t stream) {
         const auto run = [&](bool up) {
             GroupedLinearArgs args =
                 grouped_args(packed(up ? *first.b : *first.a), up ? p.inner : p.x, up ? p.out : p.inner);
+            // Without the outputs that fill a weight up to 8, which are columns of others in out.
+            if (up) args.linear.weight.n = count(p.out.shape(1));
             args.first_group = first.group;
             for (size_t i = begin; i < end; ++i)
                 args.inline_weights[i - begin] = {packed(up ? *p.parts[i].b : *p.parts[i].a).data, nullptr,

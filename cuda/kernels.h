@@ -245,13 +245,13 @@ struct RopeTableArgs {
     int num_tokens, half;
     float attention_factor;
     float scale_beta;  // see RopeTableParams in src/ops/backend.h
-    int scale_positions;
+    int scale_positions, scale_offset;
 };
 cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
 
 // Where keys and values go, and how q and k are turned first.
 struct RopeStoreArgs {
-    const float* cos_sin;         // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned
+    const float* cos_sin;         // [num_tokens, rotary_dim], or null: k is not turned
     const float* q_cos_sin;       // the same of q
     const float* q_norm;          // [head_dim] or null
     const float* k_norm;          // [head_dim] or null
@@ -371,12 +371,24 @@ constexpr int most_items(int num_parts, int num_experts, int tile) {
 }
 cudaError_t group_rows(const GroupRowsArgs&, cudaStream_t);
 
+// out[part_of[t, k]] = weights[t, k] * x[t].
+struct WeighArgs {
+    const void* x;         // [num_tokens, hidden_size] T
+    const int* part_of;    // [num_tokens, top_k]
+    const float* weights;  // [num_tokens, top_k]
+    void* out;             // [num_tokens * top_k, hidden_size] T
+    int64_t x_stride, weights_stride, out_stride;
+    int num_tokens, top_k, hidden_size;
+    Type type;
+};
+cudaError_t weigh(const WeighArgs&, cudaStream_t);
+
 // out[t] = sum of weights[t, k] * parts[part_of[t, k]], in the order of k; + sigmoid(shared_gate[t]) * shared[t];
 // rounded, + residual[t].
 struct CombineArgs {
     const void* parts;         // [num_tokens * top_k, hidden_size] T
     const int* part_of;        // [num_tokens, top_k]
-    const float* weights;      // [num_tokens, top_k]
+    const float* weights;      // [num_tokens, top_k], or null: 1
     const void* shared;        // [num_tokens, hidden_size] T or null
     const float* shared_gate;  // [num_tokens] or null: shared counts whole
     const void* residual;      // [num_tokens, hidden_size] T or null
@@ -458,6 +470,7 @@ struct AttentionArgs {
     int max_query_len;               // no sequence has more; for attention_f32
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;              // 0: none
+    bool chunked;                    // it begins where the position is a multiple of it, and does not slide
     Type type;
 };
 // What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and what the host

@@ -32,8 +32,9 @@ void check_head(int head_dim, Type type) {
 }
 
 RopeStoreArgs rope_args(const RopeStoreParams& p) {
+    const TensorView& q_cos_sin = p.q_cos_sin ? p.q_cos_sin : p.cos_sin;
     return {.cos_sin = p.cos_sin.as<const float>(),
-            .q_cos_sin = (p.q_cos_sin ? p.q_cos_sin : p.cos_sin).as<const float>(),
+            .q_cos_sin = q_cos_sin.as<const float>(),
             .q_norm = p.q_norm.as<const float>(),
             .k_norm = p.k_norm.as<const float>(),
             .v_norm = p.v_norm.as<const float>(),
@@ -46,7 +47,7 @@ RopeStoreArgs rope_args(const RopeStoreParams& p) {
             .num_heads = p.num_heads,
             .num_kv_heads = p.num_kv_heads,
             .head_dim = p.head_dim,
-            .rotary_dim = p.cos_sin ? count(p.cos_sin.shape(1)) : 0,
+            .rotary_dim = q_cos_sin ? count(q_cos_sin.shape(1)) : 0,
             .block_size = p.k_cache ? count(p.k_cache.shape(2)) : 0,
             .eps = p.eps};
 }

@@ -35,8 +35,9 @@ __global__ void __launch_bounds__(kRopeThreads) rope_table_kernel(RopeTableArgs 
     float* row = args.cos_sin + token * 2 * args.half;  // [2 * half]
     double factor = static_cast<double>(args.attention_factor);
     if (args.scale_beta != 0.0f)
-        factor *= 1.0 + static_cast<double>(args.scale_beta) *
-                            log1p(static_cast<double>(args.positions[token] / args.scale_positions));
+        factor *=
+            1.0 + static_cast<double>(args.scale_beta) *
+                      log1p(static_cast<double>((args.positions[token] + args.scale_offset) / args.scale_positions));
     row[i] = static_cast<float>(cosine * factor);
     row[args.half + i] = static_cast<float>(sine * factor);
 }
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
         cache = static_cast<T*>(is_value ? rope.v_cache : rope.k_cache) +
                 cache_offset(slot, kv_head, rope.num_kv_heads, rope.block_size, head_dim);
     }
+    const float* table = is_value ? nullptr : is_query ? rope.q_cos_sin : rope.cos_sin;
     const float* weight = is_value ? rope.v_norm : is_query ? rope.q_norm : rope.k_norm;  // [head_dim]
     if (is_value && !cache && !weight) return;
     const float scale = weight ? row_inverse_rms(x, head_dim, rope.eps) : 0.0f;
@@ -125,9 +127,7 @@ __global__ void __launch_bounds__(kRopeThreads) qk_norm_rope_store_kv_kernel(QkN
     __syncwarp();
     for (int i = first; i < size; i += 256) {
         load8(shared + i, v);
-        if (!is_value)
-            turn8(v, shared, i, (is_query ? rope.q_cos_sin : rope.cos_sin) + token * rope.rotary_dim,
-                  rope.rotary_dim / 2);
+        if (table) turn8(v, shared, i, table + token * rope.rotary_dim, rope.rotary_dim / 2);
         if (!is_value || weight) store8(x + i, v);
         if (cache) store8(cache + i, v);
     }

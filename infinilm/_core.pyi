@@ -741,6 +741,11 @@ class ModelSpec:
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """What a checkpoint of this model holds, without an engine."""
 
+def adapter_params(spec: ModelSpec) -> dict[str, str]:
+    """
+    The weights that adapters of requests may change, and what of them ranks divide: "rows", "columns", or none, "whole".
+    """
+
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
     Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.

@@ -2,7 +2,8 @@
 
 The tensors are called by the modules of the model as transformers has it, `base_model.model.<module>.lora_A.weight`.
 Which of the engine's parameters a module holds, in which rows and in which order, is what `find_tensors` knows of its
-weight: an adapter of Phi-3's `qkv_proj` is one of q, of k and of v, with the same A and some rows of B each.
+weight: an adapter of Phi-3's `qkv_proj` is one of q, of k and of v, with the same A and some rows of B each. Which
+parameters requests can have adapters of is what the core's `adapter_params` lists; all of layers can be merged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from infinilm.checkpoint.sources import Source, find_tensors
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import build_spec, family_of
 from infinilm.config.llama_config import LlamaConfig
-from infinilm.errors import ConfigError, WeightError
+from infinilm.errors import WeightError
 from infinilm.lora.settings import CONFIG_FILE, LoraSettings
 
 __all__ = ["LoraWeight", "PeftAdapter", "read_adapter"]
@@ -33,7 +34,7 @@ Array = npt.NDArray[Any]
 
 _FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
-_CHANGED = re.compile(r"model\.layers\.\d+\.(?:self_attn\.[qkvo]|mlp\.(?:gate|up|down))_proj\.weight")
+_VOCABULARY = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "lm_head.weight")
 _ROUND = 32  # outputs and inputs of packed weights are filled up to a multiple of this
 
 
@@ -44,9 +45,12 @@ class LoraWeight:
     Attributes
     ----------
     a, b : numpy.ndarray
-        [rank, in_features], [out_features, rank]; bfloat16 as uint16.
+        [rank, in_features], [out_features, rank]; bfloat16 as uint16. Of a parameter that is a transposed matrix of
+        each head, one below the other, a has one of each head, too, [num_heads * rank, in_features], and all share b.
     a_dtype, b_dtype : str
     scale : float
+    divided : str
+        What ranks divide: the rows of b, "rows"; the columns of a, or its heads, "columns"; or nothing, "whole".
     """
 
     a: Array
@@ -54,27 +58,29 @@ class LoraWeight:
     a_dtype: str
     b_dtype: str
     scale: float
+    divided: str
 
     @property
     def rank(self) -> int:
-        """Rows of a."""
-        return len(self.a)
+        """Columns of b."""
+        return int(self.b.shape[1])
 
     def delta(self, dtype: str = "float32") -> Array:
-        """The whole change, [out_features, in_features] in float32 or float64."""
+        """The whole change of the parameter, in float32 or float64."""
         a, b = (convert(*part, "float32").astype(dtype) for part in ((self.a, self.a_dtype), (self.b, self.b_dtype)))
-        result: Array = a.dtype.type(self.scale) * (b @ a)
-        return result
+        result: Array = a.dtype.type(self.scale) * (b @ a.reshape(-1, self.rank, a.shape[1]))
+        return result.reshape(-1, a.shape[1])
 
-    def packed_bytes(self, num_ranks: int, *, is_row_cut: bool) -> int:
-        """Bytes that it takes, of all ranks: each has a part of one of the two, and the other whole."""
+    def packed_bytes(self, num_ranks: int) -> int:
+        """Bytes that it takes, of all ranks: each has a part of what they divide, and the rest whole."""
 
         def filled(size: int) -> int:
             return -(-size // _ROUND) * _ROUND
 
         width = 2 if self.a_dtype != "float32" else 4
-        a, b = (filled(self.rank) * filled(size) * width for size in (self.a.shape[1], len(self.b)))
-        return num_ranks * a + b if is_row_cut else a + num_ranks * b
+        num_heads = len(self.a) // self.rank
+        a, b = (filled(self.rank) * filled(size) * width for size in (num_heads * self.a.shape[1], len(self.b)))
+        return (1 if self.divided == "columns" else num_ranks) * a + (1 if self.divided == "rows" else num_ranks) * b
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,14 +104,19 @@ class PeftAdapter:
 
     def packed_bytes(self, num_ranks: int) -> int:
         """Bytes that it takes, of all ranks."""
-        return sum(
-            weight.packed_bytes(num_ranks, is_row_cut=not name.endswith(("o_proj.weight", "down_proj.weight")))
-            for name, weight in self.weights.items()
-        )
+        return sum(weight.packed_bytes(num_ranks) for weight in self.weights.values())
 
 
-def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAdapter:
+def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig, *, merged: bool = False) -> PeftAdapter:
     """Read the adapter of a model from a folder that PEFT saved.
+
+    Parameters
+    ----------
+    folder : path
+    config : LlamaConfig
+        Of the model.
+    merged : bool
+        It becomes part of the weights, which all linears of layers can take. Else requests have it.
 
     Raises
     ------
@@ -116,8 +127,6 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAda
     WeightError
         Its tensors do not fit the model, or are damaged: names the tensor.
     """
-    if family_of(config.architecture).output_gate or config.kv_lora_rank:
-        raise ConfigError(f"{folder}: LoRA adapters of {config.architecture} are not supported in this version")
     path = Path(folder).expanduser()
     if not (path / CONFIG_FILE).exists():
         raise FileNotFoundError(
@@ -130,16 +139,23 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAda
         raise WeightError(f"{file}: there is no such file{pickled if (path / 'adapter_model.bin').exists() else ''}")
     with Checkpoint(file) as checkpoint:
         pairs = _pairs(checkpoint, settings)
-        places = _places(config)
+        spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
+        places, divided = _places(config, spec), _core.adapter_params(spec)
         weights: dict[str, LoraWeight] = {}
         for module, (name_a, name_b) in pairs.items():
             if module not in places:
                 raise WeightError(
-                    f"{file}: tensor {name_a!r} is of a module that an adapter cannot change here: linears of "
-                    "attention and of dense MLPs can be, not embeddings, the lm_head, routers, experts or other models'"
+                    f"{file}: tensor {name_a!r} is of a module that an adapter cannot change here: linears of layers "
+                    "can be, not embeddings, the lm_head or modules of other models"
+                )
+            rows, columns, params = places[module]
+            if not merged and not all(param in divided for param, _ in params):
+                raise WeightError(
+                    f"{file}: tensor {name_a!r} is of a module that requests cannot have an adapter of: experts, and "
+                    "what chooses and weighs them, can only be changed for all requests; merge the adapter "
+                    "(merge_lora), or train other modules"
                 )
             (a, a_dtype), (b, b_dtype) = _array(checkpoint, name_a), _array(checkpoint, name_b)
-            rows, columns, params = places[module]
             rank = settings.rank_of(module)
             for name, got, expected in ((name_a, a.shape, (rank, columns)), (name_b, b.shape, (rows, rank))):
                 if got != expected:
@@ -149,7 +165,11 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig) -> PeftAda
                     )
             scale = settings.scale_of(module)
             for param, source in params:
-                weights[param] = LoraWeight(a, np.ascontiguousarray(source.take(b)), a_dtype, b_dtype, scale)
+                own = np.ascontiguousarray(source.take(b))
+                if source.transposed:  # (b a)^T = a^T b^T of each head
+                    weights[param] = LoraWeight(own, np.ascontiguousarray(a.T), b_dtype, a_dtype, scale, "columns")
+                else:
+                    weights[param] = LoraWeight(a, own, a_dtype, b_dtype, scale, divided.get(param, "whole"))
     return PeftAdapter(path, weights)
 
 
@@ -188,15 +208,14 @@ def _pairs(checkpoint: Checkpoint, settings: LoraSettings) -> dict[str, tuple[st
     return {module: (parts["A"], parts["B"]) for module, parts in found.items()}
 
 
-def _places(config: LlamaConfig) -> dict[str, tuple[int, int, list[tuple[str, Source]]]]:
-    """Rows and columns of the weight of each module that an adapter can change, and the parameters it holds."""
-    spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
-    expected = {name: shape for name, shape in _core.param_shapes(spec).items()}
+def _places(config: LlamaConfig, spec: _core.ModelSpec) -> dict[str, tuple[int, int, list[tuple[str, Source]]]]:
+    """Rows and columns of the weight of each linear but those of the vocabulary, and the parameters it holds."""
+    expected = _core.param_shapes(spec)
     places: dict[str, tuple[int, int, list[tuple[str, Source]]]] = {}
     for prefix, _ in family_of(config.architecture).names.prefixes:  # transformers has renamed some in time
         found = find_tensors(config, expected, [f"{prefix}embed_tokens.weight"])
         for name, source in found.sources.items():
-            if _CHANGED.fullmatch(name):
+            if len(expected[name]) == 2 and name not in _VOCABULARY:
                 rows, columns = found.shapes[source.tensor]
                 module = source.tensor.removesuffix(".weight")
                 params = places.setdefault(module, (rows, columns, []))[2]

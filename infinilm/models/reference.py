@@ -155,7 +155,7 @@ class ReferenceModel(GenerationMixin):
 
     def merge_lora(self, folder: str | os.PathLike[str]) -> None:
         """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
-        for name, weight in read_adapter(folder, self.config).weights.items():
+        for name, weight in read_adapter(folder, self.config, merged=True).weights.items():
             self.weights[name] = self.weights[name] + weight.delta(self.dtype)
 
     # ---- forward ----

@@ -509,7 +509,7 @@ def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> 
             "merge_lora: only the weights of a folder of safetensors can be changed while they are read, not those of "
             "a GGUF file, packed or random ones; use lora"
         )
-    return Merge([read_adapter(folder, config) for folder in folders]) if folders else None
+    return Merge([read_adapter(folder, config, merged=True) for folder in folders]) if folders else None
 
 
 def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:

@@ -227,6 +227,19 @@ void bind_spec(nb::module_& m) {
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),
         "What a checkpoint of this model holds, without an engine.");
     m.def(
+        "adapter_params",
+        [](const ModelSpec& spec) {
+            nb::dict out;
+            const Params params(spec);
+            for (const ParamRow& row : params.rows())
+                if (takes_adapter(row))
+                    out[row.name.c_str()] = row.cut == Cut::whole ? "whole" : is_columns(row.cut) ? "columns" : "rows";
+            return out;
+        },
+        nb::arg("spec"), nb::sig("def adapter_params(spec: ModelSpec) -> dict[str, str]"),
+        "The weights that adapters of requests may change, and what of them ranks divide: \"rows\", \"columns\", or "
+        "none, \"whole\".");
+    m.def(
         "packed_shapes",
         [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
         nb::arg("spec"), nb::arg("format"),

@@ -85,13 +85,7 @@ void validate(const ModelSpec& spec) {
 }
 
 const char* only_on_cpus(const ModelSpec& spec) {
-    if (spec.experts.weigh_inputs) return "experts that read weighed tokens";
-    if (std::ranges::any_of(spec.layers, &LayerSpec::chunked)) return "attention in chunks";
     if (spec.num_state_layers() > 0 && spec.delta.v_dim % 2 != 0) return "states of an odd number of columns";
-    if (std::ranges::any_of(spec.layers, [](const LayerSpec& layer) { return layer.rope < 0 && layer.q_rope >= 0; }))
-        return "queries that are scaled by their position in layers without RoPE";
-    if (std::ranges::any_of(spec.ropes, [](const RopeSpec& rope) { return rope.scale_offset != 0; }))
-        return "RoPE that scales queries by their position from an offset on";
     return nullptr;
 }
 

@@ -30,8 +30,10 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const LatentSpec& latent = spec.latent;
     const ExpertsSpec& experts = spec.experts;
     std::vector<cpu::LargestCalls::Linears> linears;
-    for (const int64_t in_features :
-         {spec.hidden_size, q_dim, latent.q_rank, spec.widest_mlp(), experts.shared_intermediate_size})
+    const std::vector<int64_t> read{spec.hidden_size,   q_dim,          latent.q_rank,
+                                    latent.nope_dim,    latent.kv_rank, spec.widest_mlp(),
+                                    spec.per_layer_size};
+    for (const int64_t in_features : read)
         linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
     if (latent != LatentSpec())
         for (const int64_t in_features : {latent.nope_dim, latent.kv_rank})
@@ -42,10 +44,11 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
         for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
             linears.push_back(
                 {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
-    if (step.num_adapters > 0)
-        for (const int64_t in_features :
-             {int64_t{spec.hidden_size}, int64_t{q_dim}, int64_t{spec.widest_mlp()}, step.most_rank})
+    if (step.num_adapters > 0) {
+        for (const int64_t in_features : read)
             linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features, .count = step.num_adapters});
+        linears.push_back({.num_tokens = step.num_tokens, .in_features = step.most_rank, .count = step.num_adapters});
+    }
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,

@@ -55,7 +55,8 @@ std::vector<AttentionLayer> attention_layers(const ModelSpec& spec) {
     std::vector<AttentionLayer> layers;
     if (spec.dtype == DType::float32) return layers;  // whose attention needs no list
     for (int i = 0; i < spec.num_layers; ++i) {
-        const AttentionLayer layer{spec.layers[static_cast<size_t>(i)].sliding_window, heads_of(spec.attention_of(i))};
+        const LayerSpec& own = spec.layers[static_cast<size_t>(i)];
+        const AttentionLayer layer{own.sliding_window, heads_of(spec.attention_of(i)), own.chunked};
         if (!spec.has_state(i) && std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
     }
     return layers;

@@ -81,8 +81,11 @@ std::vector<BufferShape<Decoder::TapWorkspace>> Decoder::tap_shapes(const ModelS
 
 std::vector<BufferShape<Decoder::LoraWorkspace>> Decoder::lora_shapes(const ModelSpec& spec, DType activation,
                                                                       int64_t most_rank) {
-    const int widest = std::max(
-        {spec.hidden_size, spec.widest(&AttentionSpec::q_dim), spec.widest(&AttentionSpec::kv_dim), spec.widest_mlp()});
+    const LatentSpec& latent = spec.latent;
+    const int widest =
+        std::max({spec.hidden_size, spec.widest(&AttentionSpec::q_dim), spec.widest(&AttentionSpec::kv_dim),
+                  spec.widest_mlp(), latent.q_rank, spec.attention.num_heads * latent.query_dim(), latent.row_dim(),
+                  latent.v_dim, spec.delta.conv_dim(), spec.num_layers * spec.per_layer_size});
     return {{&LoraWorkspace::inner, 1, (most_rank + 7) / 8 * 8, activation},
             {&LoraWorkspace::delta, 1, widest, activation}};
 }
@@ -103,18 +106,41 @@ void Decoder::reserve_lora(const LoraStep& step) {
 }
 
 template <class Tap>
-void Decoder::add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out) {
+void Decoder::add_lora(const Tap& tap, const LinearWeights& weights, const TensorView& x, const TensorView& out,
+                       size_t head) {
     if constexpr (Tap::active) {
         if (!tap.lora) return;
-        const std::span<const LoraPart> parts = tap.lora->parts(site, layer);
-        if (parts.empty()) return;
-        ops::lora(backend_, {.x = x,
-                             .parts = parts,
-                             .out = out,
-                             .inner = lora_.inner,
-                             .delta = lora_.delta,
-                             .listed = tap.lora->listed()});
+        for (const size_t row : weights.rows) {
+            const LoraStep::Changes changes = tap.lora->changes(row, head);
+            if (changes.parts.empty()) continue;
+            ops::lora(backend_, {.x = x,
+                                 .parts = changes.parts,
+                                 .out = out.slice(1, changes.outputs.begin, changes.outputs.end),
+                                 .inner = lora_.inner,
+                                 .delta = lora_.delta,
+                                 .listed = tap.lora->listed()});
+        }
     }
+}
+
+template <class Tap>
+void Decoder::linear(const Tap& tap, const LinearWeights& weights, TensorView x, const TensorView& out,
+                     NormPrologue norm, const TensorView& residual) {
+    if (Tap::active && norm.weight) {
+        ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = norm.scratch, .eps = norm.eps});
+        x = norm.scratch;
+        norm = {};
+    }
+    ops::linear(backend_, {.x = x, .weight = *weights.prepared, .norm = norm, .residual = residual, .out = out});
+    add_lora(tap, weights, x, out);
+}
+
+template <class Tap>
+void Decoder::head_linear(const Tap& tap, const LinearWeights& weights, const TensorView& x, const TensorView& out) {
+    ops::head_linear(backend_, {.x = x, .weight = *weights.prepared, .out = out});
+    if (Tap::active)
+        for (int64_t head = 0; head < x.shape(1); ++head)
+            add_lora(tap, weights, x.select(1, head), out.select(1, head), static_cast<size_t>(head));
 }
 
 Decoder::Activations Decoder::activations(int64_t num_tokens) const {
@@ -182,7 +208,8 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
         spec_.has_latent(layer) ? project_latent(s, tap, layer) : project_qkv(s, tap, layer);
         attend(s, tap, layer);
     }
-    if (spec_.parallel_blocks) project_gate_up(s, tap, layer);  // while what both read is there
+    const auto gate_up = [&] { project_gate_up(s, tap, layer, mlp_input(s, tap, layer), inner(s, layer)); };
+    if (spec_.parallel_blocks) gate_up();  // while what both read is there
     add_branch(s, tap, layer,
                {.post_norm = w.attention_post_norm,
                 .next_norm = w.mlp_norm.prepared,
@@ -190,14 +217,11 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                 .norm_site = Site::post_attention_layernorm,
                 .sum_site = Site::attention_residual},
                [&](const TensorView& residual, const TensorView& out) {
-                   const TensorView x = attn(s, layer);
-                   ops::linear(backend_,
-                               {.x = x, .weight = *w.o_proj.prepared, .norm = {}, .residual = residual, .out = out});
-                   add_lora(tap, Site::o_proj, layer, x, out);
+                   linear(tap, w.o_proj, attn(s, layer), out, {}, residual);
                });
     begin_mlp(s.batch, layer);
     const bool has_mlp = spec_.has_mlp(layer), two = w.experts && has_mlp, three = spec_.per_layer_size > 0;
-    if (has_mlp && !spec_.parallel_blocks) project_gate_up(s, tap, layer);
+    if (has_mlp && !spec_.parallel_blocks) gate_up();
     if (w.experts) choose_experts(s, tap, layer);
     add_branch(s, tap, layer,
                {.post_norm = w.mlp_post_norm,
@@ -209,8 +233,8 @@ void Decoder::run_layer(const Step& s, const Tap& tap, int layer) {
                 .scale = three ? 1 : w.scale},
                [&](const TensorView& residual, const TensorView& out) {
                    if (two) return run_mlp_and_experts(s, tap, layer, out);
-                   if (w.experts) return run_experts(s, layer, residual, out);
-                   project_down(s, tap, layer, residual, out);
+                   if (w.experts) return run_experts(s, tap, layer, residual, out);
+                   linear(tap, w.down_proj, inner(s, layer), out, {}, residual);
                });
     if (!three) return;
     add_branch(s, tap, layer,
@@ -250,24 +274,22 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
             x = s.a.normed;
             norm = {};
         }
-        const TensorView gate = gated(s, layer).slice(1, 0, spec_.attention_of(layer).q_dim());
-        ops::linear(backend_, {.x = x, .weight = *w.gate_proj.prepared, .norm = {}, .residual = {}, .out = gate});
+        linear(tap, w.gate_proj, x, gated(s, layer).slice(1, 0, spec_.attention_of(layer).q_dim()));
     }
     const RopeStoreParams params = rope_store(s, layer);
     const TensorView qkv = params.qkv;
-    const LinearParams linear{.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv};
     const AttentionSpec attention = spec_.attention_of(layer);
     const bool wide = attention.qk_norm == QkNorm::all,
                behind_rope = attention.qk_norm == QkNorm::head_behind_rope || attention.qk_norm == QkNorm::turned_heads;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && attention.own_kv) return ops::linear_rope_store_kv(backend_, linear, params);
-    if (!in_parts) {  // q alone, of which no linear knows
-        ops::linear(backend_, linear);
-        return ops::qk_norm_rope_store_kv(backend_, params);
-    }
+    if (!in_parts && attention.own_kv)
+        return ops::linear_rope_store_kv(
+            backend_, {.x = x, .weight = *w.qkv_proj.prepared, .norm = norm, .residual = {}, .out = qkv}, params);
+    linear(tap, w.qkv_proj, x, qkv, norm);
+    if (!in_parts) return ops::qk_norm_rope_store_kv(backend_, params);  // of q alone, of which no linear knows
 
     const int num_heads = params.num_heads, num_kv_heads = params.num_kv_heads;
-    const int64_t head_dim = attention.head_dim, q_dim = attention.q_dim(), kv_dim = attention.kv_dim();
+    const int64_t head_dim = attention.head_dim;
     auto tap_heads = [&](Site site, int first, int count) {  // of qkv
         const int64_t shape[] = {x.shape(0), count, head_dim}, strides[] = {qkv.stride(0), head_dim, 1};
         std::byte* data = qkv.as<std::byte>() + first * head_dim * size_bytes(qkv.dtype());
@@ -278,12 +300,6 @@ void Decoder::project_qkv(const Step& s, const Tap& tap, int layer) {
         if (attention.own_kv) tap_heads(k, num_heads, num_kv_heads);
     };
     auto tap_v = [&](Site v) { tap_heads(v, num_heads + num_kv_heads, num_kv_heads); };
-    ops::linear(backend_, linear);
-    add_lora(tap, Site::q_proj, layer, x, qkv.slice(1, 0, q_dim));
-    if (attention.own_kv) {
-        add_lora(tap, Site::k_proj, layer, x, qkv.slice(1, q_dim, q_dim + kv_dim));
-        add_lora(tap, Site::v_proj, layer, x, qkv.slice(1, q_dim + kv_dim, q_dim + 2 * kv_dim));
-    }
     tap_q_and_k(Site::q_proj, Site::k_proj);
     if (attention.own_kv) tap_v(Site::v_proj);
     if (wide) {
@@ -352,9 +368,10 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
         const TensorView behind = both.slice(1, attention.q_dim(), 2 * attention.q_dim());
         out = TensorView(behind.data(), behind.dtype(), heads, strides, behind.device());
     }
-    const int window = spec_.layers[static_cast<size_t>(layer)].sliding_window;
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
     const auto& lists = s.batch.attention_lists;
-    const auto list = std::ranges::find(lists, AttentionLayer{window, heads_of(attention)}, &AttentionList::layer);
+    const auto list = std::ranges::find(lists, AttentionLayer{spec.sliding_window, heads_of(attention), spec.chunked},
+                                        &AttentionList::layer);
     ops::paged_attention(backend_, {.q = q,
                                     .k_cache = s.cache.k(layer),
                                     .v_cache = s.cache.v(layer),
@@ -367,15 +384,14 @@ void Decoder::attend(const Step& s, const Tap& tap, int layer) {
                                     .sinks = weights_.layers[layer].sinks.prepared,
                                     .softmax_scale = attention.softmax_scale,
                                     .score_cap = attention.score_cap,
-                                    .sliding_window = window,
-                                    .chunked = spec_.layers[static_cast<size_t>(layer)].chunked,
+                                    .sliding_window = spec.sliding_window,
+                                    .chunked = spec.chunked,
                                     .max_query_len = s.batch.max_query_len,
                                     .work = s.batch.attention_work,
                                     .list = static_cast<int>(list - lists.begin()),
                                     .known = list == lists.end() ? AttentionList() : *list,
                                     .workspace = s.cache.workspace()});
-    if (spec_.has_latent(layer))
-        ops::head_linear(backend_, {.x = out, .weight = *weights_.layers[layer].v_b.prepared, .out = result});
+    if (spec_.has_latent(layer)) head_linear(tap, weights_.layers[layer].v_b, out, result);
     if (both) ops::act_mul(backend_, {.gate_up = both, .out = attn, .activation = Activation::sigmoid});
     if constexpr (Tap::active) tap_own(tap, Site::attention, layer, result, attn, work_.attn);
 }
@@ -445,7 +461,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
                                    .scale_offset = spec_.ropes[rope].scale_offset,
                                    .cos_sin = cos_sin(num_tokens, static_cast<int>(rope))});
     if (spec_.is_first_stage()) tap_common(tap, Site::embedding, -1, s.a.x, Tensor(s.a.x, work_.x.owner));
-    if (spec_.per_layer_size > 0) embed_layers(s);
+    if (spec_.per_layer_size > 0) embed_layers(s, tap);
     if (!Tap::active && normed_ahead() && spec_.pre_norms)  // what the first layer finds there, as each later one does
         ops::rms_norm(backend_, {.x = s.a.x,
                                  .weight = weights_.layers[layers.begin].attention_norm.prepared,
@@ -480,13 +496,16 @@ Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     return logits_.sample(batch, logits);
 }
 
-// What decoder_mixing.cpp and decoder_mlp.cpp call.
-template Decoder::Input Decoder::normed_input(const Step&, const NoTap&, int, const VectorWeights&, Site);
-template Decoder::Input Decoder::normed_input(const Step&, const StepTap&, int, const VectorWeights&, Site);
-template void Decoder::add_lora(const NoTap&, Site, int, const TensorView&, const TensorView&);
-template void Decoder::add_lora(const StepTap&, Site, int, const TensorView&, const TensorView&);
-
-template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);
-template Tensor Decoder::forward(const Batch&, const KvCache&, const StepTap&);
+// What decoder_mixing.cpp and decoder_mlp.cpp call, and the engine.
+#define INFINILM_FOR_TAP(Tap)                                                                                        \
+    template Decoder::Input Decoder::normed_input(const Step&, const Tap&, int, const VectorWeights&, Site);         \
+    template void Decoder::add_lora(const Tap&, const LinearWeights&, const TensorView&, const TensorView&, size_t); \
+    template void Decoder::head_linear(const Tap&, const LinearWeights&, const TensorView&, const TensorView&);      \
+    template void Decoder::linear(const Tap&, const LinearWeights&, TensorView, const TensorView&, NormPrologue,     \
+                                  const TensorView&);                                                                \
+    template Tensor Decoder::forward(const Batch&, const KvCache&, const Tap&);
+INFINILM_FOR_TAP(NoTap)
+INFINILM_FOR_TAP(StepTap)
+#undef INFINILM_FOR_TAP
 
 }  // namespace infinilm

@@ -83,7 +83,7 @@ private:
     struct TapWorkspace {
         int64_t capacity = 0;  // tokens
         Tensor branch;         // [num_tokens, hidden_size]: o_proj or down_proj before the residual is added
-        Tensor gate_up;        // [num_tokens, 2 * intermediate_size]
+        Tensor gate_up;        // [num_tokens, 2 * intermediate_size], of the widest MLP
     };
     static std::vector<BufferShape<TapWorkspace>> tap_shapes(const ModelSpec& spec, DType activation);
     // What only one with adapters needs. See LoraParams.
@@ -124,9 +124,18 @@ private:
         return num_ranks() > 1 || spec_.post_norms || spec_.residual_multiplier != 1 || spec_.parallel_blocks;
     }
     void reserve_lora(const LoraStep& step);
-    // What the adapters of the step, if it has any, add to what a linear gave of x.
+    // What the adapters of the step, if it has any, add to what a linear gave of x: [num_tokens, all its outputs].
+    // head: which of a linear of each head, x and out being its.
     template <class Tap>
-    void add_lora(const Tap& tap, Site site, int layer, const TensorView& x, const TensorView& out);
+    void add_lora(const Tap& tap, const LinearWeights& weights, const TensorView& x, const TensorView& out,
+                  size_t head = 0);
+    // A linear, with what adapters add to it. With a tap its norm comes first, so that they read what it reads.
+    template <class Tap>
+    void linear(const Tap& tap, const LinearWeights& weights, TensorView x, const TensorView& out,
+                NormPrologue norm = {}, const TensorView& residual = {});
+    // The same of each head: x [num_tokens, num_heads, in_features], out [num_tokens, num_heads, out_features].
+    template <class Tap>
+    void head_linear(const Tap& tap, const LinearWeights& weights, const TensorView& x, const TensorView& out);
     Activations activations(int64_t num_tokens) const;
     // The first rows of a buffer, as wide as a layer needs.
     static TensorView part(const Tensor& buffer, const Step& s, int64_t columns);
@@ -140,7 +149,8 @@ private:
                const TensorView& out);
     // The vectors that a token has for each layer: (row of a table of its own + norm of a linear of its embedding) /
     // 2^.5.
-    void embed_layers(const Step& s);
+    template <class Tap>
+    void embed_layers(const Step& s, const Tap& tap);
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together();
@@ -160,15 +170,15 @@ private:
     void run_delta_rule(const Step& s, const Tap& tap, int layer);
     template <class Tap>
     Input mlp_input(const Step& s, const Tap& tap, int layer);
+    // Of the MLP, or of the expert of all tokens, which has no hooks.
     template <class Tap>
-    void project_gate_up(const Step& s, const Tap& tap, int layer);
-    template <class Tap>
-    void project_down(const Step& s, const Tap& tap, int layer, const TensorView& residual, const TensorView& out);
+    void project_gate_up(const Step& s, const Tap& tap, int layer, const Input& in, const TensorView& inner);
     // Once choose_experts has normed it.
     TensorView expert_input(const Step& s) const { return spec_.pre_norms ? s.a.normed : s.a.x; }
     template <class Tap>
     void choose_experts(const Step& s, const Tap& tap, int layer);
-    void run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out);
+    template <class Tap>
+    void run_experts(const Step& s, const Tap& tap, int layer, const TensorView& residual, const TensorView& out);
     // Of a layer that has both: out is norm(what the MLP gives) + norm(what the experts give), whole on every rank.
     template <class Tap>
     void run_mlp_and_experts(const Step& s, const Tap& tap, int layer, const TensorView& out);

@@ -17,10 +17,6 @@ void Decoder::project_latent(const Step& s, const Tap& tap, int layer) {
         ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
         x = s.a.normed;
     }
-    const auto linear = [&](const TensorView& from, const LinearWeights& weight, const NormPrologue& of_x,
-                            const TensorView& out) {
-        ops::linear(backend_, {.x = from, .weight = *weight.prepared, .norm = of_x, .residual = {}, .out = out});
-    };
     // [num_tokens, num_heads, size] of rows that have `dim` of each head.
     const auto of_heads = [&](const TensorView& rows, int64_t dim, int64_t begin, int64_t size) {
         const int64_t shape[] = {num_tokens, num_heads, size}, strides[] = {rows.stride(0), dim, 1};
@@ -31,11 +27,11 @@ void Decoder::project_latent(const Step& s, const Tap& tap, int layer) {
     const TensorView queries = part(work_.queries, s, num_heads * latent.query_dim());
     if (latent.q_rank > 0) {
         const TensorView q_latent = part(work_.q_latent, s, latent.q_rank);
-        linear(x, w.q_a, {}, q_latent);
-        linear(q_latent, w.q_b, {.weight = w.q_latent_norm.prepared, .scratch = q_latent, .eps = latent.norm_eps},
-               queries);
+        linear(tap, w.q_a, x, q_latent);
+        linear(tap, w.q_b, q_latent, queries,
+               {.weight = w.q_latent_norm.prepared, .scratch = q_latent, .eps = latent.norm_eps});
     } else {
-        linear(x, w.q_b, {}, queries);
+        linear(tap, w.q_b, x, queries);
     }
     tap_own(tap, Site::q_proj, layer, of_heads(queries, latent.query_dim(), 0, latent.query_dim()), queries,
             work_.queries);
@@ -46,13 +42,12 @@ void Decoder::project_latent(const Step& s, const Tap& tap, int layer) {
         const int64_t shape[] = {num_tokens, 1, row_dim}, strides[] = {row.stride(0), row_dim, 1};
         tap_own(tap, site, layer, TensorView(row.data(), row.dtype(), shape, strides, row.device()), qkv, work_.qkv);
     };
-    linear(x, w.kv_a, {}, row);
+    linear(tap, w.kv_a, x, row);
     tap_row(Site::k_proj);
     const TensorView cached = row.slice(1, rope_dim, row_dim);
     ops::rms_norm(backend_, {.x = cached, .weight = w.latent_norm.prepared, .out = cached, .eps = latent.norm_eps});
-    ops::head_linear(backend_, {.x = of_heads(queries, latent.query_dim(), rope_dim, latent.nope_dim),
-                                .weight = *w.k_b.prepared,
-                                .out = of_heads(qkv, row_dim, rope_dim, latent.kv_rank)});
+    head_linear(tap, w.k_b, of_heads(queries, latent.query_dim(), rope_dim, latent.nope_dim),
+                of_heads(qkv, row_dim, rope_dim, latent.kv_rank));
 
     RopeStoreParams params = rope_store(s, layer);
     params.q_turned = of_heads(queries, latent.query_dim(), 0, rope_dim);
@@ -75,7 +70,7 @@ void Decoder::run_delta_rule(const Step& s, const Tap& tap, int layer) {
     const TensorView in = part(work_.delta_in, s, delta.padded_in_dim()).slice(1, 0, delta.in_dim());
     const TensorView conv = part(work_.conv, s, delta.conv_dim());
     const int64_t z = delta.conv_dim(), b = z + delta.v_size(), a = b + delta.num_v_heads;
-    ops::linear(backend_, {.x = x, .weight = *w.delta_in.prepared, .norm = norm, .residual = {}, .out = in});
+    linear(tap, w.delta_in, x, in, norm);
     const StateSteps sequences{
         .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
     ops::causal_conv(backend_, {.x = in.slice(1, 0, z),

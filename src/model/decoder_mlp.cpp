@@ -15,13 +15,11 @@ Decoder::Input Decoder::mlp_input(const Step& s, const Tap& tap, int layer) {
 
 // Norm, gate and up, activation(gate) * up; or without gate, activation(up).
 template <class Tap>
-void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
-    const LayerWeights& w = weights_.layers[layer];
-    const TensorView inner = this->inner(s, layer);
-    const auto [x, norm] = mlp_input(s, tap, layer);
-    LinearParams linear{.x = x,
-                        .weight = *w.gate_up_proj.prepared,
-                        .norm = norm,
+void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer, const Input& in, const TensorView& inner) {
+    const LinearWeights& weights = weights_.layers[layer].gate_up_proj;
+    LinearParams linear{.x = in.x,
+                        .weight = *weights.prepared,
+                        .norm = in.norm,
                         .residual = {},
                         .out = inner,
                         .activation = spec_.mlp.activation};
@@ -34,25 +32,12 @@ void Decoder::project_gate_up(const Step& s, const Tap& tap, int layer) {
     linear.out = gate_up;
     linear.gate_up_apart = gated;
     ops::linear(backend_, linear);
-    if (gated) {
-        const TensorView gate = gate_up.slice(1, 0, inner_size);
-        add_lora(tap, Site::gate_proj, layer, x, gate);
-        tap_own(tap, Site::gate_proj, layer, gate, gate_up, owner);
-    }
+    add_lora(tap, weights, in.x, gate_up);
+    if (gated) tap_own(tap, Site::gate_proj, layer, gate_up.slice(1, 0, inner_size), gate_up, owner);
     const TensorView up = gated ? gate_up.slice(1, inner_size, 2 * inner_size) : gate_up;
-    add_lora(tap, Site::up_proj, layer, x, up);
     tap_own(tap, Site::up_proj, layer, up, gate_up, owner);
     ops::act_mul(backend_, {.gate_up = gate_up, .out = inner, .activation = spec_.mlp.activation});
     tap_own(tap, Site::activation, layer, inner, inner, work_.inner);
-}
-
-template <class Tap>
-void Decoder::project_down(const Step& s, const Tap& tap, int layer, const TensorView& residual,
-                           const TensorView& out) {
-    const TensorView x = inner(s, layer);
-    const LinearWeights& down = weights_.layers[layer].down_proj;
-    ops::linear(backend_, {.x = x, .weight = *down.prepared, .norm = {}, .residual = residual, .out = out});
-    add_lora(tap, Site::down_proj, layer, x, out);
 }
 
 // Norm, which several ops read, and the router: the experts of each token and their weights.
@@ -67,8 +52,7 @@ void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
     if (norm.weight) ops::rms_norm(backend_, {.x = x, .weight = norm.weight, .out = s.a.normed, .eps = norm.eps});
     const auto rows = [&](const Tensor& buffer) { return buffer.slice(0, 0, x.shape(0)); };
     const TensorView padded = rows(work_.router_logits), logits = padded.slice(1, 0, spec_.experts.count);
-    ops::linear(backend_,
-                {.x = expert_input(s), .weight = *w.router.prepared, .norm = {}, .residual = {}, .out = logits});
+    linear(tap, w.router, expert_input(s), logits);
     tap_common(tap, Site::router_logits, layer, logits, Tensor(padded, work_.router_logits.owner));
     const ExpertsSpec& experts = spec_.experts;
     ops::route(backend_, {.logits = logits,
@@ -88,7 +72,8 @@ void Decoder::choose_experts(const Step& s, const Tap& tap, int layer) {
 }
 
 // Then the experts, that of all tokens among them. The residual may be absent; out may be the normed input.
-void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, const TensorView& out) {
+template <class Tap>
+void Decoder::run_experts(const Step& s, const Tap& tap, int layer, const TensorView& residual, const TensorView& out) {
     const LayerWeights& w = weights_.layers[layer];
     const TensorView x = expert_input(s);
     const auto rows = [&](const Tensor& buffer, int64_t of_a_token) {
@@ -98,18 +83,12 @@ void Decoder::run_experts(const Step& s, int layer, const TensorView& residual, 
     const TensorView shared = is_shared ? rows(work_.shared, 1) : TensorView();
     const TensorView shared_gate = spec_.experts.shared_gate ? rows(work_.shared_gate, 1).slice(1, 0, 1) : TensorView();
     if (shared) {
-        const TensorView inner = rows(work_.inner, 1).slice(1, 0, spec_.experts.shared_intermediate_size);
-        const auto linear = [&](const TensorView& from, const LinearWeights& weight, const TensorView& to) {
-            ops::linear(backend_, {.x = from,
-                                   .weight = *weight.prepared,
-                                   .norm = {},
-                                   .residual = {},
-                                   .out = to,
-                                   .activation = spec_.mlp.activation});
-        };
-        if (shared_gate) linear(x, w.shared_gate, shared_gate);
-        linear(x, w.gate_up_proj, inner);
-        linear(inner, w.down_proj, shared);
+        const TensorView inner = part(work_.inner, s, spec_.experts.shared_intermediate_size);
+        Tap unhooked = tap;
+        if constexpr (Tap::active) unhooked.hooks = nullptr;
+        if (shared_gate) linear(tap, w.shared_gate, x, shared_gate);
+        project_gate_up(s, unhooked, layer, {.x = x, .norm = {}}, inner);
+        linear(tap, w.down_proj, inner, shared);
     }
     const int64_t top_k = spec_.experts.top_k;
     ops::experts(backend_, {.x = x,
@@ -138,26 +117,23 @@ void Decoder::run_mlp_and_experts(const Step& s, const Tap& tap, int layer, cons
         ops::rms_norm(backend_, {.x = branch, .weight = norm.prepared, .out = branch, .eps = eps});
         tap_common(tap, norm_site, layer, branch, branch);
     };
-    run_experts(s, layer, {}, own);  // first: out may be where what they read is
+    run_experts(s, tap, layer, {}, own);  // first: out may be where what they read is
     finish(own, w.experts_post_norm, Site::experts, Site::post_feedforward_layernorm_2);
-    project_down(s, tap, layer, {}, out);
+    linear(tap, w.down_proj, inner(s, layer), out);
     finish(Tensor(out, Tap::active ? taps_.branch.owner : nullptr), w.mlp_own_post_norm, Site::down_proj,
            Site::post_feedforward_layernorm_1);
     ops::add_rms_norm(backend_, {.x = own, .residual = out, .weight = {}, .out = own, .eps = eps});
 }
 
-void Decoder::embed_layers(const Step& s) {
+template <class Tap>
+void Decoder::embed_layers(const Step& s, const Tap& tap) {
     const int64_t num_tokens = s.a.x.shape(0), size = spec_.per_layer_size;
     const float of_table = per_layer_half * std::sqrt(static_cast<float>(size));
     const TensorView vectors = work_.per_layer.slice(0, 0, num_tokens * spec_.num_layers);  // [.., per_layer_size]
     const TensorView projected = work_.per_layer_projected.slice(0, 0, vectors.shape(0));
     const auto of_tokens = [&](const TensorView& view) { return view.reshape({num_tokens, spec_.num_layers * size}); };
     embed(s.batch.input_ids, weights_.embed_per_layer, spec_.per_layer_vocab_size, of_table, of_tokens(vectors));
-    ops::linear(backend_, {.x = s.a.x,
-                           .weight = *weights_.per_layer_projection.prepared,
-                           .norm = {},
-                           .residual = {},
-                           .out = of_tokens(projected)});
+    linear(tap, weights_.per_layer_projection, s.a.x, of_tokens(projected));
     // The linear's result times hidden_size^-0.5 is what is normed: that changes eps alone.
     ops::rms_norm(backend_, {.x = projected,
                              .weight = weights_.per_layer_norm.prepared,
@@ -172,20 +148,19 @@ void Decoder::read_own_vector(const Step& s, const Tap& tap, int layer, const Te
     const int64_t size = spec_.per_layer_size;
     const TensorView gate = part(work_.per_layer_gate, s, size);
     const TensorView own = part(work_.per_layer, s, spec_.num_layers * size).slice(1, layer * size, (layer + 1) * size);
-    const auto linear = [&](const TensorView& x, const LinearWeights& weight, const TensorView& to) {
-        ops::linear(backend_, {.x = x, .weight = *weight.prepared, .norm = {}, .residual = {}, .out = to});
-    };
-    linear(s.a.x, w.per_layer_gate, gate);
+    linear(tap, w.per_layer_gate, s.a.x, gate);
     ops::act_mul(backend_, {.gate_up = gate, .out = gate, .activation = spec_.mlp.activation, .up = own});
     tap_common(tap, Site::per_layer_input, layer, gate, Tensor(gate, work_.per_layer_gate.owner));
-    linear(gate, w.per_layer_projection, out);
+    linear(tap, w.per_layer_projection, gate, out);
 }
 
-#define INFINILM_FOR_TAP(Tap)                                                                                \
-    template void Decoder::project_gate_up(const Step&, const Tap&, int);                                    \
-    template void Decoder::project_down(const Step&, const Tap&, int, const TensorView&, const TensorView&); \
-    template void Decoder::choose_experts(const Step&, const Tap&, int);                                     \
-    template void Decoder::run_mlp_and_experts(const Step&, const Tap&, int, const TensorView&);             \
+#define INFINILM_FOR_TAP(Tap)                                                                               \
+    template Decoder::Input Decoder::mlp_input(const Step&, const Tap&, int);                               \
+    template void Decoder::project_gate_up(const Step&, const Tap&, int, const Input&, const TensorView&);  \
+    template void Decoder::choose_experts(const Step&, const Tap&, int);                                    \
+    template void Decoder::run_experts(const Step&, const Tap&, int, const TensorView&, const TensorView&); \
+    template void Decoder::run_mlp_and_experts(const Step&, const Tap&, int, const TensorView&);            \
+    template void Decoder::embed_layers(const Step&, const Tap&);                                           \
     template void Decoder::read_own_vector(const Step&, const Tap&, int, const TensorView&);
 INFINILM_FOR_TAP(NoTap)
 INFINILM_FOR_TAP(StepTap)

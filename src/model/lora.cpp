@@ -1,7 +1,7 @@
 #include "model/lora.h"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
 #include <cstring>
 #include <set>
 
@@ -12,28 +12,9 @@ namespace infinilm {
 
 namespace {
 
-struct Place {
-    int layer;
-    size_t site;  // of lora_sites
-};
-
-// Where a weight is: "model.layers.3.mlp.up_proj.weight". WeightError: at none of lora_sites.
-Place place_of(const std::string& name) {
-    constexpr std::string_view prefix = "model.layers.", suffix = ".weight";
-    if (name.starts_with(prefix) && name.ends_with(suffix)) {
-        Place place{};
-        const char* const end = name.data() + name.size();
-        const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, place.layer);
-        const std::string_view module(rest, static_cast<size_t>(end - rest) - suffix.size());
-        for (; error == std::errc() && place.site < lora_sites.size(); ++place.site) {
-            const Site site = lora_sites[place.site];
-            const bool in_attention = site <= Site::o_proj;
-            if (module == concat(in_attention ? ".self_attn." : ".mlp.", site_names[static_cast<size_t>(site)]))
-                return place;
-        }
-    }
-    throw WeightError(concat("an adapter cannot change '", name,
-                             "': expected the weight of a linear of attention or of a dense MLP"));
+// Heads that have a matrix each in a weight; 1: it is one.
+int64_t num_heads_of(const ParamRow& row) {
+    return row.linear->kind == LinearKind::by_head ? row.shape[0] / row.linear->head_dim : 1;
 }
 
 void check_shapes(const ParamRow& row, const LoraTensors& tensors) {
@@ -43,10 +24,12 @@ void check_shapes(const ParamRow& row, const LoraTensors& tensors) {
                                  " ", name(tensor.dtype())));
     };
     const Tensor &a = tensors.a, &b = tensors.b;
-    if (a.ndim() != 2 || a.shape(0) < 1 || a.shape(1) != row.shape[1] || !is_floating(a.dtype()))
-        refuse("A", a, "[rank, in_features]");
-    if (b.ndim() != 2 || b.shape(0) != row.shape[0] || b.shape(1) != a.shape(0) || !is_floating(b.dtype()))
+    const int64_t num_heads = num_heads_of(row), rank = b.ndim() == 2 ? b.shape(1) : 0;
+    if (rank < 1 || !is_floating(b.dtype()) || (b.shape(0) != row.shape[0] && b.shape(0) * num_heads != row.shape[0]))
         refuse("B", b, "[out_features, rank]");
+    const int64_t num_a = b.shape(0) == row.shape[0] ? 1 : num_heads;
+    if (a.ndim() != 2 || a.shape(0) != num_a * rank || a.shape(1) != row.shape[1] || !is_floating(a.dtype()))
+        refuse("A", a, "[rank, in_features]");
 }
 
 // Of the rows, or the columns, of a weight: on a device they are multiples of 8; more are zero.
@@ -61,7 +44,7 @@ Tensor with_whole_rank(Backend& backend, Tensor weight, int dim) {
     return out;
 }
 
-std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight, int rank_dim) {
+std::shared_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight, int rank_dim) {
     weight = with_whole_rank(backend, std::move(weight), rank_dim);
     return ops::prepare_linear(backend, {{.weight = std::move(weight), .bias = {}}}, LinearKind::plain);
 }
@@ -69,28 +52,42 @@ std::unique_ptr<PreparedLinear> prepare(Backend& backend, Tensor weight, int ran
 }  // namespace
 
 Adapter::Adapter(Backend& backend, const Params& params, const std::vector<LoraTensors>& tensors)
-    : layers_(static_cast<size_t>(params.spec().num_layers)) {
+    : parts_(params.rows().size()) {
     std::set<std::string_view> seen;
     for (const LoraTensors& own : tensors) {
-        const Place place = place_of(own.name);
         const ParamRow* const row = params.find(own.name);
         if (!row) throw WeightError(concat("adapter of '", own.name, "': the model has no such weight"));
+        if (!takes_adapter(*row))
+            throw WeightError(concat("an adapter cannot change '", own.name,
+                                     "': expected the weight of a linear that adapter_params() lists"));
         check_shapes(*row, own);
         if (!seen.insert(own.name).second) throw WeightError(concat("adapter of '", own.name, "': it is there twice"));
         if (!params.is_of_stage(*row)) continue;
-        Linear& linear = layers_[static_cast<size_t>(place.layer)][place.site];
-        const bool columns = is_columns(row->cut);
-        linear = {.a = prepare(backend, columns ? params.part(*row, own.a) : own.a, 0),
-                  .b = prepare(backend, columns ? own.b : params.part(*row, own.b), 1),
-                  .scale = own.scale};
-        most_rank_ = std::max(most_rank_, linear.b->in_features);
+        std::vector<Part>& parts = parts_[static_cast<size_t>(row - params.rows().data())];
+        const auto add = [&](auto a, auto b, Range outputs) {
+            parts.push_back({std::move(a), std::move(b), own.scale, outputs});
+            most_rank_ = std::max(most_rank_, parts.back().b->in_features);
+        };
+        if (row->linear->kind != LinearKind::by_head) {
+            const bool columns = is_columns(row->cut);
+            add(prepare(backend, columns ? params.part(*row, own.a) : own.a, 0),
+                prepare(backend, columns ? own.b : params.part(*row, own.b), 1), params.outputs(*row));
+            continue;
+        }
+        // The heads share one of the two.
+        const int64_t rank = own.b.shape(1), head_dim = row->linear->head_dim;
+        const bool shares_b = own.b.shape(0) == head_dim;
+        const auto shared = shares_b ? prepare(backend, own.b, 1) : prepare(backend, own.a, 0);
+        const auto of_head = [&](const Tensor& all, int64_t head, int64_t size, int rank_dim) {
+            return prepare(backend, {all.slice(0, head * size, (head + 1) * size), all.owner}, rank_dim);
+        };
+        const Range heads = params.heads(*row);
+        for (int64_t head = heads.begin; head < heads.end; ++head)
+            if (shares_b)
+                add(of_head(own.a, head, rank, 0), shared, {0, head_dim});
+            else
+                add(shared, of_head(own.b, head, head_dim, 1), {0, head_dim});
     }
-}
-
-const Adapter::Linear* Adapter::find(Site site, int layer) const {
-    const auto at = static_cast<size_t>(std::ranges::find(lora_sites, site) - lora_sites.begin());
-    const Linear& linear = layers_[static_cast<size_t>(layer)][at];
-    return linear.a ? &linear : nullptr;
 }
 
 LoraStep::LoraStep(const Adapters& adapters, const Batch& batch) {
@@ -134,17 +131,20 @@ void LoraStep::stage(Backend& backend) {
     listed_.rows = uploaded[1];
 }
 
-std::span<const LoraPart> LoraStep::parts(Site site, int layer) const {
+LoraStep::Changes LoraStep::changes(size_t row, size_t head) const {
     parts_.clear();
+    Range outputs;
     for (const Group& group : groups_)
-        if (const Adapter::Linear* const linear = group.adapter->find(site, layer))
-            parts_.push_back({.a = linear->a.get(),
-                              .b = linear->b.get(),
-                              .scale = linear->scale,
+        if (const Adapter::Part* const own = group.adapter->find(row, head)) {
+            parts_.push_back({.a = own->a.get(),
+                              .b = own->b.get(),
+                              .scale = own->scale,
                               .rows = TensorView(const_cast<int32_t*>(group.rows.data()), DType::int32,
                                                  {static_cast<int64_t>(group.rows.size())}),
                               .group = static_cast<int>(&group - groups_.data())});
-    return parts_;
+            outputs = own->outputs;
+        }
+    return {parts_, outputs};
 }
 
 }  // namespace infinilm

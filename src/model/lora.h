@@ -3,15 +3,15 @@
 // of B, and where its inputs are, columns of A, whose parts are added up with those of the linear.
 #pragma once
 
-#include <array>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/range.h"
 #include "model/batch.h"
 #include "model/params.h"
-#include "model/taps.h"
 
 namespace infinilm {
 
@@ -21,27 +21,28 @@ struct LoraTensors {
     Tensor a;          // [rank, in_features] of any floating dtype
     Tensor b;          // [out_features, rank] of any floating dtype
     float scale = 1;
+    // Of a linear of each head, a may be [num_heads * rank, in_features], where b is [out_features of a head, rank].
 };
-
-// The linears that adapters may change: all of a dense layer, and of one with experts those of attention.
-inline constexpr std::array lora_sites = {Site::q_proj,    Site::k_proj,  Site::v_proj,   Site::o_proj,
-                                          Site::gate_proj, Site::up_proj, Site::down_proj};
 
 // A rank's part of an adapter, prepared.
 class Adapter {
 public:
-    struct Linear {
-        std::unique_ptr<PreparedLinear> a, b;  // absent: the linear stays as it is
+    // Of one of the checkpoint tensors that a linear joins, such as q of q, k and v; of a linear of each head, of one
+    // of the rank's heads.
+    struct Part {
+        std::shared_ptr<PreparedLinear> a, b;
         float scale = 1;
+        Range outputs;  // of the linear's, those of this tensor; of a head all
     };
 
-    // WeightError: a name that is no weight of such a linear, a repeated one, or tensors that do not fit it.
+    // WeightError: a name that is not that of a LinearWeights::adaptable, a repeated one, or tensors that do not fit.
     Adapter(Backend& backend, const Params& params, const std::vector<LoraTensors>& tensors);
-    const Linear* find(Site site, int layer) const;  // null: none
+    // By a row of the table of Params. Null: it stays as it is.
+    const Part* find(size_t row, size_t head = 0) const { return parts_[row].empty() ? nullptr : &parts_[row][head]; }
     int64_t most_rank() const { return most_rank_; }
 
 private:
-    std::vector<std::array<Linear, lora_sites.size()>> layers_;  // [num_layers]
+    std::vector<std::vector<Part>> parts_;  // [rows of the table]; [1], or of each head
     int64_t most_rank_ = 0;
 };
 
@@ -58,8 +59,13 @@ public:
     int64_t num_rows() const { return num_rows_; }    // of all adapters
     int64_t most_rank() const { return most_rank_; }  // of them
 
-    // What they have for a linear; valid until the next call.
-    std::span<const LoraPart> parts(Site site, int layer) const;
+    // What they have for a weight, by its row of the table, and which outputs of its linear these are; valid until the
+    // next call.
+    struct Changes {
+        std::span<const LoraPart> parts;
+        Range outputs;
+    };
+    Changes changes(size_t row, size_t head = 0) const;
     const LoraRows* listed() const { return listed_.rows ? &listed_ : nullptr; }  // null: not staged
 
 private:

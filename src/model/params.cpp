@@ -54,6 +54,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
         if (weights.kind == LinearKind::qkv) weights.head_dim = model.attention_of(of_layer).head_dim;
         weights.quantization = is_never_quantised ? Quantization::none : model_.quantization;
         if (is_vocabulary && weights.quantization == Quantization::int4) weights.quantization = Quantization::int8;
+        if (is_vocabulary) weights.adaptable = false;
         weights.parts.resize(parts.size());
         for (size_t i = 0; i < parts.size(); ++i) {
             const auto& [name, out_features, cut] = parts[i];
@@ -86,13 +87,16 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
             row(name + "gate.per_expert_scale", {spec.count}, Cut::whole, w.expert_scales.loaded);
         }
         linear(w.router, name + "gate", hidden, spec.bias, {{name + "gate", spec.count, Cut::whole}}, true);
+        w.router.adaptable = w.shared_gate.adaptable = false;
         if (spec.correction_bias)
             row(name + "gate.e_score_correction_bias", {spec.count}, Cut::whole, w.router_correction.loaded);
         w.experts_gate_up.resize(static_cast<size_t>(spec.count));
         w.experts_down.resize(static_cast<size_t>(spec.count));
-        for (size_t e = 0; e < w.experts_down.size(); ++e)
+        for (size_t e = 0; e < w.experts_down.size(); ++e) {
             mlp(w.experts_gate_up[e], w.experts_down[e], concat(name, "experts.", e, "."), spec.intermediate_size,
                 spec.bias);
+            w.experts_gate_up[e].adaptable = w.experts_down[e].adaptable = false;
+        }
         if (spec.shared_intermediate_size == 0) return;
         mlp(w.gate_up_proj, w.down_proj, name + "shared_expert.", spec.shared_intermediate_size, false);
         if (spec.shared_gate)
@@ -264,6 +268,16 @@ std::vector<int64_t> Params::part_shape(const ParamRow& row) const {
     for (const Range& range : ranges(row)) size += range.size();
     shape[is_columns(row.cut)] = size;
     return shape;
+}
+
+Range Params::outputs(const ParamRow& row) const {
+    Range outputs;
+    for (const size_t index : row.linear->rows) {
+        const ParamRow& other = rows_[index];
+        if (other.shape.size() == 2 && other.part <= row.part)
+            outputs = {outputs.end, outputs.end + part_shape(other)[0]};
+    }
+    return outputs;
 }
 
 int64_t Params::prepared_bytes(DType dtype) const {

@@ -20,6 +20,7 @@ struct LinearWeights {
     LinearKind kind = LinearKind::plain;
     int head_dim = 0;  // of qkv and by_head
     Quantization quantization = Quantization::none;
+    bool adaptable = true;          // whether adapters of requests may change it: see takes_adapter
     std::vector<LinearPart> parts;  // those whose memory is a file's, or not prepared yet
     std::vector<size_t> rows;       // of the table: weights and biases
     PackedTensors packed;           // of the whole linear, in place of weights, until it is adopted
@@ -129,6 +130,10 @@ struct ParamRow {
     bool loaded = false;
 };
 
+// Whether requests may have adapters of it (lora.h): a weight of a linear. Not of the vocabulary; nor of experts, of
+// which the host does not know which rows they get, nor of their router and gate, whose results are float32.
+inline bool takes_adapter(const ParamRow& row) { return row.linear && row.linear->adaptable && row.shape.size() == 2; }
+
 class Params {
 public:
     // Of one rank of the model; the table has all rows, also those of other stages. ConfigError: see local_spec.
@@ -156,6 +161,12 @@ public:
     // The rank's part of a tensor that has the row's rows, or its columns where these are divided.
     Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
+    Range outputs(const ParamRow& row) const;  // of the rank's outputs of its linear, those of this weight
+    // Of a linear by_head, the rank's of the model's.
+    Range heads(const ParamRow& row) const {
+        const Range rows = ranges(row)[0];
+        return {rows.begin / row.linear->head_dim, rows.end / row.linear->head_dim};
+    }
     bool is_of_stage(const ParamRow& row) const;  // else no rank of this stage has a part
     // Names that load() takes and the stage needs: of parameters, and of the packed tensors of linears.
     std::vector<std::string> names_of_stage() const;

@@ -218,9 +218,9 @@ struct ModelSpec {
         return own > 0 ? own : mlp.intermediate_size;
     }
     bool has_mlp(int layer) const { return !layers[static_cast<size_t>(layer)].experts || experts.beside_mlp; }
-    // The largest MLP.
+    // The largest MLP, and expert of all tokens.
     int widest_mlp() const {
-        int most = mlp.intermediate_size;
+        int most = std::max(mlp.intermediate_size, experts.shared_intermediate_size);
         for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, intermediate_size_of(layer));
         return most;
     }

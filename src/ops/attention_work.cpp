@@ -23,7 +23,8 @@ public:
     Lister(const AttentionLengths& lengths, const AttentionLayer& layer)
         : lengths_(lengths),
           group_(layer.heads.group()),
-          window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()) {
+          window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
+          chunked_(layer.chunked) {
         const AttentionHeads& heads = layer.heads;
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
             const int rows = num_rows(seq);
@@ -41,16 +42,17 @@ public:
 
 private:
     int num_rows(int32_t seq) const { return (lengths_.cu_seqlens_q[seq + 1] - lengths_.cu_seqlens_q[seq]) * group_; }
-    // As Rows of cuda/attention.cuh: a row sees keys [end - window, end).
+    // As Rows of cuda/attention.cuh: a row sees keys [end - window, end), or those of its chunk.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
         const int first_end = first_position + row0 / group_ + 1, end = first_position + (row0 + rows - 1) / group_ + 1;
-        const int begin = std::max(0, first_end - window_);
+        const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
         return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
     }
 
     const AttentionLengths& lengths_;
     const int group_, window_;
+    const bool chunked_;
 };
 
 int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }

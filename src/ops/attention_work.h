@@ -57,7 +57,10 @@ struct AttentionHeads {
 struct AttentionLayer {
     int sliding_window = 0;  // 0: none
     AttentionHeads heads = {};
-    bool operator==(const AttentionLayer& o) const { return sliding_window == o.sliding_window && heads == o.heads; }
+    bool chunked = false;  // see AttentionParams
+    bool operator==(const AttentionLayer& o) const {
+        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked;
+    }
 };
 
 // Bytes for the partial results of decode steps over a cache of so many tokens, at most 128 MiB, which are a million

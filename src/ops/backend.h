@@ -150,7 +150,7 @@ struct RopeTableParams {
     // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions));
     // scale_beta 0: they are not.
     float scale_beta = 0;
-    int scale_positions = 1, scale_offset = 0;  // on GPUs scale_offset is 0
+    int scale_positions = 1, scale_offset = 0;
     TensorView cos_sin;  // out [num_tokens, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines
 };
 

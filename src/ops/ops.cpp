@@ -48,9 +48,6 @@ public:
         require(false, parts...);
         __builtin_unreachable();
     }
-    void on_cpus(std::string_view argument, bool is_there) const {
-        require(!is_there || device_.kind == DeviceKind::cpu, argument, ": on CPUs alone, got ", to_string(device_));
-    }
     // The KV cache of an op's params: both of one dtype, with scales where that is int8. There may be no v_cache.
     template <class Params>
     void caches(const Params& p, Dim num_kv_heads, Dim head_dim) {
@@ -143,7 +140,6 @@ static void check_rope_store(OpCheck& check, const RopeStoreParams& p) {
     if (p.q_cos_sin) {
         check.tensor("q_cos_sin", p.q_cos_sin, {"num_tokens", "rotary_dim"}, DType::float32);
         check.contiguous("q_cos_sin", p.q_cos_sin);
-        check.on_cpus("q_cos_sin without cos_sin", !p.cos_sin);
         check.require(check["rotary_dim"] % 2 == 0 && check["rotary_dim"] <= p.head_dim,
                       "q_cos_sin: rotary_dim must be even and at most head_dim, which is ", p.head_dim, "; got ",
                       check["rotary_dim"]);
@@ -215,7 +211,6 @@ void rope_table(Backend& backend, const RopeTableParams& p) {
     check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
     check.require(p.scale_positions > 0, "scale_positions must be positive, got ", p.scale_positions);
-    check.on_cpus("scale_offset", p.scale_offset != 0);
     backend.rope_table(p);
 }
 
@@ -246,7 +241,6 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
-    check.on_cpus("chunked", p.chunked);
     check.require(p.sliding_window > 0 || !p.chunked, "chunked: sliding_window, the size of a chunk, must be positive");
     if (readable(p.cu_seqlens_q))
         check_sequences(check, {.block_table = p.block_table,
@@ -335,7 +329,6 @@ void experts(Backend& backend, const ExpertsParams& p) {
     const int64_t num_parts = check["num_tokens"] * check["top_k"];
     check.tensor("inner", p.inner, {num_parts, inner_size}, check.activation);
     check.tensor("parts", p.parts, {num_parts, hidden_size}, check.activation);
-    check.on_cpus("weigh_inputs", p.weigh_inputs);
     if (p.lists || backend.device().kind != DeviceKind::cpu) {
         check.tensor("lists", p.lists, {num_parts, expert_list_ints}, DType::int32);
         check.contiguous("lists", p.lists);

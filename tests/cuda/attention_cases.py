@@ -57,6 +57,13 @@ class Work:
         return int(self.array[0, 2])
 
 
+def first_key(end: int, window: int, chunked: bool) -> int:
+    """Of those up to `end`, the first that a row sees."""
+    if not window:
+        return 0
+    return (end - 1) // window * window if chunked else max(0, end - window)
+
+
 def list_work(
     gpu: Gpu,
     edges: NDArray[np.int32],
@@ -67,6 +74,7 @@ def list_work(
     num_rows: int,
     num_sms: int,
     values_are_keys: bool = False,
+    chunked: bool = False,
 ) -> Work:
     """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
     capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
@@ -75,7 +83,7 @@ def list_work(
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
-        len(contexts), *pointers[:2], *heads, head_dim, int(values_are_keys), window, num_sms, room,
+        len(contexts), *pointers[:2], *heads, head_dim, int(values_are_keys), window, int(chunked), num_sms, room,
         pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
     assert count == 1 + known.sum(), (count, known)
@@ -86,7 +94,7 @@ def list_work(
         last = min(row0 + 16, queries * group) - 1
         first = contexts[seq] - queries + 1 + row0 // group
         end = contexts[seq] - queries + 1 + last // group
-        chunks = -(-end // CHUNK) - (max(0, first - window) // CHUNK if window else 0)
+        chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
     assert used <= num_rows
     return Work(array[:count], decode, array[1 + known[0] : count], used)
@@ -107,6 +115,7 @@ class Case:
     seed: int = 0
     sinks: bool = False
     value_dim: int = 0  # a value is so many elements at the end of its key; 0: it is one of its own
+    chunked: bool = False  # the window does not slide
 
     @property
     def out_dim(self) -> int:
@@ -136,7 +145,7 @@ class Problem:
         self.block_size, self.table = block_size, np.full((len(case.sequences), per_sequence + 1), -1, np.int32)
         caches = [_store(np.full((blocks.size, kv_heads, block_size, dim), np.nan), kind) for _ in range(2)]
         for s, (context, queries) in enumerate(case.sequences):
-            first = max(0, context - queries + 1 - case.window) if case.window else 0
+            first = first_key(context - queries + 1, case.window, case.chunked)
             for i in range(first // block_size, -(-context // block_size)):
                 self.table[s, i] = block = blocks[s * per_sequence + i]
                 at = np.arange(max(i * block_size, first), min((i + 1) * block_size, context))
@@ -170,7 +179,7 @@ class Problem:
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
-        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.value_dim > 0
+        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.value_dim > 0, case.chunked
         work = list_work(gpu, edges, contexts, *shape)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
@@ -183,7 +192,7 @@ class Problem:
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
-            float(case.score_cap), case.window, sinks,
+            float(case.score_cap), case.window, int(case.chunked), sinks,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
@@ -204,7 +213,8 @@ class Problem:
             if len(q) == 0:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
-            scalars = self.scale, case.window, case.score_cap, None if self.sinks is None else self.sinks.astype(F64)
+            sinks = None if self.sinks is None else self.sinks.astype(F64)
+            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked
             want, magnitude = oracle.attention(*inputs, _load(v, case.kind), *scalars)
             rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), *scalars)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
@@ -268,12 +278,15 @@ def lists(gpu: Gpu, seed: int) -> None:
     for _ in range(50):
         kv_heads, group = int(rng.choice([1, 2, 8])), int(rng.choice([1, 3, 4, 8, 40]))
         window, num_sms = int(rng.choice([0, 0, 100, 1000])), int(rng.choice([1, 16, 132]))
+        chunked = window > 0 and bool(rng.integers(2))
         num_seqs = int(rng.integers(1, 20))
         queries = rng.choice([0, 1, 1, 1, 5, 70], num_seqs)
         contexts = np.maximum(queries, rng.integers(0, 3000, num_seqs)).astype(int)
         edges = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
         num_rows = int(rng.choice([0, 3000, AMPLE]))
-        work = list_work(gpu, edges, contexts.tolist(), (kv_heads * group, kv_heads), 128, window, num_rows, num_sms)
+        work = list_work(
+            gpu, edges, contexts.tolist(), (kv_heads * group, kv_heads), 128, window, num_rows, num_sms, chunked=chunked
+        )
         want, used = {}, np.zeros(num_rows, np.int64)
         got: dict[tuple[int, int], list[int]] = {}
         slots: dict[tuple[int, int], int] = {}
@@ -285,7 +298,7 @@ def lists(gpu: Gpu, seed: int) -> None:
             for row0 in range(0, int(queries[seq]) * group, 16):
                 rows = min(int(queries[seq]) * group - row0, 16)
                 ends = contexts[seq] - queries[seq] + 1 + np.arange(row0, row0 + rows) // group
-                first = max(0, int(ends[0]) - window) // CHUNK if window else 0
+                first = first_key(int(ends[0]), window, chunked) // CHUNK
                 chunks = -(-int(ends[-1]) // CHUNK) - first
                 slot = slots[seq, row0]
                 want[seq, row0] = [0] if slot < 0 else list(range(0, chunks, work.width))

@@ -165,6 +165,26 @@ def _grouped_shape(gpu: Gpu, shape: dict[str, Any]) -> None:
             assert_bitwise(got[tokens], dense(rows[tokens], expert, residual[tokens]))
 
 
+def weigh(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """A token times the weight of each of its parts, where that part is in the order of experts."""
+    for shape in shapes:
+        tokens, top_k, width, kind, seed = (shape[key] for key in ("tokens", "top_k", "width", "kind", "seed"))
+        x, weights = encode(normal(seed, tokens, width), kind), normal(seed + 1, tokens, top_k)
+        part_of = np.random.default_rng(seed).permutation(tokens * top_k).reshape(tokens, top_k).astype(np.int32)
+        placed, weighed, out = (
+            of(gpu, x, kind, 16),
+            of(gpu, weights, "f32", 1),
+            Frame(gpu, kind, (part_of.size, width), 8),
+        )
+        gpu.call(
+            "run_weigh", placed.pointer, _long(placed.stride), gpu.upload(part_of), weighed.pointer,
+            _long(weighed.stride), out.pointer, _long(out.stride), tokens, top_k, width, KINDS.index(kind),
+        )  # fmt: skip
+        products = weights[..., None] * decode(x, kind)[:, None]  # [tokens, top_k, width] float32
+        assert_bitwise(out.get()[part_of], encode(products, kind))
+        gpu.close()
+
+
 def combine(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
     """The sum of a token's parts, the shared expert, and the residual, which may be where the result goes."""
     for shape in shapes:

@@ -13,7 +13,7 @@ from rank_cases import FakeNccl
 from infinilm import ReferenceModel
 
 sys.path.insert(0, str(ROOT / "tests"))
-from lora.adapters import make_adapter
+from lora.adapters import OF_REQUESTS, changed_model, make_adapter, text_model
 
 
 def make_adapters(folder: Path, model: Path) -> dict[str, Path]:
@@ -41,6 +41,26 @@ def logits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, nccl: str) 
             merged = ReferenceModel.from_pretrained(model, dtype="float64")
             merged.merge_lora(at)
             assert_close(llm.forward(prompt, lora=adapter), merged.forward(prompt), llm)
+
+
+def of_a_family(_: Gpu, golden: str, folder: str, dtype: str, nccl: str) -> None:
+    """Every linear that requests can have adapters of, of two ranks: A or B of each is cut like its weight."""
+    base = text_model(Path(folder) / "base", ROOT / "tests/golden" / golden)
+    adapters = {
+        name: make_adapter(Path(folder) / name, base, rank=rank, targets=OF_REQUESTS, seed=rank)
+        for name, rank in (("odd", 3), ("wide", 24))
+    }
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2}
+    prompt = list(range(3, 40))
+    FakeNccl(nccl)
+    with open_llm(base, dtype=dtype, **ranks) as llm:
+        plain = llm.forward(prompt)
+    with open_llm(base, dtype=dtype, lora=adapters, **ranks) as llm:
+        for name, adapter in adapters.items():
+            changed = changed_model(Path(folder) / f"changed-{name}", base, adapter)
+            want = ReferenceModel.from_pretrained(changed, dtype="float64", max_model_len=128).forward(prompt)
+            assert_close(llm.forward(prompt, lora=name), want, llm, 8)
+        assert llm.forward(prompt).tobytes() == plain.tobytes()
 
 
 def company(_: Gpu, name: str, folder: str, dtype: str) -> None:

@@ -166,10 +166,10 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
         out = Frame(gpu, "f32", (1, tokens * 2 * half))
         gpu.call(
             "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq), out.pointer, tokens, half, factor,
-            *((0.25, 1000) if tokens % 2 else (0.0, 1)),
+            *((0.25, 1000, 3) if tokens % 2 else (0.0, 1, 0)),
         )  # fmt: skip
         angle = positions[:, None].astype(F64) * inv_freq
-        scale = 1 + 0.25 * np.log1p(positions[:, None] // 1000) if tokens % 2 else 1.0
+        scale = 1 + 0.25 * np.log1p((positions[:, None] + 3) // 1000) if tokens % 2 else 1.0
         want = np.concatenate([np.cos(angle), np.sin(angle)], 1) * factor * scale
         error = np.abs(out.get().reshape(tokens, 2 * half) - want)
         assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()

@@ -38,13 +38,15 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
     heads = draw(st.sampled_from(HEADS))
     head_dim = draw(st.sampled_from(HEAD_DIMS))
     rows = max(most_rows * 64 // max(head_dim, 64) // heads[1], 1)
+    window = draw(st.sampled_from((0, 0, 1, 7, 130)))
     case = Case(
         kind=draw(st.sampled_from(kinds)),
         heads=heads,
         head_dim=head_dim,
         sequences=draw(sequences(rows, heads[0] // heads[1])),
         block_size=draw(st.sampled_from((4, 8, 16, 37, 64, 0))),
-        window=draw(st.sampled_from((0, 0, 1, 7, 130))),
+        window=window,
+        chunked=window > 0 and draw(st.booleans()),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
         sinks=draw(st.booleans()),
@@ -82,12 +84,13 @@ def test_attention_f32(emulate: Run, asynchronous: str, case: dict[str, Any], cu
 
 
 @every_schedule
-@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 7), (256, 0)])
+@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 7), (256, 0), (128, -90)])
 def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> None:
     """What hypothesis may miss: both kernels over several chunks in one call; with a window, rows of a tile that see
     nothing of its first chunk.
     """
-    case = Case("bf16", (3, 1), head_dim, ((600, 1), (5, 5), (400, 10), (280, 40)), 16, window, 8)
+    sequences = ((600, 1), (5, 5), (400, 10), (280, 40))
+    case = Case("bf16", (3, 1), head_dim, sequences, 16, abs(window), 8, chunked=window < 0)
     check(emulate, dataclasses.asdict(case), schedule=schedule)
 
 

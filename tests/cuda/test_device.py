@@ -80,6 +80,8 @@ GOLDEN = (
     "qwen2-moe-window",
     "qwen3-moe-window",
     "gpt-oss",
+    "llama4",
+    "llama4-text",
     "olmoe",
     "granite-moe-shared",
     "hunyuan-moe",
@@ -104,12 +106,11 @@ IN_BFLOAT16 = frozenset(
         *("cohere2", "gemma2", "gemma3", "glm4", "granite", "llama-sharded", "llama-yarn-rope", "mistral-window"),
         *("olmo2", "phi4-mini-long", "qwen2", "qwen3", "smollm3", "starcoder2", "stablelm", "nemotron", "hunyuan"),
         *("mixtral-window", "qwen2-moe-window", "gpt-oss", "glm4-moe", "minimax-m2", "ernie4-5-moe"),
-        *("qwen3-5", "qwen3-next"),
+        *("qwen3-5", "qwen3-next", "llama4"),
     }
 )
-# Not in GOLDEN: refused on GPUs; or that golden has sizes that kernels do not take, see SHAPED, or there is only the
-# golden of the same model with a vision tower.
-ON_CPUS_ALONE = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
+# Not in GOLDEN: that golden has sizes that kernels do not take, see SHAPED, or there is only the golden of the same
+# model with a vision tower.
 OTHERWISE = frozenset(
     {
         *("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "DeepseekV3ForCausalLM"),
@@ -121,7 +122,7 @@ OTHERWISE = frozenset(
 def test_every_architecture_has_a_golden() -> None:
     configs = [json.loads((ROOT / "tests/golden" / name / "config.json").read_text()) for name in GOLDEN]
     found = {config["architectures"][0] for config in configs}
-    assert found == FAMILIES.keys() - ON_CPUS_ALONE - OTHERWISE and set(GOLDEN) >= IN_BFLOAT16
+    assert found == FAMILIES.keys() - OTHERWISE and set(GOLDEN) >= IN_BFLOAT16
 
 
 @pytest.fixture(scope="session")

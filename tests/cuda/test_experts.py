@@ -77,6 +77,11 @@ def test_combine(emulate: Run, seed: int, shared: bool, gated: bool, residual: b
     _check(emulate, "combine", shapes=shapes)
 
 
+def test_weigh(emulate: Run) -> None:
+    shape = {"seed": 1, "tokens": 3, "width": 1096}
+    _check(emulate, "weigh", shapes=[{**shape, "kind": kind, "top_k": k} for kind in ("f32", "bf16") for k in (1, 5)])
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from emulation import Run
 
@@ -18,6 +20,14 @@ def test_logits(simulate: Run, models: str, fake_nccl: str, name: str, dtype: st
     settings = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
     parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "nccl": fake_nccl}
     outcome = simulate("lora_cases:logits", settings=settings, **parameters)
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(("golden", "dtype"), [("deepseek-v2", "bfloat16"), ("qwen3-next", "float32")])
+def test_families(simulate: Run, tmp_path: Path, fake_nccl: str, golden: str, dtype: str) -> None:
+    settings = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+    parameters = {"golden": golden, "folder": str(tmp_path), "dtype": dtype, "nccl": fake_nccl}
+    outcome = simulate("lora_cases:of_a_family", settings=settings, **parameters)
     assert outcome.ok, outcome.text
 
 

@@ -181,11 +181,6 @@ def test_a_row_goes_on_where_it_was_or_begins_anew() -> None:
             engine.reset_cache(PagedKVCacheConfig(num_blocks=4))
 
 
-def test_refused_with_adapters(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="adapters of Qwen3_5ForConditionalGeneration are not supported"):
-        LLM(FOLDER, lora={"a": tmp_path}, device="cpu")
-
-
 class _Model:
     """What each state holds, by the rules of the engine: a tuple of the tokens that it has seen."""
 

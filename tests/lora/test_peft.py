@@ -129,7 +129,7 @@ def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) ->
     moe = tiny.make_checkpoint(tmp_path / "moe", weights=False, **names, **sizes)
     config = AutoConfig.from_pretrained(moe)
     model = tiny.make_checkpoint(tmp_path / "weights", **names, **sizes)
-    with pytest.raises(WeightError, match=r"experts\.0\.down_proj.*is of a module that an adapter cannot change"):
+    with pytest.raises(WeightError, match=r"experts\.0\.down_proj.*is of a module that requests cannot have"):
         read_adapter(make_adapter(tmp_path / "a", model), config)
     attention = make_adapter(tmp_path / "b", model, targets=["q_proj", "o_proj"])
     assert len(read_adapter(attention, config).weights) == 4

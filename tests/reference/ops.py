@@ -253,11 +253,13 @@ def attention(
     sliding_window: int,
     score_cap: float = 0,
     sinks: F64 | None = None,
+    chunked: bool = False,
 ) -> tuple[F64, F64]:
     """Causal attention of one sequence, the queries being the last of its positions.
 
     q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position p
-    = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all). Returns out
+    = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all; chunked: from the last
+    multiple of sliding_window on). Returns out
     [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error in
     the scores is multiplied by. sinks [num_heads]: join the softmax of each query's scores, without a value.
     """
@@ -272,7 +274,7 @@ def attention(
     key = np.arange(context)[None, :]
     seen = key <= position
     if sliding_window > 0:
-        seen &= key > position - sliding_window
+        seen &= key >= position // sliding_window * sliding_window if chunked else key > position - sliding_window
     largest = score_cap + np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)  # a cap rounds to its own size
     scores = np.where(seen, scores, -np.inf)
     if sinks is not None:

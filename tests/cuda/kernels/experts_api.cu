@@ -39,6 +39,13 @@ int run_linear(const void* dense, const float* dense_bias, const GroupWeight* we
     return linear_grouped(args, nullptr);
 }
 
+int run_weigh(const void* x, int64_t x_stride, const int* part_of, const float* weights, int64_t weights_stride,
+              void* out, int64_t out_stride, int num_tokens, int top_k, int hidden_size, int type) {
+    return weigh({x, part_of, weights, out, x_stride, weights_stride, out_stride, num_tokens, top_k, hidden_size,
+                  static_cast<Type>(type)},
+                 nullptr);
+}
+
 int run_combine(const void* parts, int64_t parts_stride, const int* part_of, const float* weights,
                 int64_t weights_stride, const void* shared, int64_t shared_stride, const float* shared_gate,
                 int64_t shared_gate_stride, const void* residual, int64_t residual_stride, void* out,
