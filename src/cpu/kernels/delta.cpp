@@ -75,46 +75,57 @@ static float dot_of(const float* x, const float* y, int64_t n) {
     return reduce_add(sum);
 }
 
-// One token and `VECTORS` vectors of columns of the state S [k_dim, v_dim], the last of `count` elements:
+// Rows of columns of a state, `stride` elements apart.
+struct Rows {
+    float* first;
+    int64_t stride;
+
+    INFINILM_MEMBER float* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// Tokens of a head, over `VECTORS` vectors of columns of its state S [k_dim, v_dim], the last of `count` elements:
 //   S = decay * S;  delta = beta * (v - S^T k);  S += k delta^T;  out = S^T q
-// S is read once and then written once: S^T q of the new S is that of the old one and delta times the dot of q and k.
+// S^T q of the new S is that of the old one and delta times the dot of q and k. So one pass over S can add what a token
+// leaves and read what the next one needs of it.
 template <int VECTORS>
-INFINILM_INLINE void step_columns(float* state, int64_t v_dim, const float* q, const float* k, float dot, int64_t k_dim,
-                                  const float* v, float decay, float beta, float* out, int count) {
-    const auto at = [&](const float* row, int i) __attribute__((always_inline)) {
+struct Columns {
+    int64_t k_dim;
+    int count;
+    vec delta[VECTORS], of_k[VECTORS], of_q[VECTORS];
+
+    INFINILM_MEMBER vec get(const float* row, int i) const {
         return VECTORS > 1 ? load(row + i * width) : load_partial(row, count);
-    };
-    vec of_k[VECTORS], of_q[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) of_k[i] = of_q[i] = zero();
-    for (int64_t row = 0; row < k_dim; ++row) {
-        const vec key = set1(k[row]), query = set1(q[row]);
-        for (int i = 0; i < VECTORS; ++i) {
-            const vec old = at(state + row * v_dim, i);
-            of_k[i] = fma(old, key, of_k[i]);
-            of_q[i] = fma(old, query, of_q[i]);
-        }
     }
-    vec delta[VECTORS];
-    for (int i = 0; i < VECTORS; ++i) {
-        delta[i] = (at(v, i) - of_k[i] * decay) * beta;
-        const vec read = fma(delta[i], set1(dot), of_q[i] * decay);
+    INFINILM_MEMBER void put(float* row, int i, vec v) const {
         if (VECTORS > 1)
-            store(out + i * width, read);
+            store(row + i * width, v);
         else
-            store_partial(out, read, count);
+            store_partial(row, v, count);
     }
-    for (int64_t row = 0; row < k_dim; ++row) {
-        float* const own = state + row * v_dim;
-        const vec key = set1(k[row]);
+
+    // From S in `from` to S in `to`. ADDS: delta of the token with `added_k` and `decay`. READS: for q and k.
+    template <bool ADDS, bool READS>
+    INFINILM_MEMBER void pass(Rows from, Rows to, const float* added_k, float decay, const float* q, const float* k) {
+        for (int i = 0; i < VECTORS; ++i) of_k[i] = of_q[i] = zero();
+        for (int64_t row = 0; row < k_dim; ++row)
+            for (int i = 0; i < VECTORS; ++i) {
+                vec s = get(from[row], i);
+                if (ADDS) s = fma(set1(added_k[row]), delta[i], s * decay);
+                if (ADDS || from.first != to.first) put(to[row], i, s);
+                if (READS) {
+                    of_k[i] = fma(s, set1(k[row]), of_k[i]);
+                    of_q[i] = fma(s, set1(q[row]), of_q[i]);
+                }
+            }
+    }
+    // Of the token that the last pass has read for. dot: of its q and k.
+    INFINILM_MEMBER void finish(const float* v, float decay, float beta, float dot, float* out) {
         for (int i = 0; i < VECTORS; ++i) {
-            const vec updated = fma(key, delta[i], at(own, i) * decay);
-            if (VECTORS > 1)
-                store(own + i * width, updated);
-            else
-                store_partial(own, updated, count);
+            delta[i] = (get(v, i) - of_k[i] * decay) * beta;
+            put(out, i, fma(delta[i], set1(dot), of_q[i] * decay));
         }
     }
-}
+};
 
 // RMSNorm of a head, times silu(z); in place.
 static void gated_norm(float* x, const float* norm, const float* z, int64_t n, float eps) {
@@ -149,12 +160,22 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head) {
             keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
         }
         const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
+            constexpr int VECTORS = decltype(num_vectors)::value;
+            Columns<VECTORS> columns{.k_dim = k_dim, .count = count, .delta = {}, .of_k = {}, .of_q = {}};
+            // Several tokens have S beside them. In the state its rows lie in few sets of the cache.
+            alignas(64) float memory[most_k_dim * VECTORS * width];
+            const Rows kept{state + column, v_dim}, held = n > 1 ? Rows{memory, VECTORS * width} : kept;
+            columns.template pass<false, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
             for (int t = 0; t < n; ++t) {
                 const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
                 const float* const v = a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
                 float* const out = a.out + (begin + t) * a.out_stride + head * v_dim + column;
-                step_columns<decltype(num_vectors)::value>(state + column, v_dim, keys.q[t], keys.k[t], keys.dot[t],
-                                                           k_dim, v, gates[0], gates[a.num_v_heads], out, count);
+                const float decay = gates[0], beta = gates[a.num_v_heads];
+                columns.finish(v, decay, beta, keys.dot[t], out);
+                if (t + 1 < n)
+                    columns.template pass<true, true>(held, held, keys.k[t], decay, keys.q[t + 1], keys.k[t + 1]);
+                else
+                    columns.template pass<true, false>(held, kept, keys.k[t], decay, nullptr, nullptr);
             }
         };
         int64_t column = 0;
