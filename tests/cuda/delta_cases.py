@@ -49,29 +49,59 @@ class Step:
         return list(itertools.pairwise(self.starts.tolist()))
 
 
+class Conv:
+    """Inputs of the causal convolution, as stored."""
+
+    def __init__(self, shape: Shape, kind: str, n: int) -> None:
+        self.channels, self.taps, self.kind = shape["channels"], shape["taps"], kind
+        self.weight = normal(shape["seed"], self.taps, self.channels)
+        self.x = encode(normal(shape["seed"] + 1, n, self.channels), kind)
+
+    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None)) -> Array:
+        """Changes `state` in place."""
+        given = of(gpu, self.x[rows], self.kind, 3)
+        out = Frame(gpu, self.kind, given.shape, 5)
+        gpu.call(
+            "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(self.weight), state, *step.upload(gpu),
+            out.pointer, _long(out.stride), given.shape[0], self.channels, self.taps, KINDS.index(self.kind),
+        )  # fmt: skip
+        return out.get()
+
+
 def conv(gpu: Gpu, shapes: list[Shape]) -> None:
     """Outputs, and states: those that are written, and no others."""
     for shape in shapes:
-        channels, taps, seed = shape["channels"], shape["taps"], shape["seed"]
-        step = Step.draw(seed, shape["counts"])
-        weight, n = normal(seed, taps, channels), int(step.starts[-1])
+        step = Step.draw(shape["seed"], shape["counts"])
         for kind in KINDS:
-            x = encode(normal(seed + 1, n, channels), kind)
-            state = decode(encode(normal(seed + 2, NUM_STATES, taps - 1, channels), kind), kind)
+            inputs = Conv(shape, kind, int(step.starts[-1]))
+            state = normal(shape["seed"] + 2, NUM_STATES, inputs.taps - 1, inputs.channels)
+            state = decode(encode(state, kind), kind)
             held = gpu.upload(state if state.size else np.zeros(1, np.float32))
-            given, out = of(gpu, x, kind, 3), Frame(gpu, kind, (n, channels), 5)
-            gpu.call(
-                "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(weight), held, *step.upload(gpu),
-                out.pointer, _long(out.stride), n, channels, taps, KINDS.index(kind),
-            )  # fmt: skip
-            got, after, exact = out.get(), state.copy(), decode(x, kind).astype(np.float64)
+            got, after, exact = inputs.run(gpu, held, step), state.copy(), decode(inputs.x, kind).astype(np.float64)
+            weight = inputs.weight
             for s, (begin, end) in enumerate(step.spans()):
                 want, kept = oracle.causal_conv(exact[begin:end], weight, step.before(state, s))
                 size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(step.before(state, s)))
-                assert_close(got[begin:end], want, kind, taps, 2 * size)
+                assert_close(got[begin:end], want, kind, inputs.taps, 2 * size)
                 after[step.out[s]] = kept
             if state.size:
                 assert_bitwise(gpu.download(held), after)
+        gpu.close()
+
+
+def conv_cuts(gpu: Gpu, shapes: list[Shape]) -> None:
+    """A sequence in chunks gives the bits of the whole, and leaves its state."""
+    for shape in shapes:
+        inputs = Conv(shape, "bf16", shape["length"])
+        held = gpu.upload(np.full((2, inputs.taps - 1, inputs.channels), np.nan, np.float32))
+        want = inputs.run(gpu, held, Step([shape["length"]], [-1], [0]))
+        parts = [
+            inputs.run(gpu, held, Step([end - begin], [1 if begin else -1], [1]), slice(begin, end))
+            for begin, end in itertools.pairwise([0, *shape["cuts"], shape["length"]])
+        ]
+        assert_bitwise(np.concatenate(parts), want)
+        whole, last = gpu.download(held)
+        assert_bitwise(last, whole)
         gpu.close()
 
 
@@ -90,9 +120,9 @@ class Rule:
         self.vectors.append(normal(self.seed + 6, self.v_dim))
         self.state = normal(self.seed + 7, NUM_STATES, self.heads, self.k_dim, self.v_dim)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None)) -> Array:
-        """Changes `state` in place."""
-        frames = [of(gpu, x[rows], self.kind, pad) for x, pad in zip(self.stored, (2, 3, 1, 5), strict=True)]
+    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None), pad: int = 2) -> Array:
+        """Changes `state` in place. `pad`: elements between rows of qkv; with 0 they may be read 16 bytes at a time."""
+        frames = [of(gpu, x[rows], self.kind, between) for x, between in zip(self.stored, (pad, 3, 1, 5), strict=True)]
         out = Frame(gpu, self.kind, frames[1].shape, 1)
         inputs = [x for frame in frames for x in (frame.pointer, _long(frame.stride))]
         gpu.call(
@@ -110,7 +140,7 @@ def rule(gpu: Gpu, shapes: list[Shape]) -> None:
         for kind in KINDS:
             given = Rule(shape, kind, int(step.starts[-1]))
             held = gpu.upload(given.state)
-            got, after = decode(given.run(gpu, held, step), kind), gpu.download(held)
+            got, after = decode(given.run(gpu, held, step, pad=shape["pad"]), kind), gpu.download(held)
             exact = [decode(x, kind).astype(np.float64) for x in given.stored]
             for s, (begin, end) in enumerate(step.spans()):
                 before = step.before(given.state, s)
@@ -128,13 +158,16 @@ def rule(gpu: Gpu, shapes: list[Shape]) -> None:
 
 
 def cuts(gpu: Gpu, shapes: list[Shape]) -> None:
-    """A sequence in chunks, through one state or from one to the next; single tokens are decode's."""
+    """A sequence in chunks, through one state or from one to the next; single tokens are decode's.
+
+    Only the whole is read 16 bytes at a time.
+    """
     for shape in shapes:
         places = [0, *shape["cuts"], shape["length"]]
         for kind in ("f32", "bf16"):
             given = Rule(shape, kind, shape["length"])
             held = gpu.upload(given.state)
-            want = given.run(gpu, held, Step([shape["length"]], [-1], [0]))
+            want = given.run(gpu, held, Step([shape["length"]], [-1], [0]), pad=0)
             whole = gpu.download(held)[0]
             held, at, parts = gpu.upload(given.state), -1, []
             for i, (begin, end) in enumerate(itertools.pairwise(places)):

@@ -37,6 +37,7 @@ def rules() -> st.SearchStrategy[dict[str, Any]]:
         {
             "seed": st.integers(0, 2**31), "counts": counts, "k_heads": st.integers(1, 2), "group": st.integers(1, 2),
             "k_dim": st.sampled_from((1, 12, 33, 128, 200)), "v_dim": st.sampled_from((2, 20, 64, 136)),
+            "pad": st.sampled_from((0, 2)),
         }
     )  # fmt: skip
 
@@ -56,14 +57,17 @@ def test_delta_rule(emulate: Run, shapes: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
     shape = {"seed": 4, "k_heads": 1, "group": 2, "length": 40, "cuts": [1, 2, 19, 20, 21, 37]}
-    shapes = [{**shape, "k_dim": k_dim, "v_dim": v_dim} for k_dim, v_dim in ((128, 72), (24, 140))]
+    shapes = [{**shape, "k_dim": k_dim, "v_dim": v_dim} for k_dim, v_dim in ((128, 72), (24, 140), (256, 12))]
     _check(emulate, "cuts", shapes, schedule=schedule)
+    convs = [{**shape, "channels": 130, "taps": taps} for taps in (2, 4, 8)]
+    _check(emulate, "conv_cuts", convs, schedule=schedule)
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:
-    shape = {"seed": 9, "counts": [20, 1, 3], "k_heads": 1, "group": 2, "k_dim": 40, "v_dim": 72}
+    shape = {"seed": 9, "counts": [20, 1, 3], "k_heads": 1, "group": 2, "k_dim": 48, "v_dim": 72}
     conv = {"seed": 9, "counts": [20, 1, 3], "taps": 4, "channels": 150}
-    _check(emulate, "rule", [shape], sanitize=sanitize, schedule="lifo", timeout=600)
+    shapes = [{**shape, "pad": pad} for pad in (0, 2)]
+    _check(emulate, "rule", shapes, sanitize=sanitize, schedule="lifo", timeout=600)
     _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo", timeout=600)
