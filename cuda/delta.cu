@@ -182,11 +182,14 @@ template <int kRows>
 struct TileMemory {
     float* keys;        // [kTileTokens][2][KeyRow]: q, k
     TokenGates* gates;  // [kTileTokens]
-    float* values;      // [kTileTokens][value_stride]: v, then what is read
-    int value_stride;   // of the block's columns, and 8, so that 4 tokens of a warp lie in all banks
+    float* values;      // [kTileTokens][stride]: v
+    float* reads;       // the same: what the state reads
+    int stride;         // the block's columns, and 8, so that 4 tokens of a warp lie in all banks
 
     static constexpr int kKeyFloats = 2 * KeyRow<kRows>::kFloats;
-    static constexpr size_t bytes(int columns) { return sizeof(float) * kTileTokens * (kKeyFloats + columns + 8); }
+    static constexpr size_t bytes(int columns) {
+        return sizeof(float) * kTileTokens * (kKeyFloats + 2 * (columns + 8));
+    }
     __device__ __forceinline__ float* key(int t, int which, int group) const {
         return keys + t * kKeyFloats + which * KeyRow<kRows>::kFloats + group * KeyRow<kRows>::kStride;
     }
@@ -234,8 +237,7 @@ struct TileLoads {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
             const int at = 32 * i + lane;
-            to.values[at / kWarpColumns * to.value_stride + kWarpColumns * warp + at % kWarpColumns] =
-                to_float(values[i]);
+            to.values[at / kWarpColumns * to.stride + kWarpColumns * warp + at % kWarpColumns] = to_float(values[i]);
         }
         if (kWarpTokens * warp >= count) return;
         float x[kRows], y[kRows], of_q = 0.0f, of_k = 0.0f, dot = 0.0f;
@@ -280,7 +282,7 @@ struct TokenInputs {
 
     __device__ __forceinline__ void load(const TileMemory<kRows>& from, int t, int group, int column) {
         gates = from.gates[t];
-        v = *reinterpret_cast<const float2*>(from.values + t * from.value_stride + column);
+        v = *reinterpret_cast<const float2*>(from.values + t * from.stride + column);
 #pragma unroll
         for (int i = 0; i < kRows; i += 4) {
             const float4 key = *reinterpret_cast<const float4*>(from.key(t, 1, group) + i);
@@ -299,12 +301,12 @@ template <int kRows>
 struct Columns {
     float2 rows[kRows];
 
-    // One token, in place in `values`, whose columns this lane's are:
+    // One token; what it reads goes to `reads`, which begins with this lane's columns:
     //   S = decay * S;  delta = beta * (v - S^T k);  S += k delta^T;  out = S^T q
     // S^T q of the new S is that of the old one and delta times the dot of q and k. Only S^T k is waited for: while it
     // goes from lane to lane, S^T q is summed and S decays, and meanwhile `next` is loaded.
     template <class LoadNext>
-    __device__ __forceinline__ void step(const TokenInputs<kRows>& now, float* values, const LoadNext& load_next) {
+    __device__ __forceinline__ void step(const TokenInputs<kRows>& now, float* reads, const LoadNext& load_next) {
         const int lane = static_cast<int>(lane_id());
         float k_sums[2][2] = {}, of_q[2] = {};  // two for each column, as one would wait for itself
 #pragma unroll
@@ -341,7 +343,7 @@ struct Columns {
         for (int offset = 2 * (32 / kRowGroups); offset < 32; offset *= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, offset);
         const float read = __fmaf_rn(second ? delta[1] : delta[0], now.gates.dot, __fmul_rn(sum, now.gates.decay));
-        if (lane < 2 * (32 / kRowGroups)) values[second ? 1 : 0] = read;
+        if (lane < 2 * (32 / kRowGroups)) reads[second ? 1 : 0] = read;
     }
 };
 
@@ -369,7 +371,8 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : delta_warps(kRow
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(TokenGates, gates, [kTileTokens]);
     float* const keys = reinterpret_cast<float*>(smem);
-    const TileMemory<kRows> memory{keys, gates, keys + kTileTokens * TileMemory<kRows>::kKeyFloats, columns + 8};
+    float* const values = keys + kTileTokens * TileMemory<kRows>::kKeyFloats;
+    const TileMemory<kRows> memory{keys, gates, values, values + kTileTokens * (columns + 8), columns + 8};
     const int pieces = ceil_div(p.v_dim, columns), num_warps = static_cast<int>(blockDim.x / 32);
     const int seq = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x) / pieces;
     const int first_column = static_cast<int>(blockIdx.x) % pieces * columns;
@@ -406,27 +409,24 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : delta_warps(kRow
         if (kAhead) load(tile + tile_tokens);
         TokenInputs<kRows> even, odd;
         const auto through = [&](int t, const TokenInputs<kRows>& now, TokenInputs<kRows>& next) {
-            state.step(now, memory.values + t * memory.value_stride + column,
+            state.step(now, memory.reads + t * memory.stride + column,
                        [&] { next.load(memory, min(t + 1, count - 1), group, column); });
         };
         even.load(memory, 0, group, column);
         int t = 0;
         for (; t + 1 < count; t += 2) through(t, even, odd), through(t + 1, odd, even);
         if (t < count) through(t, even, odd);
-        __syncthreads();  // keys may be overwritten, and what other warps have read is there
+        __syncthreads();  // q, k and v may be overwritten, and what other warps have read is there
+        const float* const reads = memory.reads;
         if (pieces == 1) {
             for (int t = warp; t < count; t += num_warps)
-                put_gated_norm<T>(p, tile + t, head,
-                                  [&](int i) { return rounded<T>(memory.values[t * memory.value_stride + i]); });
-            __syncthreads();
-        } else {  // its own columns
+                put_gated_norm<T>(p, tile + t, head, [&](int i) { return rounded<T>(reads[t * memory.stride + i]); });
+        } else {
             T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(head) * p.v_dim + first_column;
             for (int i = lane; i < count * kWarpColumns; i += 32) {
                 const int t = i / kWarpColumns, c = warp * kWarpColumns + i % kWarpColumns;
-                if (c < num_columns)
-                    out[(tile + t) * p.out_stride + c] = from_float<T>(memory.values[t * memory.value_stride + c]);
+                if (c < num_columns) out[(tile + t) * p.out_stride + c] = from_float<T>(reads[t * memory.stride + c]);
             }
-            __syncwarp();
         }
     }
     grid_launch_dependents();
