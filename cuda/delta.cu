@@ -428,6 +428,7 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : delta_warps(kRow
                 if (c < num_columns) out[(tile + t) * p.out_stride + c] = from_float<T>(reads[t * memory.stride + c]);
             }
         }
+        __syncwarp();  // or the compiler would provide in every step for lanes that are still here
     }
     grid_launch_dependents();
     const int out = p.sequences.state_out[seq];
