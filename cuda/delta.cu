@@ -119,7 +119,8 @@ cudaError_t causal_conv(const CausalConvArgs& args, cudaStream_t stream) {
 
 // ---- delta_rule --------------------------------------------------------------------------------------------------
 
-constexpr int delta_warps(int rows) { return rows <= 16 ? 16 : 8; }  // of a block, as registers allow
+template <class T, int kRows>
+constexpr int kMostWarps = kRows * sizeof(T) <= 32 ? 16 : 8;  // of a block, as registers allow
 constexpr int kManyWarps = 8;  // of a block, where there are more heads than SMs, so that an SM has several blocks
 constexpr int64_t kFewHeads = 128;
 constexpr int kPromptWarps = 4;  // of a block, where there are prompts
@@ -364,9 +365,9 @@ __device__ __forceinline__ void put_gated_norm(const DeltaRuleArgs& p, int token
 }
 
 // columns: of a block. Where that is a whole head, what it reads is normed here, else it is left in out as it is.
-// kAhead: the next tile is loaded while the state goes through this one.
+// kAhead: the next tile, and of this one the next token, are loaded while the state goes through a token.
 template <class T, int kRows, bool kAhead>
-__global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : delta_warps(kRows)), kAhead&& kRows <= 16 ? 3 : 1)
+__global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kRows>), kAhead ? 2 : 1)
     delta_rule_kernel(DeltaRuleArgs p, int columns) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(TokenGates, gates, [kTileTokens]);
@@ -407,25 +408,35 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : delta_warps(kRow
         loads.put(p, memory, head, count);
         __syncthreads();
         if (kAhead) load(tile + tile_tokens);
-        TokenInputs<kRows> even, odd;
-        const auto through = [&](int t, const TokenInputs<kRows>& now, TokenInputs<kRows>& next) {
-            state.step(now, memory.reads + t * memory.stride + column,
-                       [&] { next.load(memory, min(t + 1, count - 1), group, column); });
-        };
-        even.load(memory, 0, group, column);
-        int t = 0;
-        for (; t + 1 < count; t += 2) through(t, even, odd), through(t + 1, odd, even);
-        if (t < count) through(t, even, odd);
+        float* const reads = memory.reads + column;
+        if constexpr (kAhead) {
+            TokenInputs<kRows> even, odd;
+            const auto through = [&](int t, const TokenInputs<kRows>& now, TokenInputs<kRows>& next) {
+                state.step(now, reads + t * memory.stride,
+                           [&] { next.load(memory, min(t + 1, count - 1), group, column); });
+            };
+            even.load(memory, 0, group, column);
+            int t = 0;
+            for (; t + 1 < count; t += 2) through(t, even, odd), through(t + 1, odd, even);
+            if (t < count) through(t, even, odd);
+        } else {
+            for (int t = 0; t < count; ++t) {
+                TokenInputs<kRows> now;
+                now.load(memory, t, group, column);
+                state.step(now, reads + t * memory.stride, [] {});
+            }
+        }
         __syncthreads();  // q, k and v may be overwritten, and what other warps have read is there
-        const float* const reads = memory.reads;
         if (pieces == 1) {
             for (int t = warp; t < count; t += num_warps)
-                put_gated_norm<T>(p, tile + t, head, [&](int i) { return rounded<T>(reads[t * memory.stride + i]); });
+                put_gated_norm<T>(p, tile + t, head,
+                                  [&](int i) { return rounded<T>(memory.reads[t * memory.stride + i]); });
         } else {
             T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(head) * p.v_dim + first_column;
             for (int i = lane; i < count * kWarpColumns; i += 32) {
                 const int t = i / kWarpColumns, c = warp * kWarpColumns + i % kWarpColumns;
-                if (c < num_columns) out[(tile + t) * p.out_stride + c] = from_float<T>(reads[t * memory.stride + c]);
+                if (c < num_columns)
+                    out[(tile + t) * p.out_stride + c] = from_float<T>(memory.reads[t * memory.stride + c]);
             }
         }
         __syncwarp();  // or the compiler would provide in every step for lanes that are still here
@@ -455,12 +466,12 @@ cudaError_t launch_delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     const int warps_of_head = ceil_div(args.v_dim, kWarpColumns);
     const bool is_decode = args.num_tokens == args.sequences.num_seqs;
     const bool are_few = static_cast<int64_t>(args.sequences.num_seqs) * args.num_v_heads <= kFewHeads;
-    const int most = !is_decode ? kPromptWarps : are_few ? delta_warps(kRows) : kManyWarps;
+    const int most = !is_decode ? kPromptWarps : are_few ? kMostWarps<T, kRows> : kManyWarps;
     const int warps = ceil_div(warps_of_head, ceil_div(warps_of_head, most));
     const int columns = warps * kWarpColumns, pieces = ceil_div(args.v_dim, columns);
     const LaunchConfig config{dim3(args.num_v_heads * pieces, args.sequences.num_seqs), dim3(32 * warps),
                               TileMemory<kRows>::bytes(columns), stream};
-    constexpr bool kAhead = kRows * sizeof(T) <= 64;  // as registers allow
+    constexpr bool kAhead = kRows <= 16;  // as registers allow
     const cudaError_t error = is_decode ? launch<delta_rule_kernel<T, kRows, false>>(config, args, columns)
                                         : launch<delta_rule_kernel<T, kRows, kAhead>>(config, args, columns);
     if (error != cudaSuccess || pieces == 1) return error;
