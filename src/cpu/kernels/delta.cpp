@@ -1,7 +1,7 @@
 // What layers with a recurrent state compute: the causal convolution and the gated delta rule (Yang et al. 2024,
 // arXiv:2412.06464). Both go from token to token, in float32, so that a sequence has the same bits however its tokens
-// are cut into steps. The delta rule of a chunk of tokens as matrices would be faster where a step has many, but its
-// sums depend on where chunks begin; one token after the other, it takes some hundredths of the linears around it.
+// are cut into steps. The sums of a form that takes chunks of tokens as matrices depend on where chunks begin, and it
+// would save a fifth of the operations at most: 3 products an element of the state in place of 4, and those in a chunk.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
 
