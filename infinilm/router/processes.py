@@ -70,13 +70,13 @@ class ServerProcess:
             assert process.stdin is not None
             process.stdin.write(json.dumps(options).encode() + b"\n")
             await made._found.wait()
-        except BaseException:
+            if not made.url:
+                code = await made.wait()
+                error = ConfigError if code == 2 else InfinilmError
+                raise error(made.last_line.removeprefix("infinilm: error: ") or f"a replica ended with {code}")
+        except BaseException:  # also of who waits for its end and is cancelled
             await made.stop(0)
             raise
-        if not made.url:
-            code = await made.wait()
-            error = ConfigError if code == 2 else InfinilmError
-            raise error(made.last_line.removeprefix("infinilm: error: ") or f"a replica ended with {code}")
         return made
 
     async def _read(self) -> None:
@@ -99,14 +99,10 @@ class ServerProcess:
         self._found.set()
 
     async def wait(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait for its end; returns the exit code. Who is cancelled can wait again."""
         code = await self._process.wait()
-        await self._reading
-        stdin = self._process.stdin
-        if stdin is not None:
-            stdin.close()
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                await stdin.wait_closed()
+        await asyncio.wait({self._reading})  # which goes on if this is cancelled
+        await self._close_stdin()
         return code
 
     async def stop(self, seconds: float) -> None:
@@ -119,7 +115,15 @@ class ServerProcess:
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self.wait()
+            await self._process.wait()
+            self._reading.cancel()  # what it has started may hold its stderr open for ever
+            await self._close_stdin()
+
+    async def _close_stdin(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                await self._process.stdin.wait_closed()
 
 
 class Running(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import os
 import re
@@ -18,6 +20,7 @@ import pytest
 from server.support import KEY, SECONDS, ServerProcess, started, wait_for
 
 from infinilm.cli.main import main
+from infinilm.router import processes
 from router.support import CLIENT_KEY
 from router.test_failures import HEADERS, REQUESTS, ask, said
 
@@ -108,6 +111,64 @@ def test_what_cannot_start_says_why(
     assert main(["serve", "--port", "0", *arguments]) == 2
     printed = capsys.readouterr().err
     assert message in printed and "Traceback" not in printed
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is started as a replica: a script, which writes its process id here."""
+    script = tmp_path / "replica"
+    monkeypatch.setattr(processes.sys, "executable", str(script))
+    script.write_text('#!/bin/sh\necho $$ >"$0.pid"\n')
+    script.chmod(0o755)
+    return script
+
+
+def is_there(process: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False
+
+
+def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path) -> None:
+    """It has closed its stderr, so that it will not serve, and is still there: as one that starts while another fails."""
+    stand_in.write_text(stand_in.read_text() + "exec sleep 60 2>&-\n")
+    pid = stand_in.with_suffix(".pid")
+
+    async def run() -> None:
+        starting = asyncio.ensure_future(processes.ServerProcess.start({}))
+        while not pid.exists() or "sleep" not in Path(f"/proc/{pid.read_text().strip()}/cmdline").read_text():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # the end of its stderr is read
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not is_there(int(pid.read_text()))
+
+    asyncio.run(run())
+
+
+def test_a_replica_whose_stderr_stays_open_is_stopped(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that it has started; also after somebody who waited for its end was cancelled."""
+    monkeypatch.setattr(processes, "_TERMINATION", 0.1)
+    stand_in.write_text(stand_in.read_text() + 'echo "serves at http://localhost:1" >&2\nsleep 60 &\necho $! >"$0.more"\n')
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        waiting = asyncio.ensure_future(replica.wait())
+        wait_until = asyncio.get_running_loop().time() + SECONDS
+        while is_there(int(stand_in.with_suffix(".pid").read_text())):
+            assert asyncio.get_running_loop().time() < wait_until
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # its end is known
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(replica.stop(0), SECONDS)
+        os.kill(int(stand_in.with_suffix(".more").read_text()), signal.SIGKILL)
+        await asyncio.sleep(0.1)  # the end of the pipe is read, which closes it
+
+    asyncio.run(run())
 
 
 @needs_ray
