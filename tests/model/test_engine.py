@@ -1,4 +1,4 @@
-"""The engine against transformers: every golden checkpoint, on every instruction set this machine runs.
+"""The engine against transformers: every golden checkpoint in every dtype; the instruction sets here take turns.
 
 The golden files hold float32 logits and greedy tokens of transformers (tools/make_golden.py made them once).
 """
@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import covering
 
 from infinilm import LLM, _core
 
 GOLDEN = sorted(p.parent for p in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
+CHUNKED = ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "gemma3", "phi4-mini-long")
+ISAS = _core.cpu_isas()
 FLOAT32_SHARE = 2e-5  # of the largest logit: what two float32 implementations of a small model may differ by
 
 
@@ -23,8 +26,16 @@ def load(folder: Path, **settings: Any) -> tuple[LLM, Any]:
     return LLM(folder, **settings), expected
 
 
-@pytest.fixture(params=_core.cpu_isas())
+def each(axes: dict[str, Any]) -> pytest.MarkDecorator:
+    """Goldens, what else a test takes, and instruction sets, which take turns; `isa` sets its parameter."""
+    rows = covering(*axes.values())
+    ids = ["-".join(getattr(value, "name", str(value)) for value in row) for row in rows]
+    return pytest.mark.parametrize(list(axes), rows, ids=ids, indirect=["isa"])
+
+
+@pytest.fixture
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its parameters are those of the test."""
     monkeypatch.setenv("INFINILM_CPU_ISA", request.param)
     return str(request.param)
 
@@ -33,7 +44,7 @@ def test_golden_files_are_there() -> None:
     assert len(GOLDEN) >= 8
 
 
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+@each({"folder": GOLDEN, "isa": ISAS})
 def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
     llm, expected = load(folder, dtype="float32")
     with llm:
@@ -45,8 +56,7 @@ def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
     assert list(output[0].outputs[0].token_ids) == greedy
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+@each({"folder": GOLDEN, "dtype": ["bfloat16", "float16"], "isa": ISAS})
 def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
     """Weights, cache and (with bfloat16) inputs of linears are rounded once each: about seven roundings a layer."""
     llm, expected = load(folder, dtype=dtype)
@@ -58,16 +68,7 @@ def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
     assert error <= 4 * epsilon * np.sqrt(num_roundings)  # independent errors add in squares; 4: they feed softmaxes
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        p
-        for p in GOLDEN
-        if p.name in ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "gemma3", "phi4-mini-long")
-    ],
-    ids=lambda p: p.name,
-)
-@pytest.mark.parametrize("chunk", [1, 5, 16])
+@each({"folder": [p for p in GOLDEN if p.name in CHUNKED], "chunk": [1, 5, 16], "isa": ISAS})
 def test_chunked_prefill_changes_nothing(folder: Path, chunk: int, isa: str) -> None:
     whole, expected = load(folder)
     chunked, _ = load(folder, max_num_batched_tokens=chunk)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import covering
 from hypothesis import strategies as st
 from reference import ops as oracle
 from reference.ops import F64, FLOATING, Array, load, store
@@ -36,8 +37,8 @@ pads = st.tuples(st.integers(0, 5), st.integers(0, 5))
 
 
 def every_backend(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test for every instruction set, weight dtype and number of threads."""
-    return each_isa(each_dtype(each_threads(test)))
+    """Run a test for every instruction set, weight dtype and number of threads, of which every two meet."""
+    return pytest.mark.parametrize(("isa", "dtype", "threads"), covering(ISAS, FLOATING, THREADS))(test)
 
 
 @functools.cache

@@ -151,7 +151,9 @@ def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path)
 def test_a_replica_whose_stderr_stays_open_is_stopped(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a process that it has started; also after somebody who waited for its end was cancelled."""
     monkeypatch.setattr(processes, "_TERMINATION", 0.1)
-    stand_in.write_text(stand_in.read_text() + 'echo "serves at http://localhost:1" >&2\nsleep 60 &\necho $! >"$0.more"\n')
+    stand_in.write_text(
+        stand_in.read_text() + 'echo "serves at http://localhost:1" >&2\nsleep 60 &\necho $! >"$0.more"\n'
+    )
 
     async def run() -> None:
         replica = await processes.ServerProcess.start({})
