@@ -59,6 +59,11 @@ def _add_emulated_isas(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_rank: the same with any --tensor-parallel-size; left out with more than 1")
+    if (
+        config.getoption("dist", "no") == "load"
+    ):  # what `-n 2` means: each process gets neighbours, which share fixtures
+        config.option.dist = "worksteal"
     _add_emulated_isas(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:
         from infinilm import LLM
@@ -66,3 +71,10 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults = LLM.__init__.__kwdefaults__
         assert defaults is not None
         defaults["tensor_parallel_size"] = size
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--tensor-parallel-size") != 1:
+        same = [item for item in items if item.get_closest_marker("one_rank")]
+        config.hook.pytest_deselected(items=same)
+        items[:] = [item for item in items if item not in same]

@@ -9,6 +9,7 @@ import pytest
 from attention_cases import Case
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
+from orders import every_order
 
 FILES = ("attention.cu", "attention_decode.cu", "attention_prefill.cu", "attention_f32.cu", "attention_sm90.cu")
 SOURCES = [*(ROOT / "cuda" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
@@ -67,8 +68,7 @@ def check(emulate: Run, case: dict[str, Any], cuts: list[float] | None = None, *
     assert outcome.ok, outcome.text
 
 
-@every_schedule
-@late_and_eager
+@every_order
 @few
 @given(case=cases(), cuts=cuts)
 def test_attention(emulate: Run, schedule: str, asynchronous: str, case: dict[str, Any], cuts: list[float]) -> None:

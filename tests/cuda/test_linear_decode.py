@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from emulation import LINEARS, SCHEDULES, Outcome, Run
+from emulation import LINEARS, Outcome, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from orders import every_order
 
 Parameters = dict[str, Any]
 
@@ -64,8 +65,7 @@ def run(emulate: Run, case: str, **parameters: Any) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("asynchronous", ["late", "eager"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_order
 def test_matches_float64(emulate: Run, schedule: str, asynchronous: str) -> None:
     environment = {"INFINILM_EMULATOR_ASYNC": asynchronous}
     run(emulate, "matches_float64", specs=SPECS, schedule=schedule, settings=environment)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from emulation import LINEARS, ON_GPU, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from orders import every_order
 from test_nvcc import compile_kernels, needs_nvcc
 
 SOURCES = [*LINEARS, "linear_prefill_api.cu"]
@@ -66,8 +67,7 @@ def _check(emulate: Run, case: str, **where: Any) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("asynchronous", ["late", "eager"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_order
 @pytest.mark.parametrize("kernel", KERNELS)
 @few
 @given(shapes=shapes(), sms=st.sampled_from(SMS))

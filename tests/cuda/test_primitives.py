@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from emulation import SCHEDULES, Run
+from orders import every_order
 
 Case = tuple[str, str, dict[str, Any]]
 
@@ -56,8 +57,7 @@ CASES = PRIMITIVES + HOPPER
 IDS = ["-".join([case, *(str(v) for v in parameters.values())]) for _, case, parameters in CASES]
 
 
-@pytest.mark.parametrize("asynchronous", ["late", "eager"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_order
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_primitive(emulate: Run, case: Case, schedule: str, asynchronous: str) -> None:
     source, name, parameters = case

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
+from orders import every_order
 
 SOURCES = [
     *(ROOT / "cuda" / f"{name}.cu" for name in ("rowwise", "pack", "norm", "rope", "linear_f32")),
@@ -125,8 +126,7 @@ def _check(emulate: Run, case: str, data: st.DataObject, **where: Any) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("asynchronous", ["late", "eager"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_order
 @pytest.mark.parametrize("case", CASES)
 @few
 @given(data=st.data())

@@ -26,6 +26,7 @@ def told(outputs: Any) -> list[Any]:
     return [(list(output.outputs[0].token_ids), output.outputs[0].logprobs) for output in outputs]
 
 
+@pytest.mark.one_rank
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
 def test_sites_and_bits(folder: Path) -> None:
     expected = np.load(folder / "expected.npz")

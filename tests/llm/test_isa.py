@@ -12,6 +12,8 @@ import pytest
 from infinilm import DeviceError, _core
 from llm.support import PATIENCE
 
+pytestmark = pytest.mark.one_rank
+
 
 @pytest.mark.parametrize("isa", _core.cpu_isas())
 def test_environment_picks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def is_there(process: int) -> bool:
 
 
 def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path) -> None:
-    """It has closed its stderr, so that it will not serve, and is still there: as one that starts while another fails."""
+    """It has closed its stderr, so it will not serve, and is still there: as may be where another fails before it."""
     stand_in.write_text(stand_in.read_text() + "exec sleep 60 2>&-\n")
     pid = stand_in.with_suffix(".pid")
 
