@@ -60,9 +60,7 @@ def _add_emulated_isas(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_rank: the same with any --tensor-parallel-size; left out with more than 1")
-    if (
-        config.getoption("dist", "no") == "load"
-    ):  # what `-n 2` means: each process gets neighbours, which share fixtures
+    if config.getoption("dist", "no") == "load":  # `-n 2`: each process gets neighbours, which share fixtures
         config.option.dist = "worksteal"
     _add_emulated_isas(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:
