@@ -2,7 +2,6 @@
 """Compiles the PTX of all CUDA kernels with the ptxas of other toolkits than the one at hand; no GPU is needed.
 
     python tools/check_ptx.py                     # the toolkits of TOOLKITS, from PyPI: about 180 MB, kept by pip
-    python tools/check_ptx.py --ends              # the oldest and the newest toolkit that a file is for, as CI does
     python tools/check_ptx.py --nvcc nvcc --jobs 2
 
 Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that somebody installs
@@ -26,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infinilm/ptx"
-# Of every minor version the last one, and the newest of all; the oldest first.
+# Of every minor version the last one, and the newest of all.
 TOOLKITS = {
     "12.4": "nvidia-cuda-nvcc-cu12==12.4.131",
     "12.6": "nvidia-cuda-nvcc-cu12==12.6.85",
@@ -50,12 +49,6 @@ COMPLAINT = re.compile(
 def for_hopper(source: Path) -> bool:
     """Whether the file is compiled for sm_90a alone."""
     return "sm90" in source.name
-
-
-def toolkits_of(source: Path, toolkits: Sequence[str], ends: bool) -> list[str]:
-    """Those of `toolkits`, the oldest first, that compile a file; with `ends` the first and the last of them."""
-    found = [name for name in toolkits if tuple(map(int, name.split("."))) >= SINCE.get(source.name, (0, 0))]
-    return list(dict.fromkeys((*found[:1], *found[-1:]))) if ends else found
 
 
 def digest(*parts: bytes) -> str:
@@ -121,36 +114,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", default="nvcc", help="makes the PTX (default: %(default)s)")
     parser.add_argument("--toolkits", default=",".join(TOOLKITS), help="of %(default)s")
-    parser.add_argument("--ends", action="store_true", help="only the oldest and the newest of them for each file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (default: the CPUs, %(default)s)")
     parser.add_argument("sources", type=Path, nargs="*", help="default: all of cuda/*.cu")
     args = parser.parse_args()
-    if unknown := set(args.toolkits.split(",")) - set(TOOLKITS):
+    toolkits = args.toolkits.split(",")
+    if unknown := set(toolkits) - set(TOOLKITS):
         parser.error(f"--toolkits: {', '.join(sorted(unknown))} is none of {', '.join(TOOLKITS)}")
-    toolkits = [name for name in TOOLKITS if name in args.toolkits.split(",")]
     CACHE.mkdir(parents=True, exist_ok=True)
     folders = (ROOT / "cuda", ROOT / "src/numerics", ROOT / "src/ops")
     headers = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*h")))
+    compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits}
     sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))
     pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]
-
-    chosen = {source: toolkits_of(source, toolkits, args.ends) for source in sources}
-    compilers = {name: fetch_ptxas(name) for name in toolkits if any(name in found for found in chosen.values())}
 
     def check(pair: tuple[Path, str]) -> list[str]:
         source, architecture = pair
         ptx = make_ptx(args.nvcc, source, architecture, headers)
         return [
             f"{source.name}, sm_{architecture}, ptxas of CUDA {toolkit}: {complaint}"
-            for toolkit in chosen[source]
-            for complaint in complaints_of(compilers[toolkit], ptx, architecture)
+            for toolkit, ptxas in compilers.items()
+            if tuple(map(int, toolkit.split("."))) >= SINCE.get(source.name, (0, 0))
+            for complaint in complaints_of(ptxas, ptx, architecture)
         ]
 
     with ThreadPoolExecutor(args.jobs) as pool:
         faults = [fault for found in pool.map(check, pairs) for fault in found]
     if faults:
         sys.exit("\n".join(faults))
-    print(f"{len(pairs)} files, compiled by ptxas of CUDA {', '.join(compilers)}: no spills, wgmma not serialized")
+    print(f"{len(pairs)} files, compiled by ptxas of CUDA {', '.join(toolkits)}: no spills, wgmma not serialized")
 
 
 if __name__ == "__main__":

@@ -48,16 +48,3 @@ def test_complaints(check_ptx: ModuleType, tmp_path: Path, printed: str, code: i
         assert len(check_ptx.complaints_of(ptxas, ptx, "90a")) == faults
     log.write_text("error: another answer")
     assert (check_ptx.complaints_of(ptxas, ptx, "90a") == []) == (faults == 0)
-
-
-def test_toolkits_of_a_file(check_ptx: ModuleType) -> None:
-    """The ends of those that compile it: some files are for newer ones."""
-    toolkits = list(check_ptx.TOOLKITS)
-    (name, (major, minor)) = next(iter(check_ptx.SINCE.items()))
-    any_file, newer = Path("norm.cu"), Path(name)
-    assert check_ptx.toolkits_of(any_file, toolkits, ends=False) == toolkits
-    assert check_ptx.toolkits_of(any_file, toolkits, ends=True) == ["12.4", "13.5"]
-    assert check_ptx.toolkits_of(newer, toolkits, ends=False) == toolkits[toolkits.index(f"{major}.{minor}") :]
-    assert check_ptx.toolkits_of(newer, toolkits, ends=True) == [f"{major}.{minor}", "13.5"]
-    assert check_ptx.toolkits_of(any_file, ["12.8"], ends=True) == ["12.8"]
-    assert check_ptx.toolkits_of(newer, ["12.4"], ends=True) == []
