@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
+from config.folders import GOLDEN, write
 from hypothesis import given, settings, strategies as st
 
 from infinilm.config.families import model_facts
@@ -17,15 +16,8 @@ from infinilm.config.keys import UNSUPPORTED
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError, InfinilmError
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 DEFAULTS = json.loads((GOLDEN / "defaults.json").read_text())
 MODEL_TYPES = tuple(DEFAULTS)
-
-
-def write(folder, content):
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    return folder
 
 
 # ---------------------------------------------------------------------------------------- defaults and fields
@@ -419,116 +411,6 @@ def test_model_type_and_architecture_imply_each_other(model_type):
     assert by_type == LlamaConfig(architectures=by_type.architectures) == LlamaConfig(**by_type.to_dict())
     assert LlamaConfig(model_type=model_type, architectures=[]) == by_type
     assert LlamaConfig(architectures=by_type.architecture) == by_type
-
-
-# ------------------------------------------------------------------------------------------------- AutoConfig
-
-
-@pytest.mark.parametrize("folder", sorted(f for f in GOLDEN.iterdir() if f.is_dir()), ids=lambda f: f.name)
-def test_every_golden_configuration_is_read(folder, caplog):
-    with caplog.at_level(logging.WARNING, logger="infinilm"):
-        config = AutoConfig.from_pretrained(folder)
-    assert not caplog.records
-    raw = json.loads((folder / "config.json").read_text())
-    text = raw | raw.get("text_config", {})
-    assert config.dtype == text.get("dtype", text.get("torch_dtype"))
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        assert getattr(config, key) == text.get(key, text.get("num_layers"))
-    for key in ("model_type", "architectures"):
-        assert getattr(config, key) == raw[key]
-    assert config == AutoConfig.from_pretrained(str(folder)) == LlamaConfig.from_dict(config.to_dict())
-
-
-def test_no_config_json_says_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"config\.json: the folder has no config\.json\. Give the folder of"):
-        AutoConfig.from_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere.*there is no such folder"):
-        AutoConfig.from_pretrained(tmp_path / "nowhere")
-    (tmp_path / "model.bin").touch()
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        AutoConfig.from_pretrained(tmp_path / "model.bin")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"model_type": "llama",\n "vocab_size": }', "not valid JSON at line 2, column 16: Expecting value"),
-        ("", "not valid JSON at line 1, column 1"),
-        ("[1]", "must hold a JSON object; got a list"),
-        (
-            "{}",
-            "model_type is missing; it must name the model's family, one of: llama, mistral, qwen2, qwen3",
-        ),
-        ('{"architectures": ["LlamaForCausalLM"]}', "model_type is missing"),
-        ('{"model_type": null}', "model_type is missing"),
-        ('{"model_type": "bert"}', "model_type 'bert' is not supported"),
-        ('{"model_type": "llama", "eos_token_id": "</s>"}', "eos_token_id must be an int or a list of ints"),
-    ],
-)
-def test_bad_files_are_named_with_the_position(text, message, tmp_path):
-    with pytest.raises(ConfigError, match=message) as caught:
-        AutoConfig.from_pretrained(write(tmp_path, text))
-    assert str(tmp_path / "config.json") in str(caught.value)
-
-
-def test_bad_utf8_is_a_config_error_and_a_byte_order_mark_is_not(tmp_path):
-    file = tmp_path / "config.json"
-    file.write_bytes(b'{"model_type": "llama", "x": "\xff"}')
-    with pytest.raises(ConfigError, match="not UTF-8 at byte 30"):
-        AutoConfig.from_pretrained(tmp_path)
-    file.write_bytes(b'\xef\xbb\xbf{"model_type": "llama"}')
-    assert AutoConfig.from_pretrained(tmp_path) == LlamaConfig()
-
-
-def test_messages_and_warnings_are_bounded(tmp_path, caplog):
-    values = {"model_type": "llama", **{f"key{i}": i for i in range(10**5)}}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    AutoConfig.from_pretrained(tmp_path)
-    assert 100 < len(caplog.text) < 1000
-    for bad in ({"model_type": "x" * 10**6}, {"rope_scaling": {"rope_type": "x" * 10**6}}, {"hidden_size": 10**4000}):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | bad))
-        with pytest.raises(ConfigError, match=r"config\.json: ") as caught:
-            AutoConfig.from_pretrained(tmp_path)
-        assert len(str(caught.value)) < 2000
-
-
-CHUNKS = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
-
-
-def test_dual_chunk_attention_limits_the_context(caplog):
-    values = {"model_type": "qwen2", "max_position_embeddings": 1010000, "dual_chunk_attention_config": CHUNKS}
-    assert LlamaConfig.from_dict(values).max_position_embeddings == 262144 - 8192
-    assert "dual chunk attention" in caplog.text
-    caplog.clear()
-    short = LlamaConfig.from_dict(values | {"max_position_embeddings": 1000})
-    assert (short.max_position_embeddings, caplog.text) == (1000, "")
-    assert LlamaConfig.from_dict(values | {"dual_chunk_attention_config": None}).max_position_embeddings == 1010000
-    for bad in (3, {}, {"chunk_size": 8, "local_size": 8}, {"chunk_size": "x"}):
-        with pytest.raises(ConfigError, match="dual_chunk_attention_config"):
-            LlamaConfig.from_dict(values | {"dual_chunk_attention_config": bad})
-
-
-def test_unknown_keys_are_logged_and_bookkeeping_is_not(tmp_path, caplog):
-    values = {"model_type": "llama", "transformers_version": "4.1", "pretraining_tp": 2, "temperature": 0.6}
-    with caplog.at_level(logging.DEBUG, logger="infinilm"):
-        assert AutoConfig.from_pretrained(write(tmp_path, values)).pretraining_tp == 2
-        assert not caplog.records
-        AutoConfig.from_pretrained(write(tmp_path, {**values, "brand_new_key": 1}))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "brand_new_key" in caplog.text
-
-
-def test_null_means_absent_but_for_the_keys_where_it_says_something(tmp_path):
-    nothing = dict.fromkeys(("vocab_size", "head_dim", "hidden_act", "rope_scaling", "tie_word_embeddings", "dtype"))
-    assert AutoConfig.from_pretrained(write(tmp_path, {"model_type": "qwen3", **nothing})) == LlamaConfig(
-        model_type="qwen3"
-    )
-    mistral = AutoConfig.from_pretrained(
-        write(tmp_path, {"model_type": "mistral", "num_key_value_heads": None, "sliding_window": None})
-    )
-    assert mistral.num_key_value_heads == 32 and mistral.sliding_window is None
-    llama = AutoConfig.from_pretrained(write(tmp_path, {"model_type": "llama", "bos_token_id": None}))
-    assert llama.bos_token_id == []
 
 
 # ------------------------------------------------------------------------------------------------- properties
