@@ -109,19 +109,20 @@ def wide_cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16")) -> dict[str,
     )
     heads = draw(st.sampled_from(((2, 2), (6, 1), (20, 1), (40, 2))))
     rows = 48 // heads[1]
+    window = draw(st.sampled_from((0, 0, 7, 130)))
     case = Case(
         kind=draw(st.sampled_from(kinds)),
         heads=heads,
         head_dim=head_dim,
         sequences=draw(sequences(rows, heads[0] // heads[1])),
         block_size=draw(st.sampled_from((16, 37, 0))),
-        window=draw(st.sampled_from((0, 0, 7, 130))),
+        window=window,
         pad=draw(st.sampled_from((0, 8))),
         score_cap=draw(st.sampled_from((0.0, 50.0))),
         seed=draw(st.integers(0, 2**32 - 1)),
         sinks=draw(st.booleans()),
         value_dim=value_dim,
-        chunked=draw(st.booleans()),
+        chunked=window > 0 and draw(st.booleans()),
     )
     return dataclasses.asdict(case)
 
