@@ -138,10 +138,8 @@ class Twins:
     def __init__(
         self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
     ) -> None:
-        self.has_states = "full_attention_interval" in MODELS.get(name, {})
-        model = Path(folder)  # of a name that is none of MODELS
-        if name in MODELS:
-            model = make_model(name, model, num_hidden_layers=2 if self.has_states else 1)
+        self.has_states = "full_attention_interval" in MODELS[name]
+        model = make_model(name, Path(folder), num_hidden_layers=2 if self.has_states else 1)
         self.recording, self.eager = (
             open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
@@ -502,17 +500,6 @@ def long_contexts(_: Gpu, folder: str, name: str, dtype: str) -> None:
     assert twins.sequences.lengths.tolist() == [135, 18, 262]
     recorded, launched, _kept = twins.counts()
     assert recorded >= 4 and launched > recorded
-    twins.close()
-
-
-def both_kernels(_: Gpu, folder: str) -> None:
-    """A sequence comes to a second chunk of keys when the graph has been recorded: one more item of decode."""
-    twins = Twins(folder, "of another family", "bfloat16", num_seqs=3)
-    for seq, count in enumerate((124, 3, 130)):
-        twins.step([seq], count)
-    for _ in range(7):
-        twins.step([2, 0, 1])
-    assert twins.counts()[:2] == (1, 6)
     twins.close()
 
 
