@@ -74,9 +74,10 @@ struct AttentionKernelArgs : AttentionArgs {
           work(work) {}
 };
 
-// attention_decode.cu, attention_prefill.cu
+// attention_decode.cu, attention_prefill.cu, attention_wide.cu
 cudaError_t launch_attention_decode(const AttentionKernelArgs&, cudaStream_t);
 cudaError_t launch_attention_prefill(const AttentionKernelArgs&, cudaStream_t);
+cudaError_t launch_attention_wide(const AttentionKernelArgs&, cudaStream_t);
 
 // Calls f(Dim<D>{}) with the kernel's width, of all but the widest heads.
 template <int D>
@@ -203,15 +204,17 @@ __device__ __forceinline__ void copy_tile(T* tile, const T* cache, const int* ro
     }
 }
 
-// Copies query rows row0 .. row0 + kRows - 1, zeros beyond the last row and from head_dim on. By the whole block.
+// Copies kUnits units of columns from first_unit on of query rows row0 .. row0 + kRows - 1, zeros beyond the last row
+// and from head_dim on. By the whole block.
 template <int kRows, int kUnits, class T>
-__device__ __forceinline__ void copy_queries(T* tile, const AttentionKernelArgs& p, const Rows& rows, int row0) {
+__device__ __forceinline__ void copy_queries(T* tile, const AttentionKernelArgs& p, const Rows& rows, int row0,
+                                             int first_unit = 0) {
     const T* q = static_cast<const T*>(p.q);
     for (int i = threadIdx.x; i < kRows * kUnits; i += blockDim.x) {
-        const int r = i / kUnits, unit = i % kUnits, row = row0 + r;
+        const int r = i / kUnits, unit = i % kUnits, row = row0 + r, column = (first_unit + unit) * 8;
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (row < rows.count && unit * 8 < p.head_dim)
-            v = load_readonly_16(q + rows.offset(row, p.q_stride, p.head_dim) + unit * 8);
+        if (row < rows.count && column < p.head_dim)
+            v = load_readonly_16(q + rows.offset(row, p.q_stride, p.head_dim) + column);
         *reinterpret_cast<uint4*>(tile + place<kUnits>(r, unit)) = v;
     }
 }
@@ -338,6 +341,67 @@ __device__ __forceinline__ void sum_weights(RowState& row, const uint32_t (&weig
     row.l[0] = sums[0], row.l[1] = sums[2];
 }
 
+// ---- a chunk whose kPieces pieces several warps have, who tell each other of them by shared memory ----------------
+
+constexpr int kPieces = kChunk / kPiece;
+
+// What a lane has to tell of its piece: `maxima` is [kPieces][kRows], from the tile's first row on.
+template <int kRows>
+__device__ __forceinline__ void tell_maxima(float* maxima, int piece, const float (*scores)[4], float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float m = largest_score(scores, h, scale);
+        if (lane_id() % 4 == 0) maxima[piece * kRows + lane_id() / 4 + 8 * h] = m;
+    }
+}
+// Once all have: makes the weights of the piece's scores, with the bits that one warp has of all pieces in a row
+// (add_weights), and puts them where all find them: `shared` is [kChunk / 16][32 lanes] fragments of the tile.
+template <class T, int kRows>
+__device__ __forceinline__ void tell_weights(uint4* shared, RowState& row, const float* maxima, int piece,
+                                             const float (*scores)[4], float scale) {
+    const int lane = lane_id();
+    uint32_t weights[kPiece / 16][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        float m = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const float before = m;
+            m = fmaxf(m, maxima[i * kRows + lane / 4 + 8 * h]);
+            if (i == piece) make_weights<T>(weights, scores, h, scale, m);
+            if (i > piece) lower_weights<T>(weights, 1, h, before, m);
+        }
+        row.m[h] = m;
+    }
+#pragma unroll
+    for (int step = 0; step < kPiece / 16; ++step)
+        shared[(piece * (kPiece / 16) + step) * 32 + lane] =
+            make_uint4(weights[step][0], weights[step][1], weights[step][2], weights[step][3]);
+}
+__device__ __forceinline__ void read_weights(uint32_t (&weights)[kChunk / 16][4], const uint4* shared) {
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+        const uint4 w = shared[step * 32 + lane_id()];
+        weights[step][0] = w.x, weights[step][1] = w.y, weights[step][2] = w.z, weights[step][3] = w.w;
+    }
+}
+
+// out += weights V for kSteps steps of 16 keys from first_step on, and two times 8 columns of a tile of kUnits units.
+// values: what the lane gives to the first ldmatrix, of row lane % 16 and unit lane / 16 of these.
+template <class T, int kUnits, int kSteps, int kTiles>
+__device__ __forceinline__ void add_pair(float (*out)[kTiles][4], const uint32_t (&weights)[kTiles][kChunk / 16][4],
+                                         int first_step, const T* values) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+        uint32_t b[4];
+        ldmatrix_x4_trans(b, values + i * tile_elements<kUnits>(16));
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+            mma_m16n8k16<T>(out[0][t], weights[t][first_step + i], {b[0], b[1]});
+            mma_m16n8k16<T>(out[1][t], weights[t][first_step + i], {b[2], b[3]});
+        }
+    }
+}
 // out[kTiles][2 * kPairs] += weights V for steps first_step .. of 16 keys, kSteps of them, and kPairs pairs of 8
 // columns. values: a tile whose rows are the keys of step first_row / 16 on; the columns begin at its unit first_unit.
 template <class T, int kUnits, int kSteps, int kPairs, int kTiles>
@@ -377,6 +441,85 @@ struct Factors {
         return __fmaf_rn(chunk_x, chunk, __fmul_rn(x, before));
     }
 };
+// A lane's rows are rows g and g + 8 of each tile, g = lane / 4; its three neighbours have the same. What there is of
+// each row, one lane of the four keeps.
+template <int kTiles>
+struct RowKeeper {
+    static constexpr int kRows = 2 * kTiles;
+    float m = -INFINITY, l = 0.0f;  // of what is merged so far
+
+    static __device__ __forceinline__ int row() {
+        const int lane = lane_id(), mine = lane % 4 % kRows;
+        return mine / 2 * kTileRows + lane / 4 + mine % 2 * 8;
+    }
+    static __device__ __forceinline__ float keep(const float (&of_rows)[kRows]) {
+        const int mine = opaque(lane_id()) % 4 % kRows;
+        float value = of_rows[0];
+#pragma unroll
+        for (int i = 1; i < kRows; ++i) value = mine == i ? of_rows[i] : value;
+        return value;
+    }
+    template <class V>
+    static __device__ __forceinline__ V give(V value, int tile, int half) {
+        return __shfl_sync(0xffffffffu, value, 2 * tile + half, 4);
+    }
+    // A chunk's weights, whose largest scores are known: sums them, and returns what brings outputs of the lane's row
+    // together with what was merged before.
+    template <class T>
+    __device__ __forceinline__ Factors merge(RowState (&chunk)[kTiles],
+                                             const uint32_t (&weights)[kTiles][kChunk / 16][4]) {
+        float chunk_m[kRows], chunk_l[kRows];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+            sum_weights<T>(chunk[t], weights[t]);
+#pragma unroll
+            for (int h = 0; h < 2; ++h) chunk_m[2 * t + h] = chunk[t].m[h], chunk_l[2 * t + h] = chunk[t].l[h];
+        }
+        const Factors mine(m, keep(chunk_m));
+        l = mine.merge(l, keep(chunk_l));
+        return mine;
+    }
+    // Those of all rows.
+    static __device__ __forceinline__ void give_all(Factors (&factors)[kTiles][2], const Factors& mine) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                factors[t][h].before = give(mine.before, t, h);
+                factors[t][h].chunk = give(mine.chunk, t, h);
+            }
+    }
+};
+
+// Merges columns of a chunk's output, kCount of 8, into total[kTiles][first ..].
+template <int kCount, int kTiles, int kColumns>
+__device__ __forceinline__ void merge_outputs(float (&total)[kTiles][kColumns][4], int first,
+                                              const float (&out)[kCount][kTiles][4],
+                                              const Factors (&factors)[kTiles][2]) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                total[t][first + j][i] = factors[t][i / 2].merge(total[t][first + j][i], out[j][t][i]);
+}
+
+// Makes kPairs pairs of 8 columns of a chunk's output and merges them into total[kTiles][first ..]. `tile`: values, all
+// keys, of which the columns begin at first_unit.
+template <class T, int kUnits, int kPairs, int kTiles, int kColumns>
+__device__ __forceinline__ void merge_values(float (&total)[kTiles][kColumns][4], int first,
+                                             const uint32_t (&weights)[kTiles][kChunk / 16][4], const T* tile,
+                                             int first_unit, Span visible, const Factors (&factors)[kTiles][2]) {
+    constexpr int kSteps = kChunk / 32;
+    float out[2 * kPairs][kTiles][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        if (visible.meets(half * kChunk / 2, kChunk / 2))
+            add_values<T, kUnits, kSteps, kPairs>(out, weights, half * kSteps, tile, half * kChunk / 2, first_unit);
+    merge_outputs<2 * kPairs>(total, first, out, factors);
+}
+
 // 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores
 // makes it 0.
 __device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, float m, float l) {

@@ -15,7 +15,7 @@
 
 namespace infinilm::cuda {
 
-constexpr int kDecodeWarps = kChunk / kPiece, kDecodeThreads = 32 * kDecodeWarps;
+constexpr int kDecodeWarps = kPieces, kDecodeThreads = 32 * kDecodeWarps;
 
 template <int D>
 struct DecodeShape {
@@ -141,8 +141,7 @@ struct DecodeSums {
 };
 
 // The scores and weights of a warp's piece of a chunk, and what they say of m; the weights of all pieces come to lie in
-// room.weights. The bits are those that one warp has of all pieces in a row (add_weights). load_next: starts the copies
-// of the next keys, once nobody reads these.
+// room.weights. load_next: starts the copies of the next keys, once nobody reads these.
 template <class T, int D, class Load>
 __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const DecodeTile& tile,
                                             const DecodeRoom<T, D>& room, int chunk_begin, RowState& row,
@@ -158,29 +157,9 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
         const int end[2] = {tile.row_ends[lane / 4], tile.row_ends[lane / 4 + 8]};
         mask_scores(scores[0], end, begin, p.first_key);
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const float m = largest_score(scores[0], h, p.scale);
-        if (lane % 4 == 0) room.maxima[warp * kTileRows + lane / 4 + 8 * h] = m;
-    }
+    tell_maxima<kTileRows>(room.maxima, warp, scores[0], p.scale);
     __syncthreads();
-    uint32_t weights[kPiece / 16][4];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float m = -INFINITY;
-#pragma unroll
-        for (int piece = 0; piece < kDecodeWarps; ++piece) {
-            const float before = m;
-            m = fmaxf(m, room.maxima[piece * kTileRows + lane / 4 + 8 * h]);
-            if (piece == warp) make_weights<T>(weights, scores[0], h, p.scale, m);
-            if (piece > warp) lower_weights<T>(weights, 1, h, before, m);
-        }
-        row.m[h] = m;
-    }
-#pragma unroll
-    for (int step = 0; step < kPiece / 16; ++step)
-        room.weights[(warp * (kPiece / 16) + step) * 32 + lane] =
-            make_uint4(weights[step][0], weights[step][1], weights[step][2], weights[step][3]);
+    tell_weights<T, kTileRows>(room.weights, row, room.maxima, warp, scores[0], p.scale);
 }
 
 // The products of all weights of a chunk with a warp's columns of its values, which begin at first_unit of the tile.
@@ -190,11 +169,7 @@ __device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<
     using Shape = DecodeShape<D>;
     const int lane = lane_id(), warp = warp_id();
     uint32_t weights[kChunk / 16][4];
-#pragma unroll
-    for (int step = 0; step < kChunk / 16; ++step) {
-        const uint4 w = room.weights[step * 32 + lane];
-        weights[step][0] = w.x, weights[step][1] = w.y, weights[step][2] = w.z, weights[step][3] = w.w;
-    }
+    read_weights(weights, room.weights);
     sum_weights<T>(sums.row, weights);
 #pragma unroll
     for (int i = 0; i < Shape::kWarpPairs; ++i) {

@@ -73,49 +73,6 @@ struct PrefillRing {
     }
 };
 
-// A lane's rows are rows g and g + 8 of each tile, g = lane / 4; its three neighbours have the same. What there is of
-// each row, one lane of the four keeps.
-template <int kTiles>
-struct RowKeeper {
-    static constexpr int kRows = 2 * kTiles;
-    static __device__ __forceinline__ int row() {
-        const int lane = lane_id(), mine = lane % 4 % kRows;
-        return mine / 2 * kTileRows + lane / 4 + mine % 2 * 8;
-    }
-    static __device__ __forceinline__ float keep(const float (&of_rows)[kRows]) {
-        const int mine = opaque(lane_id()) % 4 % kRows;
-        float value = of_rows[0];
-#pragma unroll
-        for (int i = 1; i < kRows; ++i) value = mine == i ? of_rows[i] : value;
-        return value;
-    }
-    template <class V>
-    static __device__ __forceinline__ V give(V value, int tile, int half) {
-        return __shfl_sync(0xffffffffu, value, 2 * tile + half, 4);
-    }
-};
-
-// Makes kPairs pairs of 8 columns of a chunk's output and merges them into total[kTiles][first ..]. `tile`: values, all
-// keys, of which the columns begin at first_unit.
-template <class T, int kUnits, int kPairs, int kTiles, int kColumns>
-__device__ __forceinline__ void merge_values(float (&total)[kTiles][kColumns][4], int first,
-                                             const uint32_t (&weights)[kTiles][kChunk / 16][4], const T* tile,
-                                             int first_unit, Span visible, const Factors (&factors)[kTiles][2]) {
-    constexpr int kSteps = kChunk / 32;
-    float out[2 * kPairs][kTiles][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        if (visible.meets(half * kChunk / 2, kChunk / 2))
-            add_values<T, kUnits, kSteps, kPairs>(out, weights, half * kSteps, tile, half * kChunk / 2, first_unit);
-#pragma unroll
-    for (int j = 0; j < 2 * kPairs; ++j)
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                total[t][first + j][i] = factors[t][i / 2].merge(total[t][first + j][i], out[j][t][i]);
-}
-
 // Writes a warp's rows by way of its queries' place, which nobody has read since the barrier of the last part.
 template <class T, int D, int kTiles>
 __device__ __forceinline__ void store_rows(const float (&total)[kTiles][D / 8][4], float inverse_l, T* tile, int row0,
@@ -170,7 +127,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     const int warp_end = of_warp(row0 <= last ? rows.end(min(row0 + Shape::kWarpRows - 1, last)) : 0);
     const int first_end = of_warp(rows.end(min(row0, last))), warp_begin = max(0, p.first_key(first_end));
     const int own_row = min(row0 + Keeper::row(), last), own_end = rows.end(own_row);
-    float own_m = -INFINITY, own_l = 0.0f;  // of own_row
+    Keeper own;  // of own_row
     float total[kTiles][D / 8][4] = {};
     for (int chunk = first_chunk; chunk * kChunk < block_end; ++chunk) {
         const Span visible(warp_begin, warp_end, chunk * kChunk);
@@ -203,23 +160,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
                 }
             }
         }
-        float m[2 * kTiles], l[2 * kTiles];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            sum_weights<T>(now[t], weights[t]);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) m[2 * t + h] = now[t].m[h], l[2 * t + h] = now[t].l[h];
-        }
-        const Factors own(own_m, Keeper::keep(m));
-        own_l = own.merge(own_l, Keeper::keep(l));
         Factors factors[kTiles][2];
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                factors[t][h].before = Keeper::give(own.before, t, h);
-                factors[t][h].chunk = Keeper::give(own.chunk, t, h);
-            }
+        Keeper::give_all(factors, own.template merge<T>(now, weights));
 #pragma unroll
         for (int right = 0; right < 2; ++right) {
             const T* value_tile = ring.next(chunk, 2 + right);
@@ -239,7 +181,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     const Rows out_rows(p, again.x, kv_head);
     const int out_row0 = again.y * Shape::kBlockRows + static_cast<int>(warp_id()) * Shape::kWarpRows;
     const int head = out_rows.head(min(out_row0 + Keeper::row(), out_rows.count - 1));
-    store_rows<T, D>(total, inverse_weight(p, head, own_m, own_l), queries, out_row0, out_rows, p);
+    store_rows<T, D>(total, inverse_weight(p, head, own.m, own.l), queries, out_row0, out_rows, p);
 }
 
 template <class T, int D>

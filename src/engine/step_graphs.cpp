@@ -52,6 +52,7 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             list.num_decode = static_cast<int64_t>(
                 std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(list.num_decode), least_items)));
         key.most_items.push_back(list.num_decode);
+        key.most_items.push_back(list.num_prefill);
     }
     check_generation(settle);
     Entry* const entry = find(key);

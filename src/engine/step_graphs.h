@@ -66,7 +66,7 @@ public:
 private:
     struct Key {
         int64_t num_seqs, num_rows, context_len;
-        std::vector<int64_t> most_items;  // of attention, for each of its lists
+        std::vector<int64_t> most_items;  // of attention's decode and prefill, for each of its lists
         int width_logprobs;
         int num_candidates;     // of a rank, where there are several
         bool samples, masked;   // sampling with masks is no part of the graph

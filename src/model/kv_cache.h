@@ -21,7 +21,7 @@ struct KvCacheSpec {
 };
 
 inline AttentionHeads heads_of(const AttentionSpec& a) {
-    return {a.num_heads, a.num_kv_heads, a.head_dim, a.latent_dim > 0};
+    return {a.num_heads, a.num_kv_heads, a.head_dim, a.value_dim()};
 }
 
 class KvCache {

@@ -20,18 +20,16 @@ struct Tile {
 
 class Lister {
 public:
-    Lister(const AttentionLengths& lengths, const AttentionLayer& layer)
+    Lister(const AttentionLengths& lengths, const AttentionLayer& layer, int num_sms)
         : lengths_(lengths),
           group_(layer.heads.group()),
           window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
           chunked_(layer.chunked) {
         const AttentionHeads& heads = layer.heads;
+        const int most_rows = most_decode_rows(heads, num_sms);
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
-            const int rows = num_rows(seq);
-            const bool few = rows <= attention_decode_rows || heads.only_decode();
-            const int tile_rows = few ? attention_tile_rows : attention_prefill_rows(heads.head_dim);
-            for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
-                (few ? decode : prefill).push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
+            const bool few = num_rows(seq) <= most_rows;
+            add_tiles(few ? decode : prefill, seq, few ? attention_tile_rows : heads.prefill_rows());
         }
         // The last tile of a prompt sees most keys. Blocks begin in the order of the list.
         std::stable_sort(prefill.begin(), prefill.end(),
@@ -42,6 +40,29 @@ public:
 
 private:
     int num_rows(int32_t seq) const { return (lengths_.cu_seqlens_q[seq + 1] - lengths_.cu_seqlens_q[seq]) * group_; }
+    void add_tiles(std::vector<Tile>& tiles, int32_t seq, int tile_rows) const {
+        const int rows = num_rows(seq);
+        for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
+            tiles.push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
+    }
+    // A sequence with more rows is prefill's. Of wide heads a block of prefill takes four tiles of decode at a time,
+    // and about half as long for a chunk as decode for one tile, by counting (docs/kernels.md), but walks through all
+    // chunks alone: it has them unless the longest walk would take longer than decode's tiles take when they are cut
+    // and spread over the device.
+    int most_decode_rows(const AttentionHeads& heads, int num_sms) const {
+        constexpr int all = std::numeric_limits<int>::max();
+        if (!heads.is_wide()) return attention_decode_rows;
+        if (heads.value_dim > attention_wide_values) return all;
+        std::vector<Tile> tiles;
+        for (int32_t seq = 0; seq < lengths_.num_seqs; ++seq)
+            if (num_rows(seq) > attention_tile_rows) add_tiles(tiles, seq, attention_wide_rows);
+        int64_t longest = 0, cut = 0;
+        for (const Tile& tile : tiles) {
+            longest = std::max<int64_t>(longest, tile.chunks);
+            cut += int64_t{tile.chunks} * ((tile.num_rows + attention_tile_rows - 1) / attention_tile_rows);
+        }
+        return longest * num_sms <= 2 * cut * heads.num_kv_heads ? attention_tile_rows : all;
+    }
     // As Rows of cuda/attention.cuh: a row sees keys [end - window, end), or those of its chunk.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
@@ -102,7 +123,7 @@ void place(std::vector<Tile>& tiles, int whole, int num_kv_heads, int64_t num_sl
 }  // namespace
 
 int64_t attention_workspace_bytes(const AttentionHeads& heads, int64_t num_tokens, int row_floats) {
-    if (heads.group() > attention_decode_rows && !heads.only_decode()) return 0;  // all sequences are prefill's
+    if (heads.group() > attention_decode_rows && !heads.is_wide()) return 0;  // all sequences are prefill's
     // A tile that is cut has at least two chunks, the first of them whole: it has fewer than context / 64 chunks.
     const int64_t chunks = num_tokens / (attention_chunk / 2);
     const int64_t of_a_chunk = int64_t{heads.num_heads} * row_floats * int64_t{sizeof(float)};
@@ -122,31 +143,28 @@ AttentionWork list_attention_work(const AttentionLengths& lengths, const std::ve
     const auto append = [&](const std::array<int32_t, 4>& item) {
         array.insert(array.end(), item.begin(), item.end());
     };
+    std::vector<Lister> listers;
+    for (const AttentionLayer& layer : layers) {
+        const Lister& tiles = listers.emplace_back(lengths, layer, num_sms);
+        work.lists.push_back({layer, row_floats, 0, static_cast<int64_t>(tiles.prefill.size()), size()});
+        for (const Tile& tile : tiles.prefill) append({tile.seq, tile.row0 / layer.heads.prefill_rows(), 0, 0});
+    }
     for (size_t i = 0; i < layers.size(); ++i) {
-        const AttentionHeads& heads = layers[i].heads;
-        Lister tiles(lengths, layers[i]);
-        const int width = choose_width(tiles.decode, heads.num_kv_heads, num_sms);
-        const int whole = longest_whole(tiles.decode, heads.num_kv_heads, num_sms, width);
-        place(tiles.decode, whole, heads.num_kv_heads, num_slots);
+        const int num_kv_heads = layers[i].heads.num_kv_heads;
+        std::vector<Tile>& tiles = listers[i].decode;
+        const int width = choose_width(tiles, num_kv_heads, num_sms);
+        place(tiles, longest_whole(tiles, num_kv_heads, num_sms, width), num_kv_heads, num_slots);
         const int64_t begin = size();
         // Tiles that one block walks through alone come first: they end last.
         for (const bool walked : {true, false})
-            for (const Tile& tile : tiles.decode) {
+            for (const Tile& tile : tiles) {
                 const int items = tile.slot < 0 ? 1 : rounds(tile, width);
                 if (walked != (tile.slot < 0 && tile.chunks > width)) continue;
                 for (int item = 0; item < items; ++item) append({tile.seq, tile.row0, item * width, tile.slot});
             }
-        AttentionList list;
-        list.layer = layers[i];
-        list.row_floats = row_floats;
-        list.num_decode = size() - begin;
-        const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(list.num_decode), width, 0};
+        work.lists[i].num_decode = size() - begin;
+        const int32_t head[] = {static_cast<int32_t>(begin), static_cast<int32_t>(size() - begin), width, 0};
         std::copy(std::begin(head), std::end(head), array.begin() + 4 * static_cast<ptrdiff_t>(i));
-        list.prefill_begin = size();
-        for (const Tile& tile : tiles.prefill)
-            append({tile.seq, tile.row0 / attention_prefill_rows(heads.head_dim), 0, 0});
-        list.num_prefill = size() - list.prefill_begin;
-        work.lists.push_back(list);
     }
     return work;
 }

@@ -6,8 +6,8 @@
 // cut into tiles of 16, and the keys of a tile into chunks of 128 at fixed positions. An item is some neighbouring
 // chunks of a tile. Where a tile has several items, each chunk leaves a partial result in the workspace, and the last
 // block to arrive merges them in order; a tile of one item is merged by its block. Neither changes a bit.
-// Prefill: the other sequences, tiles of 128 rows (64 of wide heads) with all keys that these see, those with most keys
-// first.
+// Prefill: the other sequences, tiles of 128 rows (64 of wide heads and of latents) with all keys that these see, those
+// with most keys first.
 // Idea: plans of flashinfer (attention/scheduler.cuh). C++17, as the kernels include it.
 #pragma once
 
@@ -34,8 +34,10 @@ constexpr int attention_kernel_dim(int head_dim) {
                              : 576;
 }
 constexpr int attention_widest_head = 576;
-// Rows of a tile of prefill: a warp has 32, or the 16 that there are registers for.
+// Rows of a tile of prefill: a warp has 32, or the 16 that there are registers for; of wide heads four warps share 32.
 constexpr int attention_prefill_rows(int head_dim) { return attention_kernel_dim(head_dim) <= 128 ? 128 : 64; }
+constexpr int attention_wide_rows = 64;
+constexpr int attention_wide_values = 512;  // columns of the values that prefill of wide heads has registers for
 // A row of partial results: the floats of the output, and behind those of the model's widest heads its largest score,
 // its sum of weights, and two more. In the first row of a (tile, kv head) the first of these counts the blocks that
 // have arrived; it is zero between calls.
@@ -44,13 +46,14 @@ constexpr int attention_row_floats(int head_dim) { return attention_kernel_dim(h
 // Heads of a rank, of one layer.
 struct AttentionHeads {
     int num_heads, num_kv_heads, head_dim;
-    bool values_are_keys = false;  // a value is the end of its key
+    int value_dim;  // less than head_dim: a value is the end of its key
     int group() const { return num_heads / num_kv_heads; }
-    // Decode has all sequences: prefill has no kernels for these.
-    bool only_decode() const { return values_are_keys || attention_kernel_dim(head_dim) > 256; }
+    // Prefill of these is a kernel of its own, and not always what is faster (list_attention_work).
+    bool is_wide() const { return value_dim < head_dim || attention_kernel_dim(head_dim) > 256; }
+    int prefill_rows() const { return is_wide() ? attention_wide_rows : attention_prefill_rows(head_dim); }
     bool operator==(const AttentionHeads& o) const {
         return num_heads == o.num_heads && num_kv_heads == o.num_kv_heads && head_dim == o.head_dim &&
-               values_are_keys == o.values_are_keys;
+               value_dim == o.value_dim;
     }
 };
 // What the attention of a layer has that a list depends on.
@@ -81,7 +84,7 @@ struct AttentionDecodeItem {
     int32_t slot;
 };
 struct AttentionPrefillItem {
-    int32_t seq, tile;  // rows [attention_prefill_rows * tile, ..)
+    int32_t seq, tile;  // rows [AttentionHeads::prefill_rows() * tile, ..)
     int32_t padding[2];
 };
 
@@ -101,7 +104,10 @@ struct AttentionList {
 };
 struct AttentionWork {
     std::vector<AttentionList> lists;
-    std::vector<int32_t> array;  // [num_elements, 4]: the heads of all lists, then their items
+    // [num_elements, 4]: the heads of all lists, their items of prefill, those of decode. How many there are of prefill
+    // depends on the numbers of rows alone, so that in steps of one token a sequence each list has its own in one
+    // place.
+    std::vector<int32_t> array;
 };
 
 // Lists for each of these, which are all that the model has. num_sms: of the device. workspace_bytes: see

@@ -170,12 +170,13 @@ public:
                     int64_t flush_bytes, int calls)
         : per_seq_((context + block_size - 1) / block_size),
           elements_(int64_t{num_seqs} * per_seq_ * heads.num_kv_heads * block_size * heads.head_dim),
-          count_(copies(2 * 2 * elements_, flush_bytes, calls)),
+          count_(copies((heads.value_dim == heads.head_dim ? 2 : 1) * 2 * elements_, flush_bytes, calls)),
+          own_values_(heads.value_dim == heads.head_dim),
           width_(int64_t{heads.num_heads} * heads.head_dim),
           k_(Type::bf16, count_ * elements_, 1),
-          v_(Type::bf16, count_ * elements_, 1),
+          v_(Type::bf16, own_values_ ? count_ * elements_ : 1, 1),
           q_(Type::bf16, int64_t{num_seqs} * queries * width_, 1),
-          out_(static_cast<size_t>(int64_t{num_seqs} * queries * width_) * 2),
+          out_(static_cast<size_t>(int64_t{num_seqs} * queries * heads.num_heads * heads.value_dim) * 2),
           table_(shuffled(num_seqs * per_seq_)),
           edges_(steps(num_seqs, queries)),
           lens_(static_cast<size_t>(num_seqs), context),
@@ -184,11 +185,12 @@ public:
           workspace_bytes_(
               attention_workspace_bytes(heads, int64_t{num_seqs} * context, attention_row_floats(heads.head_dim))),
           workspace_(static_cast<size_t>(workspace_bytes_)) {
-        args_.q = q_.as<void>(), args_.out = out_.as<void>(), args_.q_stride = args_.out_stride = width_;
+        args_.q = q_.as<void>(), args_.out = out_.as<void>();
+        args_.q_stride = width_, args_.out_stride = int64_t{heads.num_heads} * heads.value_dim;
         args_.block_table = table_.as<int>(), args_.block_table_stride = per_seq_;
         args_.cu_seqlens_q = cu_seqlens_.as<int>(), args_.context_lens = lengths_.as<int>();
         args_.num_seqs = num_seqs, args_.num_heads = heads.num_heads, args_.num_kv_heads = heads.num_kv_heads;
-        args_.head_dim = args_.value_dim = heads.head_dim, args_.block_size = block_size;
+        args_.head_dim = heads.head_dim, args_.value_dim = heads.value_dim, args_.block_size = block_size;
         args_.max_query_len = queries;
         args_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim));
         args_.type = Type::bf16;
@@ -210,7 +212,9 @@ public:
     }
     cudaError_t run(int kernel, int i, cudaStream_t stream) const {
         AttentionArgs args = args_;
-        args.k_cache = k_.at(i % count_, 2 * elements_), args.v_cache = v_.at(i % count_, 2 * elements_);
+        args.k_cache = k_.at(i % count_, 2 * elements_);
+        args.v_cache = own_values_ ? v_.at(i % count_, 2 * elements_)
+                                   : static_cast<const uint16_t*>(args.k_cache) + args.head_dim - args.value_dim;
 #if INFINILM_SM90
         if (kernel == 1) return attention_sm90(args, work_, stream);
 #endif
@@ -225,7 +229,9 @@ private:
         return edges;
     }
     int per_seq_;
-    int64_t elements_, count_, width_;
+    int64_t elements_, count_;
+    bool own_values_;  // else they are the ends of the keys
+    int64_t width_;
     Memory k_, v_, q_, out_, table_;
     std::vector<int> edges_, lens_;
     Memory cu_seqlens_, lengths_;
@@ -332,10 +338,10 @@ int bench_linear_bits(int kernel, int other, int format, int num_tokens, int n, 
 // kernel: 0 attention, 1 attention_sm90. num_seqs sequences of the same context, the last `queries` tokens of which are
 // computed.
 int bench_attention(int kernel, int num_seqs, int queries, int context, int num_heads, int num_kv_heads, int head_dim,
-                    int block_size, int64_t flush_bytes, int calls, float* milliseconds) {
+                    int value_dim, int block_size, int64_t flush_bytes, int calls, float* milliseconds) {
     return guarded([&] {
-        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim}, num_seqs, queries, context, block_size,
-                                     flush_bytes, calls);
+        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim, value_dim}, num_seqs, queries, context,
+                                     block_size, flush_bytes, calls);
         measure(flush_bytes, calls, milliseconds,
                 [&](int i, cudaStream_t stream) { return inputs.run(kernel, i, stream); });
     });
@@ -344,7 +350,8 @@ int bench_attention(int kernel, int num_seqs, int queries, int context, int num_
 // How many of the outputs of the two differ, of all `context` tokens of a sequence.
 int bench_attention_bits(int context, int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t* unequal) {
     return guarded([&] {
-        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim}, 1, context, context, block_size, 0, 1);
+        const AttentionInputs inputs({num_heads, num_kv_heads, head_dim, head_dim}, 1, context, context, block_size, 0,
+                                     1);
         std::vector<uint16_t> got[2];
         for (int kernel = 0; kernel < 2; ++kernel) {
             check(inputs.run(kernel, 0, nullptr));

@@ -21,6 +21,17 @@ FORMATS = {"int8": (1, 1.0), "int4": (2, 0.5625), "fp8": (3, 1.0)}  # number as 
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Of a layer's attention. value_dim: less than head_dim, the values are the ends of the keys."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
 class Model:
     """Sizes of a decoder."""
 
@@ -31,6 +42,9 @@ class Model:
     head_dim: int
     inner: int
     vocab: int
+
+    def attention(self) -> Heads:
+        return Heads(self.name, self.heads, self.kv_heads, self.head_dim, self.head_dim)
 
     def linears(self) -> dict[str, tuple[int, int, int, bool]]:
         """Features, columns, order, whether the norm is the prologue."""
@@ -47,6 +61,12 @@ class Model:
 LLAMA_8B = Model("Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256)
 LLAMA_1B = Model("Llama-3.2-1B", 2048, 32, 8, 64, 8192, 128256)
 TINY = Model("tiny", 64, 4, 2, 16, 96, 136)
+WIDE = (
+    Heads("Gemma 4, wide heads", 32, 4, 512, 512),
+    Heads("GLM-4.7-Flash, latents", 20, 1, 576, 512),
+    Heads("DeepSeek V3, latents", 128, 1, 576, 512),
+)
+TINY_WIDE = (Heads("tiny wide heads", 4, 2, 264, 264), Heads("tiny latents", 20, 1, 48, 32))
 
 
 @dataclass(frozen=True)
@@ -74,11 +94,12 @@ class Sizes:
     contexts: tuple[int, ...] = (1024, 8192)
     prefill_contexts: tuple[int, ...] = (2048, 8192)
     rows: tuple[int, ...] = (1, 64)
+    wide: tuple[Heads, ...] = WIDE
 
 
 FULL = Sizes()
 QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1, 64), (1024,), (2048,), (1, 64))
-SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,))
+SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,), TINY_WIDE)
 
 
 def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
@@ -115,20 +136,29 @@ def quantised_row(bench: Bench, model: Model, which: str, weight_format: str, nu
     )
 
 
-def attention_row(bench: Bench, model: Model, num_seqs: int, queries: int, context: int) -> Row:
-    heads = (model.heads, model.kv_heads, model.head_dim)
+def attention_row(bench: Bench, of: Heads, num_seqs: int, queries: int, context: int) -> Row:
+    heads = (of.heads, of.kv_heads, of.head_dim)
     pairs = num_seqs * queries * (2 * context - queries + 1) // 2  # of a query and a key it sees
-    rows = num_seqs * queries
+    both = of.head_dim + of.value_dim  # columns of q and out
+    own_values = of.value_dim == of.head_dim
+
+    def peers(p: Peers, calls: int) -> Runs:
+        return p.attention(num_seqs, queries, context, *heads, calls)
+
     return Row(
         group="prefill attention" if queries > 1 else "decode attention",
-        name=f"{model.name}, {num_seqs} x {context}",
-        num_bytes=4 * num_seqs * context * model.kv_heads * model.head_dim + 4 * rows * model.heads * model.head_dim,
-        flops=4 * pairs * model.heads * model.head_dim,
+        name=f"{of.name}, {num_seqs} x {context}",
+        num_bytes=2 * num_seqs * context * of.kv_heads * (both if own_values else of.head_dim)
+        + 2 * num_seqs * queries * of.heads * both,
+        flops=2 * pairs * of.heads * both,
         ours={
-            name: ("bench_attention", (kernel, num_seqs, queries, context, *heads, 16, bench.flush_bytes))
-            for name, kernel in (("infinilm", 0), *((("sm90", 1),) if bench.has_sm90 and queries > 1 else ()))
+            name: ("bench_attention", (kernel, num_seqs, queries, context, *heads, of.value_dim, 16, bench.flush_bytes))
+            for name, kernel in (
+                ("infinilm", 0),
+                *((("sm90", 1),) if bench.has_sm90 and queries > 1 and of.head_dim <= 128 else ()),
+            )
         },
-        peers=lambda p, calls: p.attention(num_seqs, queries, context, *heads, calls),
+        peers=peers if own_values else None,
     )
 
 
@@ -177,10 +207,10 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
         for tokens in sizes.decode_tokens:
             yield from (linear_row(bench, model, which, tokens) for which in model.linears())
         for context in sizes.contexts if i == 0 else sizes.contexts[:1]:
-            yield from (attention_row(bench, model, batch, 1, context) for batch in sizes.batches)
+            yield from (attention_row(bench, model.attention(), batch, 1, context) for batch in sizes.batches)
         for tokens in sizes.prefill_tokens:
             yield from (linear_row(bench, model, w, tokens) for w in model.linears() if w != "lm_head")
-        yield from (attention_row(bench, model, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
+        yield from (attention_row(bench, model.attention(), 1, tokens, tokens) for tokens in sizes.prefill_contexts)
         if i == 0:
             for rows in sizes.rows:
                 yield from small_rows(bench, model, rows)
@@ -188,6 +218,10 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
                 for tokens in sizes.quantised_tokens:
                     linears = [which for which in model.linears() if which != "lm_head"]
                     yield from (quantised_row(bench, model, w, weight_format, tokens) for w in linears)
+    for heads in sizes.wide:
+        yield from (attention_row(bench, heads, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
+        for context in sizes.contexts:
+            yield from (attention_row(bench, heads, batch, 1, context) for batch in sizes.batches)
 
 
 def measure_row(bench: Bench, peers: Peers | None, limits: Limits, row: Row, rounds: int, reporter: Reporter) -> bool:

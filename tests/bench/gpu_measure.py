@@ -27,7 +27,7 @@ SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last num
     "bench_copy": "qi",
     "bench_read": "qi",
     "bench_linear": "iiiiiiiiiqi",
-    "bench_attention": "iiiiiiiiqi",
+    "bench_attention": "iiiiiiiiiqi",
     "bench_rms_norm": "iiqi",
     "bench_rope_store": "iiiiiqi",
     "bench_sample": "iififqi",

@@ -46,9 +46,9 @@ def row_floats(head_dim: int) -> int:
 class Work:
     """The list of one window: `array` as kernels read it, and its parts."""
 
-    array: NDArray[np.int32]  # [1 + len(decode) + len(prefill), 4]
-    decode: NDArray[np.int32]  # [.., 4]: seq, row0, first_chunk, slot
+    array: NDArray[np.int32]  # [1 + len(prefill) + len(decode), 4]
     prefill: NDArray[np.int32]  # [.., 4]: seq, tile
+    decode: NDArray[np.int32]  # [.., 4]: seq, row0, first_chunk, slot
     num_rows: int  # of partial results
 
     @property
@@ -73,7 +73,7 @@ def list_work(
     window: int,
     num_rows: int,
     num_sms: int,
-    values_are_keys: bool = False,
+    value_dim: int = 0,
     chunked: bool = False,
 ) -> Work:
     """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
@@ -83,11 +83,11 @@ def list_work(
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
-        len(contexts), *pointers[:2], *heads, head_dim, int(values_are_keys), window, int(chunked), num_sms, room,
+        len(contexts), *pointers[:2], *heads, head_dim, value_dim or head_dim, window, int(chunked), num_sms, room,
         pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
     assert count == 1 + known.sum(), (count, known)
-    decode = array[1 : 1 + known[0]]
+    decode = array[1 + known[1] : count]
     used, group = 0, heads[0] // heads[1]
     for seq, row0, _, slot in decode[decode[:, 3] >= 0]:
         queries = int(edges[seq + 1] - edges[seq])
@@ -97,7 +97,7 @@ def list_work(
         chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
     assert used <= num_rows
-    return Work(array[:count], decode, array[1 + known[0] : count], used)
+    return Work(array[:count], array[1 : 1 + known[1]], decode, used)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Problem:
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
-        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.value_dim > 0, case.chunked
+        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.out_dim, case.chunked
         work = list_work(gpu, edges, contexts, *shape)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
@@ -190,7 +190,7 @@ class Problem:
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
-            len(work.decode), len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
+            len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
             float(case.score_cap), case.window, int(case.chunked), sinks,
         )  # fmt: skip
@@ -241,7 +241,7 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
             unequal = np.argwhere(bits.view(np.uint8) != want[s][begin:end].view(np.uint8))
             assert len(unequal) == 0, f"{problem.case}, {what}: sequence {s}, first at {unequal[0]} from query {begin}"
 
-    if hopper and problem.case.kind != "f32":
+    if hopper and problem.case.kind != "f32" and problem.case.head_dim <= 128:  # of wider heads it is the same
         same(whole, "by wgmma", sm90=True)
     if cuts is None:
         return
@@ -313,6 +313,32 @@ def lists(gpu: Gpu, seed: int) -> None:
         rows = (queries * group).tolist()
         tiles = [(seq, tile) for seq, n in enumerate(rows) if n > 32 for tile in range(-(-n // 128))]
         assert sorted(map(tuple, work.prefill[:, :2].tolist())) == tiles
+
+
+def wide_lists(gpu: Gpu) -> None:
+    """Wide heads and latents are prefill's where that is no slower than decode, which cuts and spreads them."""
+
+    def prefill_tiles(
+        heads: tuple[int, int], dims: tuple[int, int], contexts: list[int], queries: int = 1
+    ) -> list[tuple[int, ...]]:
+        edges = queries * np.arange(len(contexts) + 1, dtype=np.int32)
+        work = list_work(gpu, edges, contexts, heads, dims[0], 0, AMPLE, 132, dims[1])
+        rows = queries * heads[0] // heads[1]
+        tiles = [(s, tile) for s in range(len(contexts)) for tile in range(-(-rows // 64))]
+        found = sorted(map(tuple, work.prefill[:, :2].tolist()))
+        assert found in ([], tiles) and bool(found) != bool(len(work.decode))
+        return found
+
+    latent, wide = (576, 512), (512, 512)
+    assert not prefill_tiles((128, 1), latent, [8192])
+    assert len(prefill_tiles((128, 1), latent, [8192] * 9)) == 18
+    assert not prefill_tiles((128, 1), latent, [131072, *[1000] * 63])  # one block would walk through all of it
+    assert not prefill_tiles((20, 1), latent, [1024] * 32)
+    assert len(prefill_tiles((20, 1), latent, [1024] * 33)) == 33
+    assert not prefill_tiles((16, 1), latent, [1024] * 256)  # a tile of decode has all rows
+    assert len(prefill_tiles((20, 1), latent, [2048], 2048)) == 640
+    assert len(prefill_tiles((32, 4), wide, [8192], 512)) == 64
+    assert not prefill_tiles((32, 4), (576, 576), [8192], 512)  # more columns of values than there are registers for
 
 
 def one_long(gpu: Gpu) -> None:

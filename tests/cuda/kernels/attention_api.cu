@@ -9,18 +9,18 @@ using namespace infinilm::cuda;
 
 extern "C" {
 int64_t attention_bytes(int num_heads, int num_kv_heads, int head_dim, int64_t num_tokens) {
-    return attention_workspace_bytes({num_heads, num_kv_heads, head_dim}, num_tokens, attention_row_floats(head_dim));
+    return attention_workspace_bytes({num_heads, num_kv_heads, head_dim, head_dim}, num_tokens,
+                                     attention_row_floats(head_dim));
 }
 
 // The array for one window into `array`, where there is room for so many elements; known: the number of items of decode
 // and of prefill. Returns the number of elements, or -1.
 int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context_lens, int num_heads, int num_kv_heads,
-                       int head_dim, int values_are_keys, int sliding_window, int chunked, int num_sms,
+                       int head_dim, int value_dim, int sliding_window, int chunked, int num_sms,
                        int64_t workspace_bytes, int* array, int64_t capacity, int64_t* known) {
-    const AttentionWork work =
-        list_attention_work({num_seqs, cu_seqlens_q, context_lens},
-                            {{sliding_window, {num_heads, num_kv_heads, head_dim, values_are_keys != 0}, chunked != 0}},
-                            num_sms, workspace_bytes);
+    const AttentionWork work = list_attention_work(
+        {num_seqs, cu_seqlens_q, context_lens},
+        {{sliding_window, {num_heads, num_kv_heads, head_dim, value_dim}, chunked != 0}}, num_sms, workspace_bytes);
     const int64_t count = static_cast<int64_t>(work.array.size()) / 4;
     if (count > capacity) return -1;
     std::copy(work.array.begin(), work.array.end(), array);
@@ -31,10 +31,9 @@ int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context
 // sm90: by attention_sm90.
 int run_attention(int sm90, int type, const void* q, const void* k_cache, const void* v_cache, const int* block_table,
                   const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
-                  int num_decode, int most_decode, int num_prefill, int q_stride, int out_stride,
-                  int block_table_stride, int num_seqs, int num_heads, int num_kv_heads, int head_dim, int value_dim,
-                  int block_size, int max_query_len, float softmax_scale, float score_cap, int sliding_window,
-                  int chunked, const float* sinks) {
+                  int most_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
+                  int num_heads, int num_kv_heads, int head_dim, int value_dim, int block_size, int max_query_len,
+                  float softmax_scale, float score_cap, int sliding_window, int chunked, const float* sinks) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -59,7 +58,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           chunked != 0,
                           static_cast<Type>(type)};
     if (a.type == Type::f32) return attention_f32(a, nullptr);
-    const AttentionWorkArgs args{static_cast<const int4*>(work), 0,        most_decode, 1 + num_decode, num_prefill,
+    const AttentionWorkArgs args{static_cast<const int4*>(work), 0,        most_decode, 1, num_prefill,
                                  attention_row_floats(head_dim), workspace};
     return (sm90 ? attention_sm90 : attention)(a, args, nullptr);
 }
