@@ -56,7 +56,7 @@ struct WideTile {
     int half_ends[2];         // of the keys that any of a half's rows sees; 0: it has none
     // By all threads.
     __device__ __forceinline__ void find(const AttentionKernelArgs& p, int4 item) {
-        const Rows rows(p, item.x, static_cast<int>(blockIdx.x));
+        const Rows rows(p, item.x, static_cast<int>(blockIdx.y));
         const int thread = static_cast<int>(threadIdx.x), row0 = item.y * kWideRows, last = rows.count - 1;
         if (thread < kWideRows) row_ends[thread] = rows.end(min(row0 + thread, last));
         if (thread < 2) {
@@ -87,7 +87,7 @@ struct WideRing {
         return reinterpret_cast<T*>(room.stages) + at * Room::kStage;
     }
     __device__ __forceinline__ void locate(int of) const {
-        KeyRows(p, tile.seq, static_cast<int>(blockIdx.x))
+        KeyRows(p, tile.seq, static_cast<int>(blockIdx.y))
             .template locate<kWideThreads>(room.key_rows + of % 2 * kChunk, of * kChunk,
                                            Span(tile.begin, tile.end, of * kChunk), threadIdx.x);
     }
@@ -125,12 +125,12 @@ struct WideRing {
 };
 
 __device__ __forceinline__ int4 wide_item(const AttentionKernelArgs& p) {
-    return p.work.array[p.work.prefill_begin + blockIdx.y];  // AttentionPrefillItem
+    return p.work.array[p.work.prefill_begin + blockIdx.x];  // AttentionPrefillItem
 }
 
 template <class T>
 __device__ __forceinline__ void copy_all_queries(T* queries, const AttentionKernelArgs& p, int4 item) {
-    const Rows rows(p, item.x, static_cast<int>(blockIdx.x));
+    const Rows rows(p, item.x, static_cast<int>(blockIdx.y));
     for (int part = 0; part < wide_parts(p.head_dim); ++part)
         copy_queries<kWideRows, kPartUnits>(queries + part * tile_elements<kPartUnits>(kWideRows), p, rows,
                                             item.y * kWideRows, part * kPartUnits);
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) attention_wide_kernel(const A
         }
     }
     const int4 item = wide_item(p);  // read again: in the loop above there is no register for it
-    const Rows rows(p, item.x, static_cast<int>(blockIdx.x));
+    const Rows rows(p, item.x, static_cast<int>(blockIdx.y));
     const int row0 = item.y * kWideRows + half * kHalfRows;
     const float inverse_l = inverse_weight(p, rows.head(min(row0 + Keeper::row(), rows.count - 1)), own.m, own.l);
     const int first_column = piece * 16 + static_cast<int>(lane_id()) % 4 * 2;
@@ -244,7 +244,8 @@ static size_t wide_bytes(int head_dim) {
 
 template <class T>
 static cudaError_t launch_wide(const AttentionKernelArgs& p, cudaStream_t stream) {
-    const LaunchConfig config{dim3(static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.work.num_prefill)),
+    // Items in x, of which there may be more than 65,535: 64 rows of 128 heads on one latent are half a token.
+    const LaunchConfig config{dim3(static_cast<unsigned>(p.work.num_prefill), static_cast<unsigned>(p.num_kv_heads)),
                               dim3(kWideThreads), wide_bytes(p.head_dim), stream};
     return wide_stages(p.head_dim) == 3 ? launch<attention_wide_kernel<T, 3>>(config, p)
                                         : launch<attention_wide_kernel<T, 4>>(config, p);

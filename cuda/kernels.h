@@ -540,7 +540,7 @@ struct FindBestArgs {
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 
-// As LogProbsParams; up to 512 of the best.
+// As LogProbsParams.
 struct LogProbsArgs {
     const float* logits;  // [num_rows, vocab_size]
     int64_t logits_stride;

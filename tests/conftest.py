@@ -16,25 +16,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 
 TESTS = str(Path(__file__).parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 pytest.register_assert_rewrite("ops.support", "ops.calls")
 
-# Examples are large arrays made from a seed: slow to make by hypothesis' measure, and too_slow would say so.
-_base = settings(
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-# Without shrinking a failure is reported at once; its shapes and seed are small as drawn. Thorough shrinks.
-_phases = (Phase.explicit, Phase.reuse, Phase.generate)
-settings.register_profile("default", _base, max_examples=5, phases=_phases)
-settings.register_profile("thorough", _base, max_examples=200)
-settings.load_profile("default")
+import profiles  # noqa: E402, F401  # registered before pytest's options choose one
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +48,8 @@ def _add_emulated_isas(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_rank: the same with any --tensor-parallel-size; left out with more than 1")
-    if config.getoption("dist", "no") == "load":  # `-n 2`: each process gets neighbours, which share fixtures
+    # `-n 2` alone: each process gets neighbours, which share fixtures.
+    if config.getoption("dist", "no") == "load" and "--dist" not in " ".join(config.invocation_params.args):
         config.option.dist = "worksteal"
     _add_emulated_isas(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import profiles  # noqa: F401  # registers them, where no conftest.py has
 from hypothesis import settings
 
 THOROUGH = settings.default == settings.get_profile("thorough")

@@ -50,6 +50,10 @@ _ENDS = frozenset(
         "<|calls|>",
     ]
 )
+# What ends a channel, such as that of thoughts, and not the answer, in chat formats that have both of one of these
+# pairs: gpt-oss's and Solar Open's (source: the same).
+_END_OF_CHANNEL = "<|end|>"
+_CHANNELS = (frozenset(["<|return|>", "<|call|>"]), frozenset(["<|calls|>", "<|flush|>"]))
 _SPECIAL = {
     "bos_token_id": "bos_token",
     "eos_token_id": "eos_token",
@@ -94,7 +98,10 @@ def end_ids(gguf: GgufFile) -> list[int]:
     texts = tokens(gguf)
     if not _ENDS.isdisjoint(texts):
         types = token_types(gguf, len(texts))
-        found += [i for i, text in enumerate(texts) if text in _ENDS and types[i] in (CONTROL, USER_DEFINED)]
+        ends = {text for i, text in enumerate(texts) if text in _ENDS and types[i] in (CONTROL, USER_DEFINED)}
+        if any(pair <= ends for pair in _CHANNELS):
+            ends.discard(_END_OF_CHANNEL)
+        found += [i for i, text in enumerate(texts) if text in ends]
     return list(dict.fromkeys(i for i in found if i is not None))
 
 

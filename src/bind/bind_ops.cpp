@@ -140,7 +140,10 @@ void bind_ops(nb::module_& m) {
                 .change_rows = TensorView(row.data(), DType::int32, {1, 2}),
                 .penalties = TensorView(const_cast<float*>(penalties.data()), DType::float32, {1, 3}),
                 .change_tokens = TensorView(listed.data(), DType::int32, {num_changes, 3})};
-            check_changes(Check("change_logits"), changes, n);
+            const Check check("change_logits");
+            check_changes(check, changes, n);
+            check.require(num_changes == 0 || listed[listed.size() - 3] >= 0,
+                          "tokens: the last one is -1, which is the token that a step computes, and here is none");
             change_logits({.logits = TensorView(logits.data(), DType::float32, {1, n}),
                            .changes = changes,
                            .input_ids = {},

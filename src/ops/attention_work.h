@@ -104,9 +104,8 @@ struct AttentionList {
 };
 struct AttentionWork {
     std::vector<AttentionList> lists;
-    // [num_elements, 4]: the heads of all lists, their items of prefill, those of decode. How many there are of prefill
-    // depends on the numbers of rows alone, so that in steps of one token a sequence each list has its own in one
-    // place.
+    // [num_elements, 4]: the heads of all lists, their items of prefill, those of decode. Graphs are looked up by how
+    // many there are of prefill, so that in the steps of one graph each list has its own in one place.
     std::vector<int32_t> array;
 };
 

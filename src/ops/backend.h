@@ -369,9 +369,9 @@ struct AllowedTokens {
 struct LogitChanges {
     TensorView change_rows;  // [num_rows, 2] int32: the first and the end in change_tokens; no two rows share one
     TensorView penalties;    // [num_rows, 3] float32: repetition, presence, frequency; 1, 0, 0 change nothing
-    // [num_changes, 3] int32, none twice in a row: token id; how often it was generated, -1: nor is it in the prompt;
-    // the bits of a float32, its bias. The last of a row may have the id -1: the token that the step computes there,
-    // which may be known on the device alone, was generated once more than the others say.
+    // [num_changes, 3] int32, none twice in a row (which is not checked): token id; how often it was generated, -1: nor
+    // is it in the prompt; the bits of a float32, its bias. The last of a row may have the id -1: the token that the
+    // step computes there, which may be known on the device alone, was generated once more than the others say.
     TensorView change_tokens;
 };
 // In place of a bias comes the logit as it was, and the id of the last token where it was -1 and no other has it; by

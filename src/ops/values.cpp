@@ -80,7 +80,7 @@ void check_changes(const Check& check, const LogitChanges& p, int64_t num_ids) {
                       "]: expected a part of the ", num_changes, " change_tokens, got ", rows[0], " to ", rows[1]);
         if (rows[0] < rows[1]) {
             check.require(rows[0] >= before, "change_rows[", row,
-                          "]: expected a part behind those of the rows before, ", "which end at ", before, "; got ",
+                          "]: expected a part behind those of the rows before, which end at ", before, "; got ",
                           rows[0], " to ", rows[1]);
             before = rows[1];
             is_end[static_cast<size_t>(before) - 1] = true;

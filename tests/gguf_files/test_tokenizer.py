@@ -385,6 +385,18 @@ def test_known_ends_of_answers(tmp_path: Path) -> None:
     assert open_tokenizer(tmp_path / "a.gguf", metadata).eos_token_ids == {1, 2}
 
 
+@pytest.mark.parametrize("pair", [("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>")])
+def test_what_ends_a_channel_ends_no_answer(pair: tuple[str, str], tmp_path: Path) -> None:
+    metadata = demo_metadata()
+    first = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] += ["<|end|>", *pair]
+    types = metadata["tokenizer.ggml.token_type"].value
+    types += [3, 3, 3]
+    assert open_tokenizer(tmp_path / "a.gguf", metadata).eos_token_ids == {1, first + 1, first + 2}
+    types[-1] = 1  # without the second of the pair
+    assert open_tokenizer(tmp_path / "b.gguf", metadata).eos_token_ids == {1, first, first + 1}
+
+
 def test_whole_models(tmp_path: Path) -> None:
     """Text, chat, eos and defaults of sampling from one file."""
     template = json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]

@@ -489,3 +489,10 @@ def test_log_probs_of_what_is_not_there() -> None:
     ):
         with pytest.raises(InfinilmError, match=f"^log_probs: {message}"):
             log_probs(b, logits, np.array(drawn, np.int32), np.array(counts, np.int32), width)
+
+
+def test_changes_of_no_step_name_their_tokens() -> None:
+    logits, penalties = np.zeros(4, np.float32), np.ones(3, np.float32)
+    with pytest.raises(InfinilmError, match="the last one is -1, which is the token that a step computes"):
+        _core.change_logits(logits, penalties, np.array([[-1, 0, 0]], np.int32))
+    _core.change_logits(logits, penalties, np.zeros((0, 3), np.int32))
