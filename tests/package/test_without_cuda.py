@@ -70,9 +70,9 @@ def test_kernels_that_compile_are_linked(tmp_path: Path) -> None:
 
 STAND_IN = """#!/bin/bash
 case "$*" in
+  *{fails}*) echo "host_config.h(12): error: unsupported GNU version"; exit 1;;
   *--version*) echo "Cuda compilation tools, release {version}, V{version}.20"; exit 0;;
   *--dryrun*) echo "#\\$ TOP={toolkit}" >&2; exit 0;;
-  *{fails}*) echo "host_config.h(12): error: unsupported GNU version"; exit 1;;
 esac
 while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
 g++ -x c++ -c /dev/null -o "$output"
@@ -97,6 +97,7 @@ def setup(folder: Path, option: str, version: str, fails: str) -> subprocess.Com
     ("version", "fails", "reason"),
     [
         ("12.2", "no-file", "is older than 12.4"),
+        ("of no known version", "--version", "fails where it is asked for its version"),
         ("12.6", "random.cu", "could not compile random.cu: host_config.h(12): error: unsupported GNU version"),
     ],
 )
