@@ -45,15 +45,6 @@ void delay_launch() {
         std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
 }
 
-int shared_memory_optin() {
-    switch (compute_capability()) {
-        case 90:
-        case 100: return 227 * 1024;
-        case 80: return 163 * 1024;
-        default: return 99 * 1024;
-    }
-}
-
 int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
 int driver_version() { return device_count() < 0 ? 0 : setting("INFINILM_EMULATOR_DRIVER", CUDART_VERSION); }
 
@@ -96,6 +87,15 @@ int current_device() { return chosen_device; }
 void choose_device(int device) { chosen_device = device; }
 
 int compute_capability() { return setting("INFINILM_EMULATOR_CC", 90); }
+
+int shared_memory_optin() {
+    switch (compute_capability()) {
+        case 90:
+        case 100: return 227 * 1024;
+        case 80: return 163 * 1024;
+        default: return 99 * 1024;
+    }
+}
 
 void RuntimeLock::lock() {
     std::unique_lock held(mutex_);

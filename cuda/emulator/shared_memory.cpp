@@ -61,7 +61,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     uint8_t* window = current().where.window;
     const size_t start = align_up(block.window_end + kGap, std::max<size_t>(alignment, 16));
     block.static_bytes += bytes;
-    const size_t limit = compute_capability() >= 90 ? 227 * 1024 : compute_capability() == 80 ? 163 * 1024 : 99 * 1024;
+    const auto limit = static_cast<size_t>(shared_memory_optin());
     if (block.static_bytes > kStaticLimit) fail("shared-memory", "more than 48 KiB of declared shared memory");
     if (block.static_bytes + block.dynamic_bytes > limit)
         fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);

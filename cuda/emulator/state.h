@@ -161,5 +161,6 @@ void install_signal_handlers();
 
 // device.cpp
 int compute_capability();
+int shared_memory_optin();  // bytes of a block, declared and dynamic
 
 }  // namespace infinilm::emulator

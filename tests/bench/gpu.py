@@ -54,6 +54,7 @@ TEST_FILES = (
     "rowwise",
     "delta",
     "head_linear",
+    "one_shot",
     "sampling",
     "experts",
     "device",
