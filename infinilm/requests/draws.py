@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ from infinilm.requests.logits import HostSampler, best_logprobs
 from infinilm.requests.request import Work, own_copy
 from infinilm.requests.steps import Int32Array, Sequence
 
-__all__ = ["StepLogprobs", "draw_rows"]
+__all__ = ["draw_rows", "token_logprobs"]
 
 
 def draw_rows(
@@ -66,31 +65,34 @@ def draw_rows(
     return ids, failures
 
 
-class StepLogprobs:
-    """Log-probabilities of the tokens of a step, wherever they were computed.
+def token_logprobs(
+    sampler: HostSampler, output: _core.StepOutput, sequence: Sequence, row: int, token_id: int
+) -> dict[int, float] | None:
+    """Log-probabilities of a token of a step, wherever they were computed.
 
     Parameters
     ----------
     sampler : HostSampler
     output : StepOutput
+    sequence : Sequence
+        That got the token.
+    row : int
+        Of the sequence in the output.
+    token_id : int
+
+    Returns
+    -------
+    dict or None
+        Of the most probable tokens, best first, and of the one that was drawn; None: the request wants none.
     """
-
-    def __init__(self, sampler: HostSampler, output: _core.StepOutput) -> None:
-        def array(tensor: _core.Tensor | None) -> npt.NDArray[Any]:
-            return np.empty((0, 0)) if tensor is None else tensor.numpy()
-
-        self._sampler = sampler
-        self._ids, self._logprobs = array(output.logprob_ids), array(output.logprobs)  # [num_rows, width]
-        self._logits = array(output.logits)  # [num_rows, vocab_size]
-
-    def of(self, sequence: Sequence, row: int, token_id: int) -> dict[int, float] | None:
-        """Of the most probable tokens, best first, and of the one that was drawn; None: the request wants none."""
-        count = sequence.params.logprobs
-        if count is None:
-            return None
-        if sequence.needs_logits:
-            own = self._logits[row : row + 1]
-            ids, logprobs = (x[0] for x in self._sampler.log_probs(own, np.array([token_id]), count))
-        else:
-            ids, logprobs = self._ids[row, : 1 + count], self._logprobs[row, : 1 + count]
-        return best_logprobs(ids[1:], logprobs[1:]) | {token_id: float(logprobs[0])}
+    count = sequence.params.logprobs
+    if count is None:
+        return None
+    if sequence.needs_logits:
+        assert output.logits is not None
+        logits = output.logits.numpy()[row : row + 1]  # [1, vocab_size]
+        ids, logprobs = (x[0] for x in sampler.log_probs(logits, np.array([token_id]), count))  # [1 + count]
+    else:
+        assert output.logprob_ids is not None and output.logprobs is not None
+        ids, logprobs = (x.numpy()[row, : 1 + count] for x in (output.logprob_ids, output.logprobs))
+    return best_logprobs(ids[1:], logprobs[1:]) | {token_id: float(logprobs[0])}

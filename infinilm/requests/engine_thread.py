@@ -36,7 +36,7 @@ from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.counters import Counters
-from infinilm.requests.draws import StepLogprobs, draw_rows
+from infinilm.requests.draws import draw_rows, token_logprobs
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
 from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
@@ -499,10 +499,9 @@ class EngineThread:
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
         news: list[News] = [sequence.owner.next_token for sequence in sampled.streamed]
         changed: list[Work] = []  # works that have ended, or that others wait for
-        logprobs = StepLogprobs(self._sampler, output)
         for sequence, row, token_id in sampled.owner_tokens:
             work: Completion = sequence.owner
-            item = self._guarded(work, work.take_token, token_id, logprobs.of(sequence, row, token_id))
+            item = self._guarded(work, self._give_token, output, sequence, row, token_id)
             if item is not None:
                 news.append(item)
             if work.followers or work.finish_reason is not None:
@@ -521,6 +520,10 @@ class EngineThread:
         self._last_result = now
         self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
         return news + self._settle(changed)
+
+    def _give_token(self, output: _core.StepOutput, sequence: Sequence, row: int, token_id: int) -> News | None:
+        owner: Completion = sequence.owner
+        return owner.take_token(token_id, token_logprobs(self._sampler, output, sequence, row, token_id))
 
     def _start(self, work: Work) -> list[News]:
         """Give a work to the scheduler; returns the news of its end if the scheduler refuses it."""

@@ -25,6 +25,8 @@ logger = logging.getLogger("infinilm.router")
 
 _LONGEST_REST = 30.0  # seconds between the end of a replica and its next start
 _TERMINATION = 5.0  # seconds beyond the time to drain
+_LAST_LINES = 0.2  # seconds to read what a replica that has ended has written, where others hold its stderr open
+_LONGEST_LINE = 1 << 16  # bytes of a line of stderr; of a longer one the end is kept
 
 # Options of the command that are those of the router.
 _OF_ROUTER = {
@@ -41,35 +43,44 @@ def replica_options(args: argparse.Namespace, host: str, key: str, **more: Any) 
     return options | own | shared | more
 
 
-class ServerProcess:
+class ServerProcess(asyncio.SubprocessProtocol):
     """An ordinary server in a process of its own. It ends when this object's process does.
+
+    This is a protocol, since `asyncio.subprocess.Process.wait` goes on until the pipes of the process are closed, too.
+    Another process that the server has started may hold these for ever.
 
     Attributes
     ----------
     url : str
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self) -> None:
         self.url = ""
         self.last_line = ""
-        self._found = asyncio.Event()
-        self._reading = asyncio.ensure_future(self._read())
+        self._rest = b""  # of stderr, behind the last whole line
+        self._transport: asyncio.SubprocessTransport
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = loop.create_future()  # done when it serves, or has ended
+        self._ended: asyncio.Future[None] = loop.create_future()  # done when it has ended
+        self._silent: asyncio.Future[None] = loop.create_future()  # done when nobody can write to its stderr any more
 
     @classmethod
     async def start(cls, options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ServerProcess:
         """Start it, and wait until it serves. InfinilmError: it has ended; the message is its own."""
-        process = await asyncio.create_subprocess_exec(
+        transport, made = await asyncio.get_running_loop().subprocess_exec(
+            cls,
             *(sys.executable, "-m", "infinilm.cli.replica"),
             stdin=asyncio.subprocess.PIPE,
+            stdout=None,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **(environment or {})},
         )
-        made = cls(process)
+        made._transport = transport
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(options).encode() + b"\n")
-            await made._found.wait()
+            stdin = transport.get_pipe_transport(0)
+            assert isinstance(stdin, asyncio.WriteTransport)
+            stdin.write(json.dumps(options).encode() + b"\n")
+            await asyncio.wait({made._begun})
             if not made.url:
                 code = await made.wait()
                 error = ConfigError if code == 2 else InfinilmError
@@ -79,51 +90,60 @@ class ServerProcess:
             raise
         return made
 
-    async def _read(self) -> None:
-        assert self._process.stderr is not None
-        while True:
-            try:
-                line = await self._process.stderr.readline()
-            except ValueError:  # longer than asyncio reads at once: it is dropped
-                continue
-            if not line:
-                break
-            text = line.decode("utf-8", "replace").rstrip()
-            found = re.search(r" at (https?://\S+)$", text)
-            if found and not self.url:
-                self.url = found[1]
-                self._found.set()
-            elif text:
-                self.last_line = text
-                print(text, file=sys.stderr, flush=True)
-        self._found.set()
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Take in what it has written to stderr; asyncio calls this."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_LONGEST_LINE:]
+        for line in lines:
+            self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        text = line[-_LONGEST_LINE:].decode("utf-8", "replace").rstrip()
+        found = re.search(r" at (https?://\S+)$", text)
+        if found and not self.url:
+            self.url = found[1]
+            _set(self._begun)
+        elif text:
+            self.last_line = text
+            print(text, file=sys.stderr, flush=True)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Note that stderr is closed; asyncio calls this."""
+        if fd == 2:
+            self._take_line(self._rest)
+            _set(self._silent)
+
+    def process_exited(self) -> None:
+        """Note that it has ended; asyncio calls this, whether the pipes are closed or not."""
+        _set(self._ended)
+        _set(self._begun)
 
     async def wait(self) -> int:
         """Wait for its end; returns the exit code. Who is cancelled can wait again."""
-        code = await self._process.wait()
-        await asyncio.wait({self._reading})  # which goes on if this is cancelled
-        await self._close_stdin()
+        # asyncio.wait leaves what it waits for as it is when it is cancelled itself, and loses no cancellation.
+        await asyncio.wait({self._ended})
+        await asyncio.wait({self._silent}, timeout=_LAST_LINES)
+        self._transport.close()
+        code = self._transport.get_returncode()
+        assert code is not None
         return code
 
     async def stop(self, seconds: float) -> None:
         """End it: it drains, and is killed if it is there after so many seconds."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM if seconds else signal.SIGKILL)
-        try:
-            await asyncio.wait_for(self.wait(), seconds + _TERMINATION)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-            self._reading.cancel()  # what it has started may hold its stderr open for ever
-            await self._close_stdin()
+        self._send(signal.SIGTERM if seconds else signal.SIGKILL)
+        await asyncio.wait({self._ended}, timeout=seconds + _TERMINATION)
+        self._send(signal.SIGKILL)
+        await self.wait()
 
-    async def _close_stdin(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                await self._process.stdin.wait_closed()
+    def _send(self, number: signal.Signals) -> None:
+        if not self._ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.send_signal(number)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Running(Protocol):

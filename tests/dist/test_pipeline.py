@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm import tiny
-from llm.support import PATIENCE, run_program
+from llm.support import PATIENCE, run_program, sharpen
 from lora.adapters import make_adapter
 
 import infinilm
@@ -37,8 +37,11 @@ NUM_LAYERS = 5
 COMMON = np.random.default_rng(1).integers(3, 120, 90).tolist()
 PROMPTS = [[*COMMON[:40], 5], [*COMMON[:40], 9, 4], COMMON[:70], [3, 4], COMMON[20:]]
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
-# What is drawn on the host, from logits; what a mask forbids; several answers of a prompt.
-ON_HOST: dict[str, Any] = {**SAMPLING, "repetition_penalty": 1.3, "logit_bias": {7: 2.0}}
+# What changes logits where they are computed; what is drawn on the host, from logits; more log-probabilities than the
+# model computes itself, so that the host tells them from logits; what a mask forbids; several answers of a prompt.
+CHANGED: dict[str, Any] = {**SAMPLING, "repetition_penalty": 1.3, "logit_bias": {7: 2.0}}
+ON_HOST: dict[str, Any] = {**SAMPLING, "logits_processor": sharpen}
+MANY_LOGPROBS: dict[str, Any] = {**SAMPLING, "logprobs": 70}
 MASKED: dict[str, Any] = {**SAMPLING, "allowed_token_ids": list(range(20, 60))}
 SEVERAL: dict[str, Any] = {**SAMPLING, "n": 2, "prompt_logprobs": 1}
 
@@ -122,7 +125,7 @@ def test_as_many_steps_are_in_flight_as_there_are_stages(
     ids=str,
 )
 def test_requests_of_every_kind(folder: Path, stages: int, settings: dict[str, Any]) -> None:
-    kinds = (SAMPLING, ON_HOST, MASKED, SEVERAL)
+    kinds = (SAMPLING, CHANGED, ON_HOST, MANY_LOGPROBS, MASKED, SEVERAL)
     with open_llm(folder, **settings) as llm:
         expected = [answers(llm, **kind) for kind in kinds]
         embedded, scored = llm.embed(PROMPTS[0]), llm.score(PROMPTS[2])[0].logprobs

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from llm import tiny
-from llm.support import PATIENCE
+from llm.support import PATIENCE, sharpen
 
 import infinilm
 from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, RequestError
@@ -33,7 +33,9 @@ PROMPTS = [list(range(3, 45)), [*range(3, 40), 9], list(range(60, 130)), [5]]
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
 KINDS: list[dict[str, Any]] = [
     SAMPLING,
-    {**SAMPLING, "repetition_penalty": 1.3},  # drawn on the host, from logits
+    {**SAMPLING, "repetition_penalty": 1.3},  # changes of logits, which the last stage applies
+    {**SAMPLING, "logits_processor": sharpen},  # drawn on the host, from logits
+    {**SAMPLING, "logprobs": 70},  # more than the model computes itself: told on the host, from logits
     {**SAMPLING, "allowed_token_ids": list(range(20, 60))},  # masks that come late
 ]
 SETTINGS: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 120, "num_threads": 1, "use_tqdm": False}

@@ -43,6 +43,11 @@ def one(llm: LLM, prompt: Any, **sampling: Any) -> infinilm.CompletionOutput:
     return llm.generate(prompt, use_tqdm=False, **sampling)[0].outputs[0]
 
 
+def sharpen(token_ids: Any, logits: Any) -> Any:
+    """A `logits_processor` that changes what is drawn."""
+    return 2 * logits
+
+
 def run_program(text: str) -> str:
     """What a Python program prints, whose end is that it ends by itself, well and in time."""
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -250,6 +250,19 @@ def test_logprobs_are_those_of_the_model(llm: LLM, change: dict[str, Any], top: 
     assert_logprobs(got.logprobs, logits, np.array(got.token_ids), top)
 
 
+def test_logprobs_that_fail_fail_their_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("on purpose")
+
+    settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "seed": 3}
+    params = [SamplingParams(**settings, logprobs=top) for top in (None, 2, 70)]  # the host tells the last ones
+    expected = llm.generate(["the"] * 3, params, use_tqdm=False)
+    monkeypatch.setattr(HostSampler, "log_probs", fail)
+    *good, bad = llm.generate(["the"] * 3, params, use_tqdm=False)
+    assert [o.outputs for o in good] == [o.outputs for o in expected[:2]]
+    assert bad.outputs[0].finish_reason == "error" and str(bad.outputs[0].error) == "on purpose"
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_scores_and_prompt_logprobs(folder: Any, llm: LLM, chunk: int) -> None:
     with LLM(folder, max_num_batched_tokens=chunk, max_num_seqs=2) as other:

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ import pytest
 from server.support import KEY, SECONDS, ServerProcess, started, wait_for
 
 from infinilm.cli.main import main
+from infinilm.errors import ConfigError
 from infinilm.router import processes
 from router.support import CLIENT_KEY
 from router.test_failures import HEADERS, REQUESTS, ask, said
+
+SHORT = 60  # seconds for what needs a moment, and went on for ever
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
@@ -130,6 +133,18 @@ def is_there(process: int) -> bool:
     return False
 
 
+def written(path: Path) -> str:
+    """The process id in a file; nothing where there is none yet."""
+    return path.read_text().strip() if path.exists() else ""
+
+
+async def until(holds: Callable[[], object]) -> None:
+    end = asyncio.get_running_loop().time() + SECONDS
+    while not holds():
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.01)
+
+
 def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path) -> None:
     """It has closed its stderr, so it will not serve, and is still there: as may be where another fails before it."""
     stand_in.write_text(stand_in.read_text() + "exec sleep 60 2>&-\n")
@@ -137,40 +152,90 @@ def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path)
 
     async def run() -> None:
         starting = asyncio.ensure_future(processes.ServerProcess.start({}))
-        while not pid.exists() or "sleep" not in Path(f"/proc/{pid.read_text().strip()}/cmdline").read_text():
-            await asyncio.sleep(0.01)
+        await until(lambda: written(pid) and "sleep" in Path(f"/proc/{written(pid)}/cmdline").read_text())
         await asyncio.sleep(0.1)  # the end of its stderr is read
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert not is_there(int(pid.read_text()))
+        assert not is_there(int(written(pid)))
 
     asyncio.run(run())
 
 
-def test_a_replica_whose_stderr_stays_open_is_stopped(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a process that it has started; also after somebody who waited for its end was cancelled."""
+# What has replicas' pipes for longer than they are there themselves: a process that they have started.
+CHILD = 'exec 3<&0\nsleep 600 &\necho $! >"$0.child"\n'
+SERVES = 'echo "serves at http://localhost:1" >&2\n'
+
+
+@pytest.fixture
+def child(stand_in: Path) -> Iterator[Path]:
+    """Where the process id of this process will be. It is there until the test has ended, and not after that."""
+    path = stand_in.with_suffix(".child")
+    yield path
+    os.kill(int(written(path)), signal.SIGKILL)  # fails if it has ended before
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_a_replica_whose_pipes_stay_open_is_killed(
+    stand_in: Path, child: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that does not listen to SIGTERM."""
     monkeypatch.setattr(processes, "_TERMINATION", 0.1)
+    stand_in.write_text(stand_in.read_text() + 'trap "" TERM\n' + CHILD + SERVES + "wait\n")
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        await asyncio.wait_for(replica.stop(seconds), SHORT)
+        assert await replica.wait() == -signal.SIGKILL
+
+    asyncio.run(run())
+
+
+def test_a_replica_whose_pipes_stay_open_is_known_to_have_ended(stand_in: Path, child: Path) -> None:
+    """Also after somebody who waited for its end was cancelled, at any time."""
+    stand_in.write_text(stand_in.read_text() + CHILD + SERVES + "sleep 0.1\nprintf 'last words' >&2\nexit 7\n")
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        for pause in (0, 0.02, 0.2):
+            waiting = asyncio.ensure_future(replica.wait())
+            await asyncio.sleep(pause)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert await asyncio.wait_for(replica.wait(), SHORT) == 7
+        await asyncio.wait_for(replica.stop(0.1), SHORT)
+        await until(lambda: replica.last_line == "last words")
+        assert not is_there(int(written(stand_in.with_suffix(".pid"))))
+
+    asyncio.run(run())
+
+
+def test_a_replica_whose_pipes_stay_open_says_why_it_does_not_start(stand_in: Path, child: Path) -> None:
+    stand_in.write_text(stand_in.read_text() + CHILD + "echo 'infinilm: error: no such model' >&2\nexit 2\n")
+
+    async def run() -> None:
+        with pytest.raises(ConfigError, match=r"^no such model$"):
+            await asyncio.wait_for(processes.ServerProcess.start({}), SHORT)
+
+    asyncio.run(run())
+
+
+def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that is longer than what is kept of one neither ends the reading nor hides what follows."""
     stand_in.write_text(
-        stand_in.read_text() + 'echo "serves at http://localhost:1" >&2\nsleep 60 &\necho $! >"$0.more"\n'
+        stand_in.read_text() + f"head -c {3 * processes._LONGEST_LINE} /dev/zero | tr '\\0' x >&2\n"
+        "echo ' end' >&2\n" + SERVES + "echo more >&2\nsleep 0.1\nprintf last >&2\n"
     )
 
     async def run() -> None:
         replica = await processes.ServerProcess.start({})
-        waiting = asyncio.ensure_future(replica.wait())
-        wait_until = asyncio.get_running_loop().time() + SECONDS
-        while is_there(int(stand_in.with_suffix(".pid").read_text())):
-            assert asyncio.get_running_loop().time() < wait_until
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # its end is known
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await asyncio.wait_for(replica.stop(0), SECONDS)
-        os.kill(int(stand_in.with_suffix(".more").read_text()), signal.SIGKILL)
-        await asyncio.sleep(0.1)  # the end of the pipe is read, which closes it
+        assert replica.url == "http://localhost:1"
+        assert await replica.wait() == 0
 
     asyncio.run(run())
+    long, *rest = capsys.readouterr().err.splitlines()
+    assert len(long) == processes._LONGEST_LINE and long.endswith("xxx end") and rest == ["more", "last"]
 
 
 @needs_ray
