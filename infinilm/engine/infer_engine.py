@@ -25,7 +25,7 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.checks import OfThisProcess
+from infinilm.checks import OfThisProcess, as_boolean
 from infinilm.config.families import build_spec, check_quantization
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.devices.arrays import as_tensor
@@ -259,7 +259,7 @@ class InferEngine(OfThisProcess):
                 finally:
                     self._loaded.update(self._core.loaded_params())
 
-    def state_dict(self, copy: bool = False) -> list[dict[str, _core.Tensor]]:
+    def state_dict(self, copy: bool = False, *, dequantize: bool = True) -> list[dict[str, _core.Tensor]]:
         """The parameters as they were loaded, one dict of names and tensors per rank: the part of each that it has.
 
         From packed weights they are unpacked: exactly, or as float32 where they are int8 or int4.
@@ -272,7 +272,20 @@ class InferEngine(OfThisProcess):
         copy
             False: read-only tensors, which share memory where what they were loaded from is still there, such as a
             mapped file. True: copies, for libraries that do not support DLPack 1.0.
+        dequantize
+            True: quantised weights are given as the floats that they stand for. Nothing else is offered.
+
+        Raises
+        ------
+        ConfigError
+            `dequantize` is False.
         """
+        if not as_boolean("dequantize", dequantize):
+            raise ConfigError(
+                "state_dict: dequantize must be True; got False. Weights are given as floats, since the kernels keep "
+                "codes in a layout of their own. The codes as stored: read the files of the model, with safetensors or "
+                "gguf; 'infinilm info MODEL' tells which formats they have"
+            )
         with self._open():
             ranks = self._core.state_dict()
         if not copy:

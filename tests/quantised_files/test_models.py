@@ -15,6 +15,7 @@ from infinilm import LLM, plan_memory
 from infinilm.checkpoint import loading, resolve_model
 from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.engine.infer_engine import InferEngine
+from infinilm.errors import ConfigError
 from infinilm.models.reference import ReferenceModel
 from quantised_files.conversion import quantise, quantise_experts, resized, write_plain
 from quantised_files.writers import (
@@ -115,6 +116,21 @@ def test_ranks_and_the_reference(form: Format, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(folder, "auto", tensor_parallel_size=2), auto, rtol=0, atol=5e-3 * rms(auto))
     reference = ReferenceModel.from_pretrained(folder).forward([IDS])
     np.testing.assert_allclose(reference, expected, rtol=0, atol=1e-4 * rms(expected))
+
+
+def test_state_dict_of_floats(tmp_path: Path) -> None:
+    """Codes are not among what it gives; who asks for them is told where they are."""
+    weights = quantise(DEMO, tmp_path / "quantised", gptq(4, 32))
+    with InferEngine(tmp_path / "quantised") as engine:
+        engine.load_weights(tmp_path / "quantised", use_tqdm=False)
+        (state,) = engine.state_dict(dequantize=True)
+        for key, tensor in engine.state_dict()[0].items():
+            np.testing.assert_array_equal(state[key].numpy(), tensor.numpy(), key)
+            np.testing.assert_allclose(state[key].numpy(), weights[key], rtol=2.5e-7, err_msg=key)
+        with pytest.raises(ConfigError, match=r"dequantize must be True; got False.*read the files of the model"):
+            engine.state_dict(dequantize=False)
+        with pytest.raises(TypeError, match="dequantize must be True or False; got 'no'"):
+            engine.state_dict(dequantize="no")  # type: ignore[arg-type]
 
 
 def test_zero_points_where_none_are_said(tmp_path: Path) -> None:
