@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 import infinilm
 from infinilm import LLM, SamplingParams
 from llm import tiny
+from llm.files import FILES, make_files
 from llm.support import PATIENCE, wait_for
 
 MAX_MODEL_LEN = 96
@@ -151,14 +151,12 @@ PRESSED: dict[str, Any] = {
 class Models:
     """One checkpoint in one form: an LLM for each kind of settings, the last few kept, and answers given alone."""
 
-    folder: Path
-    form: dict[str, str]  # dtype, quantization
+    form: dict[str, str]  # model, and tokenizer, dtype or quantization
     _kept: OrderedDict[tuple[Any, ...], LLM] = field(default_factory=OrderedDict)
     _answers: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._alone = LLM(
-            self.folder,
             **self.form,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=1,
@@ -173,11 +171,15 @@ class Models:
             more = dict(chosen)
             bytes_per_block = self._alone.memory.kv_bytes_per_token * BLOCK_SIZE
             more["kv_cache"] = more.pop("num_blocks") * bytes_per_block
-            self._kept[key] = LLM(self.folder, **self.form, max_model_len=MAX_MODEL_LEN, use_tqdm=False, **more)
+            self._kept[key] = LLM(**self.form, max_model_len=MAX_MODEL_LEN, use_tqdm=False, **more)
         self._kept.move_to_end(key)
         while len(self._kept) > 16:
             self._kept.popitem(last=False)[1].close()
         return self._kept[key]
+
+    @property
+    def native_types(self) -> tuple[str, ...]:
+        return self._alone._plan.native_types
 
     def alone(self, job: Job) -> Any:
         key = job.kind, job.prompt, repr(job.params) if job.kind == "generate" else ""
@@ -202,11 +204,20 @@ FORMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=FORMS, ids=lambda form: "-".join(filter(None, form)))
+@pytest.fixture(
+    scope="module",
+    params=[*FORMS, *FILES],
+    ids=lambda form: form if isinstance(form, str) else "-".join(filter(None, form)),
+)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    name, dtype, quantization = request.param
-    folder = tiny.make_checkpoint(tmp_path_factory.mktemp("determinism") / name, **CHANGES[name])
-    made = Models(folder, {"dtype": dtype} | ({"quantization": quantization} if quantization else {}))
+    folder = tmp_path_factory.mktemp("determinism")
+    if request.param in FILES:
+        made = Models(make_files(request.param, folder))
+        assert made.native_types
+    else:
+        name, dtype, quantization = request.param
+        model = tiny.make_checkpoint(folder / name, **CHANGES[name])
+        made = Models({"model": str(model), "dtype": dtype} | ({"quantization": quantization} if quantization else {}))
     yield made
     made.close()
 
