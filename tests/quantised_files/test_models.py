@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli.support import run
 
 from infinilm import LLM, plan_memory
 from infinilm.checkpoint import loading, resolve_model
@@ -153,6 +154,39 @@ def test_packed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         logits(tmp_path / "int8"), logits(tmp_path / "quantised", "auto", quantization="int8", kv_cache_dtype="float32")
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (
+            ct_int8(),
+            "compressed-tensors int8 used as they are (inputs of linears rounded to int8 per 32 of a token; the format "
+            "asks for int8 per token)",
+        ),
+        (
+            fp8_block((128, 128), "F32"),
+            "fp8 128x128 used as they are (inputs of linears not rounded; the format asks for fp8 per 128 of a token)",
+        ),
+        (
+            ct_int8(sym=False),
+            "compressed-tensors int8 asymmetric made float16 (inputs of linears not rounded; the format asks for int8 "
+            "per token)",
+        ),
+    ],
+    ids=repr,
+)
+def test_what_info_tells(form: Format, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is computed as it is, what becomes floats, and what the format asks for beside."""
+    quantise(DEMO, tmp_path / "quantised", form)
+    assert run("info", tmp_path / "quantised", "--device", "cpu") == 0
+    scheme, _, _ = told.replace(" made ", " used ").partition(" used ")
+    stored = f"stored as {scheme} (84.3 %), bfloat16 (15.7 %)"  # the embedding
+    assert f"{stored}, {told}, computed in bfloat16 on cpu" in capsys.readouterr().out
+    assert run("info", tmp_path / "quantised", "--device", "cpu", "--dtype", "float32") == 0
+    out = capsys.readouterr().out
+    assert "made float32 (inputs of linears not rounded; the format asks for" in out
+    assert "used as they are" not in out
 
 
 @pytest.mark.parametrize(
