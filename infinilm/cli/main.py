@@ -113,9 +113,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_chat(command("chat", run_chat, "Talk with a model."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
-    add_quantize(
-        command("quantize", run_quantize, "Write a quantised checkpoint, which vLLM and transformers read, too.")
-    )
+    add_quantize(command("quantize", run_quantize, "Write a quantised checkpoint, which transformers reads, too."))
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
