@@ -179,6 +179,36 @@ def planned_workspace(**changes: Any) -> int:
     return _core.workspace_bytes(spec, device=changes.pop("device", "cpu"), **(limits | changes))
 
 
+def test_qwen3_30b_a3b_in_int4_takes_less_than_24_gb(tmp_path: Path) -> None:
+    """As it is on the hub, with one sequence of 32,768 tokens; in bfloat16 it would take more than 64 GB."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "kv_cache": "3GiB"}
+    settings |= {"max_num_seqs": 1, "max_model_len": 32768, "num_threads": 16}  # as a machine with such memory may have
+    plan = infinilm.plan_memory(tmp_path, quantization="int4", **settings)
+    experts = 48 * 128 * 3 * 2048 * 768  # most of the weights, at 4 bits and a scale of 16 for each 32
+    assert 4.5 / 8 * experts < plan.weight_bytes < 4.75 / 8 * 30.6e9
+    assert plan.kv_bytes == 48 * 2 * 4 * 128 * 2 * 32768
+    assert plan.weight_bytes + plan.kv_bytes < plan.total_bytes < 24 * 10**9
+    assert infinilm.plan_memory(tmp_path, **settings).total_bytes > 64 * 10**9
+
+
 def test_what_the_workspace_grows_with() -> None:
     base = planned_workspace()
     row = 4 * 20000

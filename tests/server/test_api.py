@@ -202,6 +202,31 @@ def test_logit_bias_and_extras(client: openai.OpenAI, demo: LLM) -> None:
     assert stopped.usage is not None and stopped.usage.completion_tokens >= 2
 
 
+def test_repetition_penalty_is_that_of_the_library(client: openai.OpenAI, demo: LLM) -> None:
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+    (expected,) = demo.chat(MESSAGES, repetition_penalty=1.5, use_tqdm=False, **settings)
+    (plain,) = demo.chat(MESSAGES, use_tqdm=False, **settings)
+    answer = client.chat.completions.create(
+        model="demo", messages=MESSAGES, **settings, extra_body={"repetition_penalty": 1.5}
+    )
+    assert answer.choices[0].message.content == expected.outputs[0].text != plain.outputs[0].text
+
+
+def test_chat_template_kwargs_change_the_prompt(client: openai.OpenAI, demo: LLM) -> None:
+    """To what the library makes of them: the bundled template begins with its variable `bos_token`."""
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+    said = set()
+    for kwargs in ({}, {"bos_token": "<s>Once upon a time"}):
+        (expected,) = demo.chat(MESSAGES, chat_template_kwargs=kwargs, use_tqdm=False, **settings)
+        answer = client.chat.completions.create(
+            model="demo", messages=MESSAGES, **settings, extra_body={"chat_template_kwargs": kwargs}
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+        assert answer.choices[0].message.content == expected.outputs[0].text
+        said.add((answer.usage.prompt_tokens, expected.outputs[0].text))
+    assert len({tokens for tokens, _ in said}) == len({text for _, text in said}) == 2
+
+
 def test_harmless_fields_are_taken(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo",

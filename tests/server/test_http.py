@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import hashlib
 import http.client
 import importlib.metadata
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -314,6 +317,25 @@ def test_addresses_that_are_nearly_right(host: Hosted) -> None:
         message = json.loads(body)["error"]["message"]
         assert status == 404 and path in message
         assert message.partition("did you mean ")[2] == (f"{meant!r}?" if meant else ""), message
+
+
+def test_the_page_has_no_other_origin(host: Hosted) -> None:
+    """It asks nobody but this server, and runs no script and shows no style but its own."""
+    status, headers, body = ask(host, head("GET / HTTP/1.1", "Host: a"))
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert (status, policy["default-src"], policy["connect-src"]) == (200, "'none'", "'self'")
+    sources = {source for name, listed in policy.items() if name != "connect-src" for source in listed.split(" ")}
+    own = {
+        "'sha256-" + base64.b64encode(hashlib.sha256(text).digest()).decode() + "'"
+        for text in re.findall(rb"<(?:script|style)>(.*?)</(?:script|style)>", body, re.DOTALL)
+    }
+    assert len(own) == 2 and sources == {"'none'", "data:"} | own
+    page = body.decode()
+    assert not re.search(r"(https?|wss?):\\?/\\?/\w", page)  # an address; for links that models write it has a pattern
+    assert set(re.findall(r'(?:src|href|action)="([^"]*)"', page)) == {"data:,"}  # the icon
+    asked = re.findall(r"fetch\((.*?),", page)
+    assert asked and all(re.fullmatch(r'"v1/[a-z/]+"', address) for address in asked), asked
+    assert not re.search(r"XMLHttpRequest|WebSocket|EventSource|sendBeacon|importScripts|import\(|@import|url\(", page)
 
 
 def test_slashes_too_many(host: Hosted) -> None:
