@@ -72,7 +72,7 @@ def test_layers_by_both_kernels(simulate: Run, tmp_path: Path) -> None:
     folder = resized(
         ROOT / "tests/golden/gemma4-text", tmp_path / "both", num_hidden_layers=2, num_kv_shared_layers=0,
         layer_types=["sliding_attention", "full_attention"], sliding_window=300, max_position_embeddings=512,
-        num_attention_heads=18, num_key_value_heads=2, num_global_key_value_heads=1, global_head_dim=264, head_dim=32,
+        num_attention_heads=18, num_key_value_heads=1, global_head_dim=264, head_dim=32,
         intermediate_size=48, hidden_size_per_layer_input=16,
     )  # fmt: skip
     outcome = simulate("graph_cases:both_kernels", settings={"INFINILM_EMULATOR_SMS": "7"}, folder=str(folder))
