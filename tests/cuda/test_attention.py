@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -127,16 +126,12 @@ def wide_cases(draw: Any, kind: str, head_dim: int, value_dim: int) -> dict[str,
 # Heads of more than 256 columns, and values that are the ends of keys.
 WIDE = ((320, 0), (512, 0), (576, 512), (408, 264), (200, 8), (48, 32), (520, 0))
 ORDERS = [("fifo", "late"), ("lifo", "eager"), ("random:1", "late")]
-# The first example is always the simplest one: one query, nothing optional.
-two = settings(few, max_examples=2)
+two = settings(few, max_examples=2)  # the first one is always the simplest
 
 
 @pytest.mark.parametrize(
     ("dims", "kind", "order"),
-    [
-        (dims, ("bf16", "f16")[i % 2], order)
-        for i, (dims, order) in enumerate(zip(WIDE, itertools.cycle(ORDERS), strict=False))
-    ],
+    [(dims, ("bf16", "f16")[i % 2], ORDERS[i % len(ORDERS)]) for i, dims in enumerate(WIDE)],
 )
 @two
 @given(data=st.data(), cuts=cuts)

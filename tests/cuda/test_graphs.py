@@ -61,7 +61,7 @@ def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: s
 
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("mistral-window", "float16")])
 def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> None:
-    outcome = simulate("graph_cases:long_contexts", folder=models, name=name, dtype=dtype)
+    outcome = simulate("graph_attention_cases:long_contexts", folder=models, name=name, dtype=dtype)
     assert outcome.ok, outcome.text
 
 
@@ -75,7 +75,9 @@ def test_layers_by_both_kernels(simulate: Run, tmp_path: Path) -> None:
         num_attention_heads=18, num_key_value_heads=1, global_head_dim=264, head_dim=32,
         intermediate_size=48, hidden_size_per_layer_input=16,
     )  # fmt: skip
-    outcome = simulate("graph_cases:both_kernels", settings={"INFINILM_EMULATOR_SMS": "7"}, folder=str(folder))
+    outcome = simulate(
+        "graph_attention_cases:both_kernels", settings={"INFINILM_EMULATOR_SMS": "7"}, folder=str(folder)
+    )
     assert outcome.ok, outcome.text
 
 
