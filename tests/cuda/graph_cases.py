@@ -138,8 +138,10 @@ class Twins:
     def __init__(
         self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
     ) -> None:
-        self.has_states = "full_attention_interval" in MODELS[name]
-        model = make_model(name, Path(folder), num_hidden_layers=2 if self.has_states else 1)
+        self.has_states = "full_attention_interval" in MODELS.get(name, {})
+        model = Path(folder)  # of a name that is none of MODELS
+        if name in MODELS:
+            model = make_model(name, model, num_hidden_layers=2 if self.has_states else 1)
         self.recording, self.eager = (
             open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
@@ -157,7 +159,9 @@ class Twins:
         got, want = outputs(self.recording, batch), outputs(self.eager, batch)
         for x, y in zip(got, want, strict=True):
             assert (x is None) == (y is None)
-            assert x is None or y is None or x.tobytes() == y.tobytes(), (self.sequences.lengths, np.abs(x - y).max())
+            if x is not None and y is not None:
+                assert not np.isnan(y).any(), "what is not a number is equal, however it came about"
+                assert x.tobytes() == y.tobytes(), (self.sequences.lengths, np.abs(x - y).max())
 
     def counts(self) -> tuple[int, int, int]:
         """Recorded, launched, kept."""
@@ -484,22 +488,6 @@ def anything(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) 
             twins.step(seqs, logits=bool(logits), sampled=bool(sampled))
     recorded, launched, _kept = twins.counts()
     assert launched > recorded > 0
-    twins.close()
-
-
-def long_contexts(_: Gpu, folder: str, name: str, dtype: str) -> None:
-    """Around every power of two, beside short ones: chunks of keys and blocks of the grid come and go."""
-    twins = Twins(folder, name, dtype, num_seqs=3)
-    twins.step([0], 125)
-    twins.step([1], 3)
-    twins.step([2], 252)
-    for _ in range(5):
-        twins.step([0, 1])
-        twins.step([1, 2])
-        twins.step([2, 0, 1])
-    assert twins.sequences.lengths.tolist() == [135, 18, 262]
-    recorded, launched, _kept = twins.counts()
-    assert recorded >= 4 and launched > recorded
     twins.close()
 
 

@@ -102,16 +102,12 @@ def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> N
 
 
 @st.composite
-def wide_cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16")) -> dict[str, Any]:
-    """Heads of more than 256 columns, and values that are the ends of keys."""
-    head_dim, value_dim = draw(
-        st.sampled_from(((320, 0), (512, 0), (576, 512), (408, 264), (200, 8), (48, 32), (520, 0)))
-    )
+def wide_cases(draw: Any, kind: str, head_dim: int, value_dim: int) -> dict[str, Any]:
     heads = draw(st.sampled_from(((2, 2), (6, 1), (20, 1), (40, 2))))
     rows = 48 // heads[1]
     window = draw(st.sampled_from((0, 0, 7, 130)))
     case = Case(
-        kind=draw(st.sampled_from(kinds)),
+        kind=kind,
         heads=heads,
         head_dim=head_dim,
         sequences=draw(sequences(rows, heads[0] // heads[1])),
@@ -127,29 +123,42 @@ def wide_cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16")) -> dict[str,
     return dataclasses.asdict(case)
 
 
-@every_schedule
-@settings(few, max_examples=1)
-@given(case=wide_cases(), cuts=cuts)
-def test_wide_heads_and_latents(emulate: Run, schedule: str, case: dict[str, Any], cuts: list[float]) -> None:
+# Heads of more than 256 columns, and values that are the ends of keys.
+WIDE = ((320, 0), (512, 0), (576, 512), (408, 264), (200, 8), (48, 32), (520, 0))
+ORDERS = [("fifo", "late"), ("lifo", "eager"), ("random:1", "late")]
+two = settings(few, max_examples=2)  # the first one is always the simplest
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "order"),
+    [(dims, ("bf16", "f16")[i % 2], ORDERS[i % len(ORDERS)]) for i, dims in enumerate(WIDE)],
+)
+@two
+@given(data=st.data(), cuts=cuts)
+def test_wide_heads_and_latents(
+    emulate: Run, dims: tuple[int, int], kind: str, order: tuple[str, str], data: st.DataObject, cuts: list[float]
+) -> None:
     """As test_attention; with many multiprocessors the same rows are decode's."""
-    check(emulate, case, cuts, schedule=schedule)
+    schedule, asynchronous = order
+    case = data.draw(wide_cases(kind, *dims))
+    check(emulate, case, cuts, schedule=schedule, settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
 
 
 @few
-@given(case=wide_cases(("f32",)), cuts=cuts)
+@given(case=st.sampled_from(WIDE).flatmap(lambda dims: wide_cases("f32", *dims)), cuts=cuts)
 def test_wide_heads_and_latents_f32(emulate: Run, case: dict[str, Any], cuts: list[float]) -> None:
     check(emulate, case, cuts)
 
 
 @every_schedule
-@pytest.mark.parametrize(("heads", "head_dim", "value_dim", "window"), [((20, 1), 576, 512, 0), ((6, 1), 512, 0, 130)])
+@pytest.mark.parametrize(("heads", "head_dim", "value_dim", "window"), [((11, 1), 576, 512, 0), ((6, 1), 512, 0, 130)])
 def test_wide_pipelines(
     emulate: Run, heads: tuple[int, int], head_dim: int, value_dim: int, window: int, schedule: str
 ) -> None:
     """What hypothesis may miss: several chunks and tiles of prefill and of decode in one call; a half of the warps
-    without rows; with a window, rows of a tile that see nothing of its first chunk.
+    without rows, or with one (33 rows); with a window, rows of a tile that see nothing of its first chunk.
     """
-    case = Case("bf16", heads, head_dim, ((400, 1), (300, 14), (5, 5), (130, 2)), 16, window, 8, value_dim=value_dim)
+    case = Case("bf16", heads, head_dim, ((400, 1), (300, 14), (5, 5), (130, 3)), 16, window, 8, value_dim=value_dim)
     check(emulate, dataclasses.asdict(case), schedule=schedule)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from emulation import Run
+from emulation import ROOT, Run
+from quantised_files.conversion import resized
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +61,23 @@ def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: s
 
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bfloat16"), ("mistral-window", "float16")])
 def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> None:
-    outcome = simulate("graph_cases:long_contexts", folder=models, name=name, dtype=dtype)
+    outcome = simulate("graph_attention_cases:long_contexts", folder=models, name=name, dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+def test_layers_by_both_kernels(simulate: Run, tmp_path: Path) -> None:
+    """Steps of one token each where the heads of one layer are decode's and those of another one prefill's: 18 wide
+    heads on one kv head, and so many multiprocessors that every chunk of keys is an item of decode.
+    """
+    folder = resized(
+        ROOT / "tests/golden/gemma4-text", tmp_path / "both", num_hidden_layers=2, num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "full_attention"], sliding_window=300, max_position_embeddings=512,
+        num_attention_heads=18, num_key_value_heads=1, global_head_dim=264, head_dim=32,
+        intermediate_size=48, hidden_size_per_layer_input=16,
+    )  # fmt: skip
+    outcome = simulate(
+        "graph_attention_cases:both_kernels", settings={"INFINILM_EMULATOR_SMS": "7"}, folder=str(folder)
+    )
     assert outcome.ok, outcome.text
 
 
