@@ -49,7 +49,18 @@ struct FirstKey {
           behind(chunked      ? 0
                  : window > 0 ? window - 1
                               : 1 << 30) {}
+    template <class Args>
+    __device__ __forceinline__ explicit FirstKey(const Args& p) : FirstKey(p.first_key) {}
     __device__ __forceinline__ int operator()(int end) const { return per_step.quotient(end - 1) * step - behind; }
+};
+
+// The same of windows that slide. attention_sm90.cu takes these alone: with the quotient, ptxas finds too few registers
+// for its wgmma.
+struct SlidingFirstKey {
+    int window;
+    __device__ __forceinline__ explicit SlidingFirstKey(const AttentionArgs& p)
+        : window(p.sliding_window > 0 ? p.sliding_window : 1 << 30) {}
+    __device__ __forceinline__ int operator()(int end) const { return end - window; }
 };
 
 struct AttentionKernelArgs : AttentionArgs {
@@ -99,11 +110,12 @@ cudaError_t visit_dim(int head_dim, F f) {
 // ---- rows and keys of a (sequence, kv head) ----------------------------------------------------------------------
 
 // Row r is query token r / group, head kv_head * group + r % group. The queries are the last of the context.
-struct Rows {
+template <class First>
+struct RowsOf {
     int first_token, count, first_position, group, first_head;
-    FirstKey first_key;
-    __device__ __forceinline__ Rows(const AttentionKernelArgs& p, int seq, int kv_head)
-        : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p.first_key) {
+    First first_key;
+    __device__ __forceinline__ RowsOf(const AttentionKernelArgs& p, int seq, int kv_head)
+        : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p) {
         const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
         count = query_len * group;
         first_position = p.context_lens[seq] - query_len;
@@ -119,6 +131,7 @@ struct Rows {
         return (first_token + token) * stride + static_cast<int64_t>(first_head + row - token * group) * head_dim;
     }
 };
+using Rows = RowsOf<FirstKey>;
 
 // Keys [begin, end) of a chunk, from its first one; what is visible to a warp or a block.
 struct Span {
@@ -265,15 +278,15 @@ __device__ __forceinline__ void cap_scores(float (*scores)[4], const AttentionKe
 }
 
 // -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end), end).
+template <class First>
 __device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int begin,
-                                            const FirstKey& first_key) {
-    const int first[2] = {first_key(end[0]) - begin, first_key(end[1]) - begin};
+                                            const First& first_key) {
 #pragma unroll
     for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < first[i / 2] || key >= end[i / 2] - begin) scores[j][i] = -INFINITY;
+            if (key < first_key(end[i / 2]) - begin || key >= end[i / 2] - begin) scores[j][i] = -INFINITY;
         }
 }
 

@@ -63,10 +63,12 @@ struct Sm90Tile {
     }
 };
 
+using SlidingRows = RowsOf<SlidingFirstKey>;
+
 // Of rows [row0, row0 + count): the keys that any of them sees, nothing if there is none of these rows; their chunks.
 struct RowKeys {
     int begin, end;
-    __device__ __forceinline__ RowKeys(const Rows& rows, int row0, int count)
+    __device__ __forceinline__ RowKeys(const SlidingRows& rows, int row0, int count)
         : begin(rows.begin(min(row0, rows.count - 1))),
           end(row0 < rows.count ? rows.end(min(row0 + count, rows.count) - 1) : 0) {}
     __device__ __forceinline__ int first_chunk() const { return begin / kChunk; }
@@ -134,7 +136,7 @@ __device__ __forceinline__ void load_tiles(const AttentionKernelArgs& p, const S
     for (int turn = 0;; ++turn) {
         const Sm90Tile tile(p, turn);
         if (!tile.exists) break;
-        const RowKeys seen(Rows(p, tile.seq, tile.kv_head), tile.row0, kSm90Groups * kGroupRows);
+        const RowKeys seen(SlidingRows(p, tile.seq, tile.kv_head), tile.row0, kSm90Groups * kGroupRows);
         const KeyRows keys(p, tile.seq, tile.kv_head);
         // The box's row in the cache, or one that there is not.
         auto find_box = [&](int chunk) {
@@ -180,7 +182,7 @@ __device__ __forceinline__ uint8_t* query_place(uint8_t* queries, int row, int u
 // A warp's 16 rows from row0 on, which are rows first .. of the warpgroup.
 template <class T, int D>
 __device__ __forceinline__ void load_queries(uint8_t* queries, int first, const AttentionKernelArgs& p,
-                                             const Rows& rows, int row0) {
+                                             const SlidingRows& rows, int row0) {
     constexpr int kUnits = D / 8;
     for (int i = static_cast<int>(lane_id()); i < kTileRows * kUnits; i += 32) {
         const int r = i / kUnits, unit = i % kUnits, row = row0 + r;
@@ -235,7 +237,7 @@ struct LaneRows {
     int end[2];                // of the keys that they see
     int first_full, end_full;  // chunks of which all rows of the warp see all keys
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
-    __device__ __forceinline__ LaneRows(const Rows& rows, int row0) {
+    __device__ __forceinline__ LaneRows(const SlidingRows& rows, int row0) {
         const int last = rows.count - 1, row = row0 + static_cast<int>(lane_id()) / 4;
         end[0] = rows.end(min(row, last)), end[1] = rows.end(min(row + 8, last));
         first_full = of_warp(ceil_div(rows.begin(min(row0 + kTileRows - 1, last)), kChunk));
@@ -253,7 +255,8 @@ __device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4],
         float (*of_piece)[4] = reinterpret_cast<float (&)[kChunk / 8][4]>(scores) + piece * kPiece / 8;
         if (p.cap > 0) cap_scores(of_piece, p);
         if (masks) {
-            mask_scores(of_piece, lane.end, chunk * kChunk + piece * kPiece, p.first_key);
+            const int begin = chunk * kChunk + piece * kPiece, end[2] = {lane.end[0] - begin, lane.end[1] - begin};
+            mask_scores(of_piece, end, 0, SlidingFirstKey(p));
         }
         add_weights<T>(weights, now, piece, of_piece, p.scale);
     }
@@ -274,7 +277,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
                                        const Sm90Ring<D>& ring, unsigned& fill, uint8_t* queries, const uint8_t* ones,
                                        int group) {
     constexpr int kLeft = D < kBoxColumns ? D : kBoxColumns, kRight = D - kLeft;
-    const Rows rows(p, tile.seq, tile.kv_head);
+    const SlidingRows rows(p, tile.seq, tile.kv_head);
     const int first = of_warp(static_cast<int>(warp_id())) % 4 * kTileRows, group_row0 = tile.row0 + group * kGroupRows;
     auto sync = [&] { named_barrier_sync(1 + group, 128); };
     load_queries<T, D>(queries, first, p, rows, group_row0 + first);
@@ -359,7 +362,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     // in the loop above there is no register for that.
     sync();
     const Sm90Tile again(p, opaque(turn));
-    const Rows out_rows(p, again.seq, again.kv_head);
+    const SlidingRows out_rows(p, again.seq, again.kv_head);
     const int g = static_cast<int>(lane_id()) / 4, row0 = again.row0 + group * kGroupRows + first;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -447,7 +450,7 @@ cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t 
 }
 
 cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
-    if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0)
+    if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked)
         return attention(a, work, stream);
     const AttentionKernelArgs p(a, work);
     if (work.most_decode > 0)

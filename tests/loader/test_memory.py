@@ -214,12 +214,13 @@ def test_what_the_workspace_grows_with() -> None:
     row = 4 * 20000
     # x, its norm and its rows for logits; q, k, v; what the heads give; gate * up; cosines and sines.
     token = 4 * (3 * 1024 + 3 * 16 * 128 + 16 * 128 + 2048 + 128)
-    assert planned_workspace(num_rows=9) - base == row + 4  # the logits, and an id
-    assert planned_workspace(num_returned_rows=1) - base == row + 4
+    sampled = 4 + 8 * (1 + _core.MAX_LOGPROBS)  # an id, and log-probabilities with theirs
+    assert planned_workspace(num_rows=9) - base == row + sampled
+    assert planned_workspace(num_returned_rows=1) - base == row + sampled
     # A GPU also keeps a mask of the vocabulary for each row and its penalties of 1,024 tokens, twice: its memory grows
     # by more than a step needs.
     on_gpu = planned_workspace(device="cuda", num_rows=9) - planned_workspace(device="cuda")
-    assert on_gpu == row + 4 + 2 * row // 32 + 2 * 12 * 1024
+    assert on_gpu == row + sampled + 2 * row // 32 + 2 * 12 * 1024
     assert planned_workspace(num_tokens=1024) - planned_workspace(num_tokens=768) == 256 * token
     assert planned_workspace(max_model_len=256) <= base  # nothing of attention is split
     assert base <= planned_workspace(num_ranks=2) <= 3 * base
