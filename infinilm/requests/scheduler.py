@@ -510,7 +510,6 @@ class Scheduler:
         if len(sampled) < num_seqs:
             samples, sample_slots, sample_positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
         needs_logits = bool(np.count_nonzero(self._needs_logits[sample_slots]))
-        input_ids = self._tokens[token_slots, positions]
         previous_rows: Int32Array | None = None
         if self._in_flight and self._num_stages == 1:
             is_last = positions == self._num_tokens[token_slots] - 1
@@ -523,9 +522,10 @@ class Scheduler:
             count = int(ends[i] - starts[i])
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
+        adapter_ids = self._adapter_id[slots]
         masks = StepMasks.of(samples, num_rows) if np.count_nonzero(self._is_constrained[sample_slots]) else None
         batch = _core.Batch(
-            input_ids=input_ids,
+            input_ids=self._tokens[token_slots, positions],
             positions=positions,
             slot_mapping=token_blocks.astype(np.int64) * block_size + positions % block_size,
             block_table=self.blocks.block_table[slots, : self.blocks.blocks_for(int(ends.max()))],
@@ -533,7 +533,7 @@ class Scheduler:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=previous_rows,
-            adapter_ids=adapter_ids if np.count_nonzero((adapter_ids := self._adapter_id[slots]) >= 0) else None,
+            adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             **self._step_states(slots, ends, num_decodes),
             allowed=None if masks is None else masks.allowed,
             allowed_row=None if masks is None else masks.allowed_row,

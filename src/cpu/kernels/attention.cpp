@@ -240,8 +240,8 @@ static void score_step(const Block& b, const Step<E>& step) {
     float* const copy = b.w.copied;
     for (int64_t k = begin; k < end; k += 2 * width) {
         const int64_t second = k + width < end ? k + width : k;  // an odd vector is computed twice
-        const E *const keys0 = neighbours(b, step.tile, k, copy), *const keys1 = neighbours(b, step.tile, second,
-                                                                                            copy + width * head_dim);
+        const E* const keys0 = neighbours(b, step.tile, k, copy);
+        const E* const keys1 = neighbours(b, step.tile, second, copy + width * head_dim);
         for_row_groups(rows, cached_rows_at_once, [&](int64_t row, int64_t count) {
             float* const scores = b.scores(row) + step.first;
             visit_rows<most_cached_rows>(count, [&]<int ROWS>() {
