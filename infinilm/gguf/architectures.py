@@ -195,8 +195,8 @@ class Architecture:
         Of config.json: the key into the families.
     where : Mapping of str to (Mapping of str to object)
         Keys of config.json where the metadata have a key that is not 0; of "key=value", where it has that value; of
-        "!key", where it is absent. Later ones count before earlier ones and before `defaults`; a `model_type` in it
-        before that of the row.
+        "!key", where it is absent. Those that hold are written over `defaults`, one after the other; a `model_type`
+        among them takes the place of the row's, as `expert_count` makes a Mixtral of a Llama.
     rope_pairs : str
         What RoPE turns together in the file, as `Family.rope_pairs`: neighbours where llama.cpp turns such.
     biases : Mapping of str to tuple of str
