@@ -141,6 +141,7 @@ private:
     std::vector<Seat> seats_;
     std::shared_ptr<CommunicatorGroup> host_;  // for barriers
     FirstCause cause_;
+    std::atomic<bool> aborted_{false};  // no call begins any more
     enum class End { none, finish, abort };
     std::atomic<End> end_{End::none};
 };
@@ -154,7 +155,7 @@ void NcclGroup::fail(const char* name, int rank, nccl::Result result, nccl::Comm
 
 std::unique_lock<std::mutex> NcclGroup::lock(int rank, bool busy) {
     std::unique_lock held(seat(rank).mutex);
-    if (end_ == End::none) return held;
+    if (!aborted_) return held;
     held.unlock();
     if (busy) wait_for_end(seat(rank));
     cause_.throw_dead();
@@ -278,8 +279,9 @@ bool NcclGroup::finish(Seat& seat) noexcept {
 // wait until its neighbours are aborted (NVIDIA/nccl#863).
 void NcclGroup::abort(std::exception_ptr cause) noexcept {
     cause_.set(cause);
-    for (Seat& seat : seats_)  // first: a comm may end only after the kernels before it in its stream
-        seat.abort_one_shot();
+    aborted_ = true;  // before a rank comes out of a one-shot sum, which is none: `check` has to say so
+    // These before the comms: a comm may end only after the kernels before it in its stream.
+    for (Seat& seat : seats_) seat.abort_one_shot();
     end_ = End::abort;  // also by whoever comes second, before returning
     end_.notify_all();
     host_->abort(std::move(cause));

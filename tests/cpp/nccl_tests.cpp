@@ -179,7 +179,10 @@ public:
         calls_.fetch_add(1);
         while (!aborted_) std::this_thread::yield();
     }
-    void abort() noexcept override { aborted_ = true; }
+    void abort() noexcept override {
+        aborted_ = true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the rank goes on before the group's abort does
+    }
     void wait() noexcept override {
         while (!aborted_) std::this_thread::yield();
     }
