@@ -19,6 +19,9 @@ class Family:
     architecture: str
     model_type: str
     other_model_types: tuple[str, ...] = field(default=(), kw_only=True)  # under which it is found, too
+    # Beside this model_type also meant by this name in `architectures`: what transformers has no class of its own for is
+    # saved under the name of the class with the same math.
+    saved_architecture: str | None = field(default=None, kw_only=True)
     # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     qkv_bias: str | bool = "attention_bias"

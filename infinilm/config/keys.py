@@ -78,6 +78,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "scale_depth": (_ONE, "multipliers are not supported"),
         "dim_model_base": ((None,), "multipliers are not supported"),
         "lm_head_bias": (_NEVER, "the lm_head has no bias"),
+        "activation": ((None, "swiglu"), "the activation of the MLP is said by hidden_act"),
         "parallel_attn": (_NEVER, "attention and MLP run one after the other"),
         "use_parallel_residual": (_NEVER, "attention and MLP run one after the other"),
         "is_encoder_decoder": (_NEVER, "only decoders are supported"),

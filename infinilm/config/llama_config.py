@@ -535,7 +535,9 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
     if not isinstance(names, (list, tuple)):
         raise ConfigError(f"architectures must be a list of names; got {architectures!r}")
     if model_type is not None:
-        families.family_of_model_type(model_type)
+        by_type = families.family_of_model_type(model_type)
+        if set(names) == {by_type.saved_architecture}:
+            return by_type
     found = [families.family_of(name) for name in names]
     model_types = (None, found[0].model_type, *found[0].other_model_types)
     if any(family != found[0] for family in found) or model_type not in model_types:

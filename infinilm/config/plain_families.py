@@ -48,6 +48,7 @@ PLAIN_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="InternLM3ForCausalLM",
         model_type="internlm3",
+        saved_architecture="LlamaForCausalLM",
         defaults={
             "vocab_size": 128512,
             "intermediate_size": 10240,
@@ -63,6 +64,7 @@ PLAIN_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="IQuestCoderForCausalLM",
         model_type="iquestcoder",
+        saved_architecture="LlamaForCausalLM",
         defaults={
             "vocab_size": 76800,
             "hidden_size": 5120,

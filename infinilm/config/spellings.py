@@ -41,11 +41,15 @@ def unify_names(values: dict[str, Any], family: Family) -> None:
         values.pop(key, None)
     for old, fields in family.other_keys.items():
         value = values.pop(old, None)
+        if old == "shared_intermediate_size" and "intermediate_size" in fields and value is not None:
+            values.pop("intermediate_size", None)  # that of experts, which no layer has
         if old in _OF_EACH_LAYER and isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
         for name in fields:
             values[old] = value
             rename(values, old, name)
+    if values.get("use_sliding_window") is False and values.get("sliding_window") == 0:  # as Qwen2-MoE's are saved
+        values["sliding_window"] = None
     kinds = values.get("layer_types")
     if isinstance(kinds, (list, tuple)):  # of hybrid models
         values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
@@ -268,6 +272,8 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
 def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Parameters of each kind of layer, in the spelling of 5.x: those of layers with a window become one number."""
     full, sliding = given.get("full_attention"), given.get("sliding_attention")
+    if isinstance(full, Mapping):  # what one set for all layers said is kept beside these when a file is saved again
+        given = {name: value for name, value in given.items() if isinstance(value, Mapping) or full.get(name) != value}
     if (
         "rope_local_base_freq" not in family.keys
         or not isinstance(full, Mapping)

@@ -60,7 +60,7 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
     values: dict[str, Any] = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
     for condition, known in row.where.items():
-        if _applies(condition, said):
+        if _applies(condition, said, gguf):
             values |= known
     if row.shaped_layers:
         said, of_layers = alike_layers(gguf, prefix, said)
@@ -160,8 +160,10 @@ def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values:
         values["query_pre_attn_scalar"] = size
 
 
-def _applies(condition: str, said: dict[str, Any]) -> bool:
+def _applies(condition: str, said: dict[str, Any], gguf: GgufFile) -> bool:
     """Whether a condition of `Architecture.where` holds."""
+    if condition.startswith("tensor "):
+        return any(name.endswith(f".{condition.removeprefix('tensor ')}") for name in gguf.tensors)
     if condition.startswith("!"):
         return condition[1:] not in said
     key, _, value = condition.partition("=")

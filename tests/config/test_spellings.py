@@ -10,6 +10,38 @@ from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import ConfigError
 
 
+@pytest.mark.parametrize("name", ["internlm3", "iquestcoder"])
+def test_the_class_that_transformers_saves(name):
+    """It computes these as Llamas, whose class it names; the keys are those of the family."""
+    said = {**SMALL, "model_type": name, "num_key_value_heads": 2}
+    config = LlamaConfig.from_dict({**said, "architectures": ["LlamaForCausalLM"]})
+    assert config == LlamaConfig.from_dict(said) and config.model_type == name
+    with pytest.raises(ConfigError, match=rf"model_type '{name}' and architectures .*name different families"):
+        LlamaConfig.from_dict({**said, "architectures": ["Qwen3ForCausalLM"]})
+
+
+def test_a_window_of_no_tokens_is_none_where_it_is_not_used():
+    assert facts("qwen2_moe", use_sliding_window=False, sliding_window=0).sliding_window == (0, 0, 0)
+    for values in ({"use_sliding_window": True}, {}):
+        with pytest.raises(ConfigError, match=r"sliding_window must be an integer in \[1, 2\*\*31\); got 0"):
+            facts("qwen2_moe", **values, sliding_window=0)
+
+
+def test_the_mlp_of_granite_4_is_the_shared_one():
+    config = make("granitemoehybrid", intermediate_size=24, shared_intermediate_size=40)
+    assert config.intermediate_size == 40 and LlamaConfig.from_dict(config.to_dict()) == config
+
+
+def test_rope_of_all_layers_beside_that_of_each_kind():
+    """As transformers saves a configuration that had one set of parameters."""
+    kinds = {"full_attention": {"rope_type": "default", "rope_theta": 500000.0}}
+    kinds["sliding_attention"] = {"rope_type": "default", "rope_theta": 500000.0}
+    config = make("olmo3", rope_parameters={**kinds, "rope_type": "default", "rope_theta": 500000.0})
+    assert config == make("olmo3", rope_parameters=kinds) and config.rope_local_base_freq == 500000.0
+    with pytest.raises(ConfigError, match=r"rope_parameters has parameters of 'factor', 'full_attention', 'rope_type'"):
+        make("olmo3", rope_parameters={**kinds, "rope_type": "yarn", "factor": 8.0, "rope_theta": 500000.0})
+
+
 def test_baichuan_of_13b_is_refused():
     baichuan = {**SMALL, "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
     for said in ({"model_max_length": 128}, {"max_position_embeddings": 128, "hidden_size": 5120}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import infinilm
 from infinilm import LLM, AutoConfig, InferEngine, PagedKVCacheConfig, _core
 from infinilm.config.families import build_spec
 from infinilm.engine.hooks import ModelSites
+
+sys.path.insert(0, str(ROOT / "tests"))
+from quantised_files.conversion import resized
 
 GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -44,8 +48,12 @@ def golden(_: Gpu, name: str, dtype: str) -> None:
     prompt = expected["input_ids"].tolist()
     with open_llm(GOLDEN / name, dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
         assert llm.device == "cuda"
-        assert_close(llm.forward(prompt), expected["logits"], llm)
+        logits = llm.forward(prompt)
+        assert_close(logits, expected["logits"], llm)
         if dtype == "float32":
+            error = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
+            open("/tmp/fam/errors.txt", "a").write(f"{error:.2e} {name}\n")  # XXX
+            assert error <= 2e-5, f"an error of {error:.2e} of the largest logit, expected at most 2e-5"
             greedy = expected["greedy_ids"].tolist()
             output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
             assert list(output[0].outputs[0].token_ids) == greedy
@@ -151,9 +159,31 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Goldens whose layers differ, in sizes that their kernels are made for.
+SHAPED: dict[str, dict[str, Any]] = {
+    "gemma4-text": {"intermediate_size": 48, "hidden_size_per_layer_input": 16, "head_dim": 32, "global_head_dim": 512},
+    "gemma4": {"intermediate_size": 48},
+    "gemma4-moe": {"intermediate_size": 32, "moe_intermediate_size": 24},
+    "deepseek-v3": {
+        "q_lora_rank": 24,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 24,
+        "head_dim": 64,
+    },
+}
+
 
 def make_model(name: str, folder: Path, **changes: Any) -> Path:
-    """A checkpoint with random weights, all of deviation 1 / sqrt(in_features), norms around 1."""
+    """A checkpoint with random weights, all of deviation 1 / sqrt(in_features), norms around 1.
+
+    Of a name that is none of MODELS the golden, resized if it is one of SHAPED; `changes` do not count then, since its
+    layers are not alike.
+    """
+    if name not in MODELS:
+        own = folder / name
+        return own if own.exists() else resized(GOLDEN / name, own, **SHAPED[name]) if name in SHAPED else GOLDEN / name
     folder = folder / "-".join([name, *(f"{k}{v}" for k, v in changes.items())])
     if (folder / "model.safetensors").exists():
         return folder
@@ -297,15 +327,15 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
         assert llm.forward(prompt).tobytes() == before.tobytes()
 
 
-def states(_: Gpu, dtype: str) -> None:
+def together(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """Bit for bit: each prompt alone, all at once, in chunks, from prefixes of before, after a preemption."""
-    model = GOLDEN / "qwen3-5"
+    model = make_model(name, Path(folder))
     rng = np.random.default_rng(1)
-    common, other = (rng.integers(3, 128, n).tolist() for n in (100, 40))
+    common, other = (rng.integers(3, 96, n).tolist() for n in (100, 40))
     texts = [[*common[:75], 5], [*common[:75], 9, 4, 7], common[:98], [3, 4], other]
 
     def open_small(**settings: Any) -> LLM:
-        return open_llm(model, dtype=dtype, **{"max_num_seqs": 3, "max_model_len": 160, **settings})
+        return open_llm(model, dtype=dtype, **{"max_num_seqs": 3, "max_model_len": 120, **settings})
 
     def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
         sampling = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "logprobs": 1}
@@ -320,6 +350,7 @@ def states(_: Gpu, dtype: str) -> None:
             for _ in range(2):
                 assert answers(llm, texts) == want
             assert (llm.metrics().num_preemptions if "kv_cache" in settings else llm.metrics().prefix_hit_rate) > 0
+            assert llm._engine.graph_counts().launched > 0
 
 
 # ---- errors ----

@@ -26,7 +26,7 @@ def both_kernels(_: Gpu, folder: str) -> None:
     """Within a graph, decode's items of one layer grow from 8 to 10 and 12 while the wide heads of the other one are
     prefill's; those are decode's, in another graph, of two sequences where one has twice as many chunks of keys.
     """
-    twins = Twins(folder, "of another family", "bfloat16", num_seqs=3)
+    twins = Twins(folder, "", "bfloat16", num_seqs=3)
     sequences = twins.sequences
     twins.step([2], 16)
     # Long contexts without long prompts: one block again and again, then tokens of their own.

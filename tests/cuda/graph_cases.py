@@ -138,13 +138,12 @@ class Twins:
     def __init__(
         self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
     ) -> None:
-        self.has_states = "full_attention_interval" in MODELS.get(name, {})
-        model = Path(folder)  # of a name that is none of MODELS
-        if name in MODELS:
-            model = make_model(name, model, num_hidden_layers=2 if self.has_states else 1)
+        has_states = "full_attention_interval" in MODELS.get(name, {})
+        model = make_model(name, Path(folder), num_hidden_layers=2 if has_states else 1) if name else Path(folder)
         self.recording, self.eager = (
             open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
         )
+        self.has_states = self.recording.spec.state_bytes() > 0
         self.reset(**sequences)
 
     def reset(self, **sequences: int) -> None:

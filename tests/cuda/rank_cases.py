@@ -80,13 +80,22 @@ def open_engine(
     engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=graphs)
     with Checkpoint(folder) as checkpoint:
         load_weights(checkpoint, engine, dtype=dtype, progress=False)
-    engine.reset_cache(2, MAX_LEN)
+    engine.reset_cache(2, MAX_LEN, num_states=4 if spec.state_bytes() else 0)
     return engine
 
 
-def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True, top_k: int = 20) -> _core.Batch:
-    """tokens: [2, length], the first row greedy, the second sampled."""
+def make_step(
+    tokens: NDArray[np.int32], cached: int, return_logits: bool = True, top_k: int = 20, has_states: bool = False
+) -> _core.Batch:
+    """tokens: [2, length], the first row greedy, the second sampled.
+
+    Of two states of each row, the second is written by steps that read the first, which can be run again.
+    """
     length = tokens.shape[1]
+    states: dict[str, Any] = {}
+    if has_states:
+        own = np.arange(2, dtype=np.int32)
+        states = {"state_in": own if cached else own * 0 - 1, "state_out": own + 2 if cached else own}
     positions = np.tile(np.arange(cached, cached + length, dtype=np.int32), 2)
     return _core.Batch(
         input_ids=tokens.reshape(-1),
@@ -102,15 +111,17 @@ def make_step(tokens: NDArray[np.int32], cached: int, return_logits: bool = True
         min_p=np.zeros(2, np.float32),
         random_val=np.array([0, 0.4], np.float32),
         return_logits=return_logits,
+        **states,
     )
 
 
 def run_steps(engine: _core.InferEngine) -> tuple[NDArray[Any], NDArray[Any]]:
     """Ids [steps, 2] and logits [steps, 2, vocab_size] of a prompt of 9 tokens and one more."""
     tokens = np.random.default_rng(2).integers(0, engine.spec.vocab_size, (2, 10)).astype(np.int32)
-    ids, logits, cached = [], [], 0
+    ids, logits, cached, has_states = [], [], 0, engine.spec.state_bytes() > 0
     for length in (9, 1):
-        output = engine.forward(make_step(tokens[:, cached : cached + length].copy(), cached))
+        step = make_step(tokens[:, cached : cached + length].copy(), cached, has_states=has_states)
+        output = engine.forward(step)
         assert output.ids is not None and output.logits is not None
         ids.append(output.ids.numpy().copy())
         logits.append(output.logits.numpy().copy())
@@ -130,7 +141,7 @@ def same_tokens(engine: _core.InferEngine, fake: FakeNccl | None = None) -> None
         for logits in (True, False):
             if fake:
                 fake.gathered(0)
-            ids = engine.forward(make_step(tokens, 9, logits, top_k)).ids
+            ids = engine.forward(make_step(tokens, 9, logits, top_k, engine.spec.state_bytes() > 0)).ids
             assert ids is not None
             drawn.append(ids.numpy().tolist())
             gathered.append(fake.gathered(0) if fake else 0)
@@ -215,7 +226,7 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
             spec = engine.spec
             in_one_kernel = peers == "1" and not hooked and not spec.post_norms
             of_layer = (0 if in_one_kernel else 2) + (spec.attention.qk_norm == "all")
-            assert sums == 2 * (1 + of_layer * layers)
+            assert sums == 2 * (1 + of_layer * spec.num_layers)
             assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
             if peers == "1" and not hooked:
                 same_tokens(engine, fake)

@@ -48,6 +48,10 @@ def run(simulate: Run, models: str, fake_nccl: str) -> Run:
         ("llama-biases", "float32", 2, False, "eager"),
         ("qwen3", "bfloat16", 4, True, "late"),
         ("llama", "float16", 4, False, "late"),
+        ("qwen3-next", "bfloat16", 2, True, "late"),
+        ("gemma4-text", "bfloat16", 2, False, "eager"),
+        ("gemma4-a4b", "float16", 2, True, "late"),
+        ("deepseek-v3", "bfloat16", 2, True, "late"),
     ],
 )
 def test_same_bits(run: Run, name: str, dtype: str, tp_size: int, peers: bool, streams: str) -> None:

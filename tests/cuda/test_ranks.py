@@ -21,6 +21,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("llama", "float32", 4),
         ("olmo2", "bfloat16", 2),
         ("qwen2-moe", "bfloat16", 2),
+        ("qwen3-next", "bfloat16", 2),
+        ("gemma4-text", "float32", 2),
+        ("gemma4-a4b", "float32", 2),
+        ("deepseek-v3", "bfloat16", 2),
+        ("kimi-k2", "float32", 4),
     ],
 )
 def test_ranks_that_share_a_device(simulate: Run, models: str, name: str, dtype: str, tp_size: int) -> None:
@@ -41,6 +46,11 @@ def test_a_rank_that_fails(simulate: Run, models: str) -> None:
         ("qwen3", "float16", 4, 1),
         ("olmo2", "bfloat16", 4, 1),
         ("qwen2-moe", "bfloat16", 2, 1),
+        # Layers that differ: all are there.
+        ("qwen3-next", "bfloat16", 2, 3),
+        ("gemma4-text", "bfloat16", 2, 5),
+        ("gemma4-a4b", "float32", 2, 4),
+        ("kimi-k2", "bfloat16", 4, 3),
     ],
 )
 def test_ranks_with_a_device_each(

@@ -216,6 +216,8 @@ FAMILIES = {
         norm_offset=1,
         keys={**_SHARED, **_STATES, "attention.recurrent_layers": As("bool", [True, False, True])},
     ),
+    "qwen3-5-moe-text": Rules("qwen35moe", norm_offset=1, keys={**_SHARED, **_STATES, "full_attention_interval": 2}),
+    "kimi-k2": Rules("deepseek2", keys={**_DEEPSEEK, "expert_gating_func": 2}),
     "deepseek-v2": Rules(
         "deepseek2",
         keys={**_DEEPSEEK, "expert_gating_func": 1},

@@ -85,6 +85,19 @@ def test_older_files(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(path), logits(GOLDEN / name), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("gating", [2, None])
+def test_glm_4_7_flash(gating: int | None, tmp_path: Path) -> None:
+    """A DeepSeek V3 of few groups and without YaRN; the first files of it do not say that scores are sigmoids."""
+    pytest.importorskip("gguf")
+    kinds = ["dense", "sparse", "sparse"]  # all that such a file can say
+    source = resized(GOLDEN / "glm4-moe-lite", tmp_path / "source", attention_bias=False, mlp_layer_types=kinds)
+    rules = replace(OTHER_FAMILIES["kimi-k2"], keys=OTHER_FAMILIES["kimi-k2"].keys | {"expert_gating_func": gating})
+    rules.keys.update(leading_dense_block_count=1, expert_group_count=1, expert_group_used_count=1)
+    path = convert_family(source, rules).write(tmp_path / "model.gguf")
+    assert AutoConfig.from_pretrained(path).architecture == "DeepseekV3ForCausalLM"
+    np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
+
+
 def test_what_files_leave_out(tmp_path: Path) -> None:
     """Multipliers of MiniCPM in older files, and that Llama 4 of 128 experts norms no heads."""
     pytest.importorskip("gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,8 @@ OTHER = RNG.integers(3, 128, 66).tolist()
 PROMPTS = [[*COMMON[:75], 5], [*COMMON[:75], 9, 4, 7], COMMON[:40], COMMON[:98], [3, 4], OTHER]
 
 
-def open_llm(**changes: Any) -> LLM:
-    return LLM(FOLDER, **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes})
+def open_llm(folder: Path = FOLDER, **changes: Any) -> LLM:
+    return LLM(folder, **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes})
 
 
 def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
@@ -32,13 +33,19 @@ def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     return [(list(o.outputs[0].token_ids), repr(o.outputs[0].logprobs)) for o in outputs]
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[Any]:
-    """Each prompt alone, without a prefix cache."""
-    with open_llm(enable_prefix_caching=False, max_num_seqs=1) as llm:
+@functools.cache
+def answers_alone(folder: Path) -> list[Any]:
+    """Each prompt by itself, without a prefix cache."""
+    with open_llm(folder, enable_prefix_caching=False, max_num_seqs=1) as llm:
         return [answers(llm, [prompt])[0] for prompt in PROMPTS]
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return answers_alone(FOLDER)
+
+
+@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-moe", "qwen3-next"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -51,9 +58,10 @@ def expected() -> list[Any]:
     ],
     ids=repr,
 )
-def test_together_and_again(settings: dict[str, Any], expected: list[Any]) -> None:
+def test_together_and_again(settings: dict[str, Any], name: str) -> None:
     """All at once, then from the prefixes of before, then after these are forgotten."""
-    with open_llm(**settings) as llm:
+    expected = answers_alone(GOLDEN / name)
+    with open_llm(GOLDEN / name, **settings) as llm:
         for _ in range(2):
             assert answers(llm, PROMPTS) == expected
         hits = llm.metrics().prefix_hit_rate

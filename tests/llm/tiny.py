@@ -47,12 +47,16 @@ def make_checkpoint(folder: Path, *, tokenizer: bool = True, weights: bool = Tru
     config = CONFIG | changes
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer:
-        make_tokenizer().save(str(folder / "tokenizer.json"))
-        special = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
-        (folder / "tokenizer_config.json").write_text(json.dumps(special))
+        add_tokenizer(folder)
     if weights:
         save_file(make_weights(config), folder / "model.safetensors")
     return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
 
 
 def make_tokenizer() -> Tokenizer:

@@ -77,7 +77,8 @@ def write_plain(source: Path, folder: Path, weights: dict[str, np.ndarray], **ch
 def resized(source: Path, folder: Path, **sizes: Any) -> Path:
     """A folder with a family's configuration in other sizes, and random weights in float32 under its own names."""
     folder.mkdir()
-    config = json.loads((source / "config.json").read_text()) | {"dtype": "float32", "torch_dtype": "float32"} | sizes
+    config = json.loads((source / "config.json").read_text())
+    config.get("text_config", config).update({"dtype": "float32", "torch_dtype": "float32", **sizes})
     (folder / "config.json").write_text(json.dumps(config))
     spec = build_spec(AutoConfig.from_pretrained(folder), dtype="float32", max_model_len=32)
     with Checkpoint(source) as checkpoint:

@@ -139,11 +139,13 @@ def hosted(llm: LLM | None, **settings: Any) -> Iterator[Hosted]:
 
 
 class ScriptedLLM(LLM):
-    """Says what `script` holds, whatever it is asked, and then ends."""
+    """Says what `script` holds, whatever it is asked, and then ends; None: what it would say."""
 
-    script = ""
+    script: str | None = ""
 
     def asubmit(self, prompts: Any, sampling_params: Any = None, **sampling: Any) -> AsyncRequests:
+        if self.script is None:
+            return super().asubmit(prompts, sampling_params, **sampling)
         ids = [*self.tokenizer.encode(self.script, add_special_tokens=False), min(self.tokenizer.eos_token_ids)]
 
         num_prompt = len(prompts[0])

@@ -14,6 +14,7 @@ import openai
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from llm import tiny
+from quantised_files.conversion import resized
 
 from infinilm import LLM
 from infinilm.server.answers import ChoiceMaker
@@ -44,8 +45,14 @@ def family(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, 
         yield request.param, llm, host
 
 
-@pytest.fixture
-def thinker(folder: Path) -> Iterator[tuple[ScriptedLLM, Hosted]]:
+@pytest.fixture(params=["tiny", "qwen3-5", "gemma4-a4b", "kimi-k2"])
+def thinker(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedLLM, Hosted]]:
+    """Models of several families, most of them with layers that are not alike."""
+    if request.param != "tiny":
+        ends = {"bos_token_id": tiny.BOS, "eos_token_id": tiny.EOS}
+        sizes = {"vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 4096}
+        folder = resized(Path(__file__).parents[1] / "golden" / request.param, tmp_path / "model", **ends, **sizes)
+        tiny.add_tokenizer(folder)
     with ScriptedLLM(folder, chat_template=THINKING) as llm, hosted(llm) as host:
         yield llm, host
 
@@ -303,6 +310,9 @@ def test_reasoning_is_apart(thinker: tuple[ScriptedLLM, Hosted]) -> None:
             message: Any = stream.get_final_message()
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.content[0].thinking == "Let me see. " and message.content[1].text == "It rains."
+        llm.script = None
+        said: Any = client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=5, temperature=0)
+        assert 0 < said.usage.completion_tokens <= 5 and said.choices[0].finish_reason in ("stop", "length")
 
 
 def test_calls_in_parallel_come_back(family: tuple[str, ScriptedLLM, Hosted]) -> None:
