@@ -102,7 +102,9 @@ def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, cwd="/"
+    )
     return done.stderr
 
 

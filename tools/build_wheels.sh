@@ -3,7 +3,8 @@
 #     tools/build_wheels.sh [FOLDER]          FOLDER: dist
 # One wheel for each CPython before 3.12, and one for the stable ABI of 3.12 and all later ones. Run it in a manylinux
 # container, whose compilers make wheels for older systems too; elsewhere they are for this system and later ones.
-# PYTHONS: interpreters, by default those of the container or of the PATH. OPTIONS: such as --config-settings=setup-args=-Dcuda=enabled.
+# PYTHONS: interpreters, by default those of the container or of the PATH. TESTED: a version that is left out of these
+# where there is another, since tests have its build already. OPTIONS: such as --config-settings=setup-args=-Dcuda=enabled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:-dist}"
@@ -17,9 +18,12 @@ if [ -z "${PYTHONS:-}" ]; then
         for python in "/opt/python/$abi-$abi/bin/python" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python \
             "$(command -v "python$version")"; do
             # A name on the PATH may be a stand-in of a version manager for a version that is not there.
-            if "$python" -c 'import venv' 2>/dev/null; then PYTHONS="${PYTHONS:-} $python" && break; fi
+            "$python" -c 'import venv' 2>/dev/null || continue
+            if [ "$version" = "${TESTED:-}" ]; then tested=$python; else PYTHONS="${PYTHONS:-} $python"; fi
+            break
         done
     done
+    PYTHONS=${PYTHONS:-${tested:-}}
 fi
 [ -n "${PYTHONS:-}" ] || { echo "no Python found: set PYTHONS" >&2; exit 1; }
 read -ra pythons <<<"$PYTHONS"

@@ -2,17 +2,20 @@
 """Compiles the PTX of all CUDA kernels with the ptxas of other toolkits than the one at hand; no GPU is needed.
 
     python tools/check_ptx.py                     # the toolkits of TOOLKITS, from PyPI: about 180 MB, kept by pip
+    python tools/check_ptx.py --write             # also writes which files have passed into ptx_passed.json
     python tools/check_ptx.py --nvcc nvcc --jobs 2
 
 Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that somebody installs
-with does so silently. What was compiled once is known by its content and not compiled again; that is kept in
-~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
+with does so silently. Compilers give the same every time. So a file that has passed is not compiled again while it, the
+headers, nvcc, its flags and the toolkits are what they were: ptx_passed.json has a digest of all these for each file.
+What was compiled since is kept in ~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -24,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PASSED = Path(__file__).with_name("ptx_passed.json")  # {file and architecture: digest of all that it was made from}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infinilm/ptx"
 # Of every minor version the last one, and the newest of all.
 TOOLKITS = {
@@ -80,10 +84,14 @@ def fetch_ptxas(toolkit: str) -> Path:
     return place
 
 
-def make_ptx(nvcc: str, source: Path, architecture: str, headers: bytes) -> Path:
+def flags_for(architecture: str) -> list[str]:
+    return [*FLAGS, f"-gencode=arch=compute_{architecture},code=compute_{architecture}"]
+
+
+def make_ptx(nvcc: str, version: bytes, source: Path, architecture: str, headers: bytes) -> Path:
     """PTX of a file, in a version that every toolkit reads."""
-    flags = [*FLAGS, f"-gencode=arch=compute_{architecture},code=compute_{architecture}"]
-    key = digest(run([nvcc, "--version"]).encode(), repr(flags).encode(), headers, source.read_bytes())
+    flags = flags_for(architecture)
+    key = digest(version, repr(flags).encode(), headers, source.read_bytes())
     ptx = CACHE / f"{source.stem}-{architecture}-{key}.ptx"
     if not ptx.exists():
         partial = ptx.with_suffix(f".{os.getpid()}")
@@ -115,21 +123,33 @@ def main() -> None:
     parser.add_argument("--nvcc", default="nvcc", help="makes the PTX (default: %(default)s)")
     parser.add_argument("--toolkits", default=",".join(TOOLKITS), help="of %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (default: the CPUs, %(default)s)")
+    parser.add_argument("--write", action="store_true", help=f"write {PASSED.name}")
     parser.add_argument("sources", type=Path, nargs="*", help="default: all of cuda/*.cu")
     args = parser.parse_args()
     toolkits = args.toolkits.split(",")
     if unknown := set(toolkits) - set(TOOLKITS):
         parser.error(f"--toolkits: {', '.join(sorted(unknown))} is none of {', '.join(TOOLKITS)}")
+    if args.write and (args.sources or toolkits != list(TOOLKITS)):
+        parser.error("--write is for all files and toolkits")
     CACHE.mkdir(parents=True, exist_ok=True)
     folders = (ROOT / "cuda", ROOT / "src/numerics", ROOT / "src/ops")
     headers = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*h")))
-    compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits}
     sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))
     pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]
+    version = run([args.nvcc, "--version"]).encode()
+
+    def made_from(source: Path, architecture: str) -> str:
+        choice = repr((flags_for(architecture), PTX_VERSION, TOOLKITS, SINCE.get(source.name), COMPLAINT.pattern))
+        return digest(version, choice.encode(), headers, source.read_bytes())
+
+    digests = {f"{s.name}, sm_{a}": made_from(s, a) for s, a in pairs}
+    passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
+    left = [(s, a) for s, a in pairs if passed.get(name := f"{s.name}, sm_{a}") != digests[name]]
+    compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits if left}
 
     def check(pair: tuple[Path, str]) -> list[str]:
         source, architecture = pair
-        ptx = make_ptx(args.nvcc, source, architecture, headers)
+        ptx = make_ptx(args.nvcc, version, source, architecture, headers)
         return [
             f"{source.name}, sm_{architecture}, ptxas of CUDA {toolkit}: {complaint}"
             for toolkit, ptxas in compilers.items()
@@ -138,10 +158,13 @@ def main() -> None:
         ]
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        faults = [fault for found in pool.map(check, pairs) for fault in found]
+        faults = [fault for found in pool.map(check, left) for fault in found]
     if faults:
         sys.exit("\n".join(faults))
-    print(f"{len(pairs)} files, compiled by ptxas of CUDA {', '.join(toolkits)}: no spills, wgmma not serialized")
+    if args.write:
+        PASSED.write_text(json.dumps(digests, indent=1) + "\n")
+    print(f"{len(pairs)} files by ptxas of CUDA {', '.join(toolkits)}: no spills, wgmma not serialized")
+    print(f"{len(left)} were compiled now, the others have passed as they are ({PASSED.name})")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Builds kernels for the host compiler: `build(sources, out_dir, sanitize)` gives a shared library to load with ctypes.
 
-Called by the fixtures of tests/cuda and by whoever debugs a kernel; needs only a C++ compiler. Objects are cached in
-out_dir by the content of the source, of every header it includes and of the command, as ccache does; processes that
-share out_dir take turns. The runtime of the emulator is compiled without sanitizers on purpose and linked into every
-library.
+Called by the fixtures of tests/cuda and by whoever debugs a kernel; needs only a C++ compiler, which is called through
+ccache where that is installed. Objects are cached in out_dir by the content of the source, of every header it includes
+and of the command; processes that share out_dir take turns. The runtime of the emulator is compiled without sanitizers
+on purpose and linked into every library.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ SANITIZE: dict[str, list[str]] = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize=alignment,vptr", "-fno-sanitize-recover=undefined"],
     "thread": ["-fsanitize=thread"],
 }
+LAUNCHER = ["ccache"] if shutil.which("ccache") else []
 TOLD = {"address": ["-DINFINILM_EMULATOR_ASAN"], "thread": ["-DINFINILM_EMULATOR_TSAN"]}
 
 
@@ -92,7 +94,7 @@ def build(
     link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *SANITIZE.get(sanitize or "", []), "-pthread", "-ldl"]
     stem = Path(sources[0]).stem if sources else "emulator"
     unity = out / "emulator.cpp"  # one unit: the headers are parsed once, which is most of the time
-    text = "".join(f'#include "{CUDA / "emulator" / name}"\n' for name in RUNTIME)
+    text = "".join(f'#include "emulator/{name}"\n' for name in RUNTIME)
     with (out / "lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not unity.exists() or unity.read_text() != text:
@@ -152,7 +154,7 @@ def _compile(source: Path, flags: list[str], out: Path) -> Path:
             return cached
     depfile, partial = out / f"{key}.d", out / f"{key}.o"
     language = ["-x", "c++"] if source.suffix == ".cu" else []
-    _run([*command, "-MD", "-MF", str(depfile), *language, "-c", str(source), "-o", str(partial)])
+    _run([*LAUNCHER, *command, "-MD", "-MF", str(depfile), *language, "-c", str(source), "-o", str(partial)])
     text = depfile.read_text().replace("\\\n", " ").split(":", 1)[1]
     inputs = {path: _digest_file(Path(path)) for path in text.split()}
     depfile.unlink()

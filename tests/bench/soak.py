@@ -96,7 +96,7 @@ def ask(llm: LLM, rng: random.Random) -> None:
         return
     elif kind == 2:
         llm.score([prompt])
-    request.result(60)
+    request.result(300)
 
 
 def run_round(llm: LLM, num_requests: int, num_threads: int, seed: int) -> None:

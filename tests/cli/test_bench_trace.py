@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from llm import tiny
+from llm.support import PATIENCE
 
 from cli.support import run, start
 from infinilm.bench.trace import default_lengths
@@ -129,5 +130,5 @@ def test_ctrl_c(tmp_path: Path) -> None:
         assert process.stderr.readline() == f"loading {endless}\n".encode()
         time.sleep(1.5)  # into the trace, or still loading on a slow machine
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, b"", b"")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from llm import tiny
+from llm.support import PATIENCE
 
 from cli.support import PROGRAM, run
 from infinilm import LLM
@@ -123,7 +124,7 @@ class Person:
         next key.
         """
         stat = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat")
-        end, num_at_rest = time.monotonic() + 60, 0
+        end, num_at_rest = time.monotonic() + PATIENCE, 0
         while num_at_rest < 5:  # in a row, 10 ms apart
             assert time.monotonic() < end, "the program does not come to rest"
             num_at_rest = num_at_rest + 1 if stat.read_text().rsplit(")", 1)[1].split()[0] == "S" else 0
@@ -132,7 +133,7 @@ class Person:
 
     def wait_for(self, pattern: str) -> str:
         """Read until the pattern came; returns what was before it."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while not (match := re.search(pattern, self.seen, re.DOTALL)):
             assert time.monotonic() < end, f"no {pattern!r} in {self.seen[-1000:]!r}"
             if select.select([self.master], [], [], 0.1)[0]:
@@ -147,7 +148,7 @@ class Person:
                     self.seen += os.read(self.master, 65536).decode(errors="replace")
                 except OSError:  # the other end is closed
                     break
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 // Tests of C++ classes that Python cannot reach, in one program: `cpp_tests NAME [rounds]`. See tests/dist.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <ranges>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
@@ -17,9 +21,73 @@ struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) throw ::infinilm::test::Failure(concat(__FILE__, ":", __LINE__, ": " #condition)); \
+// What became of a condition and, if it does not hold, what it was about.
+struct Verdict {
+    bool holds;
+    std::string seen{};
+    explicit operator bool() const { return holds; }
+};
+
+template <class T>
+std::string shown(const T& value) {
+    if constexpr (std::is_arithmetic_v<T>)
+        return concat(value);
+    else if constexpr (std::is_convertible_v<const T&, int64_t>)  // an atomic one
+        return concat(static_cast<int64_t>(value));
+    else if constexpr (std::is_convertible_v<const T&, std::string_view> && !std::is_null_pointer_v<T>)
+        return concat('"', std::string_view(value), '"');
+    else if constexpr (std::ranges::range<const T>) {
+        std::string out;
+        for (const auto& each : value) out += concat(out.empty() ? "" : ", ", shown(each));
+        return concat('[', out, ']');
+    } else {
+        return "what has no text";
+    }
+}
+
+// The left side of a comparison, and the whole of a condition that is none. That `<<` binds tighter than a comparison
+// and looser than arithmetic lets one macro show both sides without a macro for each operator: the idea is Catch2's.
+template <class T>
+struct Left {
+    const T& value;
+
+    explicit operator bool() const { return static_cast<bool>(value); }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-compare"  // of literals, which are values here
+#define INFINILM_COMPARE(op)                                                                  \
+    template <class U>                                                                        \
+    Verdict operator op(const U& right) const {                                               \
+        if (value op right) return {true};                                                    \
+        return {false, concat(": the left is ", shown(value), ", the right ", shown(right))}; \
+    }
+    INFINILM_COMPARE(==)
+    INFINILM_COMPARE(!=)
+    INFINILM_COMPARE(<)
+    INFINILM_COMPARE(<=)
+    INFINILM_COMPARE(>)
+    INFINILM_COMPARE(>=)
+#undef INFINILM_COMPARE
+#pragma GCC diagnostic pop
+};
+struct Condition {
+    template <class T>
+    Left<T> operator<<(const T& value) const {
+        return {value};
+    }
+};
+
+inline Verdict judge(const Verdict& verdict) { return verdict; }
+inline Verdict judge(const Left<Verdict>& whole) { return whole.value; }
+template <class T>
+Verdict judge(const T& other) {  // conditions joined by && or ||, of which nothing is shown, among them
+    return {static_cast<bool>(other)};
+}
+
+#define CHECK(...)                                                                                             \
+    do {                                                                                                       \
+        const auto verdict = ::infinilm::test::judge(::infinilm::test::Condition() << __VA_ARGS__);            \
+        if (!verdict)                                                                                          \
+            throw ::infinilm::test::Failure(concat(__FILE__, ":", __LINE__, ": " #__VA_ARGS__, verdict.seen)); \
     } while (false)
 
 // TEST(name) { .. rounds .. }: `rounds` scales how much is tried; 0: the test's own number.
@@ -85,6 +153,9 @@ std::string error_of(F f) {
     return "";
 }
 
-inline bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+inline Verdict contains(const std::string& text, std::string_view part) {
+    if (text.find(part) != std::string::npos) return {true};
+    return {false, concat(": the text is ", shown(text))};
+}
 
 }  // namespace infinilm::test

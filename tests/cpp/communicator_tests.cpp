@@ -199,7 +199,10 @@ TEST(mismatches) {
     const auto texts = [](auto call) {
         const auto group = make_in_process_group(3);
         const auto errors = run_ranks(3, [&](int rank) { call(*group->join(rank, nullptr)); });
-        for (const auto& error : errors) CHECK(is<EngineDeadError>(error) && message(error) == message(errors[0]));
+        for (const auto& error : errors) {
+            CHECK(message(error) == message(errors[0]));
+            CHECK(is<EngineDeadError>(error));
+        }
         return message(errors[0]);
     };
     std::vector<float> data(3 * 40000);  // one tensor for all: nothing may touch it

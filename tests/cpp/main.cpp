@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 
@@ -18,6 +19,7 @@ Registered::Registered(const char* name, void (*run)(int)) { tests()[name] = run
 
 int main(int argc, char** argv) {
     using namespace infinilm::test;
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what a test that hangs has printed is there
     const auto found = argc > 1 ? tests().find(argv[1]) : tests().end();
     if (found == tests().end()) {
         for (const auto& [name, run] : tests()) std::printf("%s\n", name.c_str());

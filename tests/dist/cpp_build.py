@@ -50,7 +50,7 @@ FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
 WATCHED_NCCL = ROOT / "tests/cpp/fake_nccl/watched_nccl.cpp"
 HEADERS = [*ROOT.glob("src/**/*.h"), *ROOT.glob("tests/cpp/**/*.h")]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Wpedantic", "-pthread", "-fPIC", "-fvisibility=hidden",
-         f"-I{ROOT / 'src'}", f"-I{ROOT / 'tests/cpp'}"]  # fmt: skip
+         f"-I{ROOT}", f"-I{ROOT / 'src'}", f"-I{ROOT / 'tests/cpp'}"]  # fmt: skip
 SANITIZE = {
     "plain": [],
     # -O0 compiles in two thirds of the time.
@@ -93,9 +93,12 @@ class Builder:
 
     def _make(self, target: Path, sources: list[Path], flags: list[str]) -> None:
         core = [path for path in sources if path in CORE + ENGINE]
-        made = [Path(f"{target}-{begin}.cpp") for begin in range(0, len(core), UNITY)]
-        for begin, path in zip(range(0, len(core), UNITY), made, strict=True):
-            path.write_text("".join(f'#include "{source}"\n' for source in core[begin : begin + UNITY]))
+        made = []
+        for begin in range(0, len(core), UNITY):
+            text = "".join(f'#include "{source.relative_to(ROOT)}"\n' for source in core[begin : begin + UNITY])
+            # A name that stays while the files do: ccache then knows the unit, whatever else was changed.
+            made.append(self.folder / f"unity-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp")
+            made[-1].write_text(text)
         units = [*made, *(path for path in sources if path not in core)]
         objects = [Path(f"{target}-{number}-{unit.stem}.o") for number, unit in enumerate(units)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

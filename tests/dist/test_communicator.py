@@ -69,6 +69,7 @@ ENVIRONMENT = {
     "TSAN_OPTIONS": f"halt_on_error=1:suppressions={ROOT / 'tests/cpp/tsan.supp'}",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
+PATIENCE = 300  # seconds for a test; none takes more than a few, where the machine has nothing else to do
 Build = Callable[[str], Builder]
 
 
@@ -81,15 +82,21 @@ def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def run(program: Path, *arguments: str, nccl: Path | str = "") -> subprocess.CompletedProcess[str]:
-    # A test that hangs is the failure this looks for: two minutes are far more than any takes.
-    return subprocess.run(
+    """What hangs is the failure this looks for: an AssertionError with what the program has printed."""
+    with subprocess.Popen(
         [program, *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=120,
         env={**os.environ, **ENVIRONMENT, "INFINILM_NCCL_LIBRARY": str(nccl)},
-    )
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"not done after {PATIENCE} s:\n{out}{err}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.mark.parametrize("kind", SANITIZE)

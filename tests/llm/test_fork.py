@@ -23,7 +23,7 @@ stream = llm.stream("the", **settings)
 next(stream)
 unused = infinilm.LLM({folder!r})
 done = llm.submit("the", **settings)
-done.result(30)
+done.result(100)
 child_ended = threading.Event()
 running = llm.submit("the", logits_processor=lambda ids, logits: child_ended.wait() and logits, **settings)
 
@@ -46,7 +46,7 @@ if not ended:
 else:
     print(os.waitstatus_to_exitcode(status))
 child_ended.set()
-assert running.result(30).outputs == expected
+assert running.result(100).outputs == expected
 assert llm.generate("the", use_tqdm=False, **settings)[0].outputs == expected
 """
 

@@ -267,7 +267,7 @@ def test_a_busy_llm_is_refused(llm: LLM, oracle: ReferenceModel) -> None:
     gate = threading.Event()
 
     def wait(token_ids: Any, logits: Any) -> Any:
-        assert len(token_ids) == len(IDS) or gate.wait(30)
+        assert len(token_ids) == len(IDS) or gate.wait(300)
         return logits
 
     stream = llm.stream(IDS, max_tokens=8, temperature=0, ignore_eos=True, logits_processor=wait)

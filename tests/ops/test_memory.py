@@ -14,7 +14,7 @@ from reference.ops import Array
 from infinilm.errors import InfinilmError
 from ops import support
 from ops.calls import Call, all_calls
-from ops.support import each_dtype, each_isa, each_threads
+from ops.support import each_dtype, each_isa, every_backend
 
 NAMES = [str(call) for call in all_calls()]
 each_call = pytest.mark.parametrize("name", NAMES)
@@ -94,9 +94,7 @@ def test_row_strides_are_accepted(isa: str, name: str) -> None:
             support.assert_bitwise(values, want[output], f"{operand}: {output}")
 
 
-@each_isa
-@each_dtype
-@each_threads
+@every_backend
 def test_nothing_is_read_or_written_past_the_end(isa: str, dtype: str, threads: int) -> None:
     """Every operand against an unmapped page, at its end and at its start: no crash, the same bits.
 

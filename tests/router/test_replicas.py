@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,18 +192,30 @@ def test_a_replica_whose_pipes_stay_open_is_killed(
     asyncio.run(run())
 
 
-def test_a_replica_whose_pipes_stay_open_is_known_to_have_ended(stand_in: Path, child: Path) -> None:
-    """Also after somebody who waited for its end was cancelled, at any time."""
-    stand_in.write_text(stand_in.read_text() + CHILD + SERVES + "sleep 0.1\nprintf 'last words' >&2\nexit 7\n")
+def test_a_replica_whose_pipes_stay_open_is_known_to_have_ended(
+    stand_in: Path, child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after somebody who waited for its end was cancelled: before it, and between it and the last line."""
+    go_on = stand_in.with_suffix(".go")
+    ends = f"until [ -e {shlex.quote(str(go_on))} ]; do sleep 0.01; done\nprintf 'last words' >&2\nexit 7\n"
+    stand_in.write_text(stand_in.read_text() + CHILD + SERVES + ends)
+
+    async def cancelled(replica: processes.ServerProcess, pause: float) -> None:
+        waiting = asyncio.ensure_future(replica.wait())
+        await asyncio.sleep(pause)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
     async def run() -> None:
         replica = await processes.ServerProcess.start({})
-        for pause in (0, 0.02, 0.2):
-            waiting = asyncio.ensure_future(replica.wait())
-            await asyncio.sleep(pause)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
+        for pause in (0, 0.02):
+            await cancelled(replica, pause)
+        go_on.touch()
+        await until(replica._ended.done)
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "_LAST_LINES", SECONDS)
+            await cancelled(replica, 0.02)
         assert await asyncio.wait_for(replica.wait(), SHORT) == 7
         await asyncio.wait_for(replica.stop(0.1), SHORT)
         await until(lambda: replica.last_line == "last words")

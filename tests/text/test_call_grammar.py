@@ -118,11 +118,13 @@ def test_forced_calls(tokenizer: Tokenizer, grammars: Grammars, name: str, sever
         said = say(tokenizer, grammars.matcher(Constraint.grammar(text)), rng, 300)
         if said is None:
             continue
-        for cut in range(len(said) + 1):
-            content, calls = calls_of(form, said, cut)
-            assert not content.strip(), said
-            for function, arguments in calls:
-                jsonschema.validate(json.loads(arguments), SCHEMAS[function])
+        content, calls = calls_of(form, said, 0)
+        assert not content.strip(), said
+        for function, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[function])
+        for cut in range(1, len(said) + 1):
+            content, same = calls_of(form, said, cut)
+            assert not content.strip() and same == calls, said
         numbers.append(len(calls))
     assert len(numbers) > 5 and min(numbers) == 1 and (max(numbers) > 1) == several
 

@@ -282,9 +282,9 @@ def test_cost_per_token_does_not_grow(name, token):
 
 def test_long_stop_strings_are_cheap():
     stopper = StopStrings(["a" * 2000 + "b", "xy"])
-    begin = time.perf_counter()
+    begin = time.thread_time()
     text = "".join(stopper.push("cab ") for _ in range(20_000)) + stopper.finish()
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5  # of the CPU, whatever else the machine does
     assert text == "cab " * 20_000
 
 
