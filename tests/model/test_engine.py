@@ -56,7 +56,8 @@ def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
     assert list(output[0].outputs[0].token_ids) == greedy
 
 
-@each({"folder": GOLDEN, "dtype": ["bfloat16", "float16"], "isa": ISAS})
+# From the second on: of a checkpoint each dtype is on another instruction set, float32 among them.
+@each({"folder": GOLDEN, "dtype": ["bfloat16", "float16"], "isa": [*ISAS[1:], *ISAS[:1]]})
 def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
     """Weights, cache and (with bfloat16) inputs of linears are rounded once each: about seven roundings a layer."""
     llm, expected = load(folder, dtype=dtype)
