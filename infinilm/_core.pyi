@@ -32,7 +32,7 @@ class Tensor:
         A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.
         """
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """As numpy(), for numpy's own functions."""
 
     def memory(self) -> Any:

@@ -215,7 +215,7 @@ void bind_tensor(nb::module_& m) {
             "__array__",
             [](nb::handle_t<Tensor> self, nb::handle dtype, nb::handle copy) { return to_array(self, dtype, copy); },
             nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> numpy.ndarray"),
+            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> typing.Any"),
             "As numpy(), for numpy's own functions.")
         .def(
             "memory",
