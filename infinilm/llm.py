@@ -470,7 +470,7 @@ class LLM(ChatMethods, OfThisProcess):
         reduced = reduce_prompts(
             self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
-        return np.stack([pool.vector() for _, _, pool in reduced])
+        return self._vectors([pool for _, _, pool in reduced])
 
     async def aembed(
         self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
@@ -479,7 +479,11 @@ class LLM(ChatMethods, OfThisProcess):
         done = await areduce_prompts(
             self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
-        return np.stack([pool.vector() for _, _, pool in done])
+        return self._vectors([pool for _, _, pool in done])
+
+    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
+        vectors = [pool.vector() for pool in pools]  # of no prompts none
+        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
 
     def _hidden_pool(self, pooling: str) -> HiddenPool:
         if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled
