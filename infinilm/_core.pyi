@@ -32,6 +32,9 @@ class Tensor:
         A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.
         """
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """As numpy(), for numpy's own functions."""
+
     def memory(self) -> Any:
         """
         The bytes of a contiguous tensor, as a numpy array of uint8 that shares them; read-only where the tensor is.

@@ -245,7 +245,7 @@ class LLM(ChatMethods, OfThisProcess):
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
             if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
                 # The driver and NCCL have taken their memory by now; the workspace is not allocated yet.
-                free_bytes = max(min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes, 0)
+                free_bytes = min(map(free_memory, plan.devices)) - plan.memory.workspace_bytes
                 self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
                 self.max_model_len = self.memory.max_model_len
             allocate_cache(self._engine, self.memory)
@@ -356,7 +356,7 @@ class LLM(ChatMethods, OfThisProcess):
             others have the finish reason "error" and their exception in `error`.
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
-        streams.finish(self._thread, requests, use_tqdm=use_tqdm)
+        streams.finish(self, self._thread, requests, use_tqdm=use_tqdm)
         return [request.output() for request in requests]
 
     def stream(
@@ -364,11 +364,11 @@ class LLM(ChatMethods, OfThisProcess):
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
-        Leaving the loop cancels unfinished requests. A bad request raises in this call, before the first event. A
-        request that fails ends with an event whose finish reason is "error". If no request succeeded, the first
-        exception is raised after the last event.
+        Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
+        call, before the first event. A request that fails ends with an event whose finish reason is "error". If no
+        request succeeded, the first exception is raised after the last event.
         """
-        return streams.stream(self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
@@ -398,7 +398,7 @@ class LLM(ChatMethods, OfThisProcess):
     ) -> list[RequestOutput]:
         """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
         requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in streams.astream(self._thread, requests, ends_only=True):
+        async for _ in streams.astream(self, self._thread, requests, ends_only=True):
             pass
         return [request.output() for request in requests]
 
@@ -406,7 +406,7 @@ class LLM(ChatMethods, OfThisProcess):
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return streams.astream(self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.astream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
 
     def asubmit(
         self,
@@ -470,7 +470,7 @@ class LLM(ChatMethods, OfThisProcess):
         reduced = reduce_prompts(
             self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
-        return np.stack([pool.vector() for _, _, pool in reduced])
+        return self._vectors([pool for _, _, pool in reduced])
 
     async def aembed(
         self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
@@ -479,7 +479,11 @@ class LLM(ChatMethods, OfThisProcess):
         done = await areduce_prompts(
             self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
         )
-        return np.stack([pool.vector() for _, _, pool in done])
+        return self._vectors([pool for _, _, pool in done])
+
+    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
+        vectors = [pool.vector() for pool in pools]  # of no prompts none
+        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
 
     def _hidden_pool(self, pooling: str) -> HiddenPool:
         if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled

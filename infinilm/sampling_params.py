@@ -130,7 +130,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "top_p": lambda v: _number("top_p", v, lambda x: 0 < x <= 1, "above 0 and at most 1 (1 is off)"),
     "min_p": lambda v: _number("min_p", v, lambda x: 0 <= x <= 1, "in 0..1 (0 is off)"),
-    "repetition_penalty": lambda v: _number("repetition_penalty", v, lambda x: x > 0, "above 0 (1 is off)"),
+    "repetition_penalty": lambda v: _number("repetition_penalty", v, lambda x: x > 0, "finite and above 0 (1 is off)"),
     "presence_penalty": lambda v: _number("presence_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"),
     "frequency_penalty": lambda v: _number("frequency_penalty", v, lambda x: -2 <= x <= 2, "in -2..2 (0 is off)"),
     "logit_bias": _logit_bias,

@@ -21,8 +21,8 @@ from infinilm import _core
 from infinilm.bench.ops import OpResult, OpSeconds, format_ops, judge_ops, per_step
 from infinilm.bench.others import Others
 from infinilm.bench.work import Work, count_work
+from infinilm.devices.host_memory import available_memory
 from infinilm.errors import ConfigError
-from infinilm.requests.memory import available_memory
 from infinilm.requests.sizes import format_bytes
 from infinilm.requests.steps import tokens_of_a_step
 from infinilm.sampling_params import SamplingParams

@@ -32,9 +32,12 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, unknown: Iterable[str]) -> str:
         options = list(self._option_string_actions)
-        for argument in unknown:
-            if close := difflib.get_close_matches(argument.partition("=")[0], options, n=1):
-                return f"; did you mean {close[0]}?"
+        for name in (argument.partition("=")[0] for argument in unknown):
+            if name in options:
+                return f"; {name} must come before --, which ends the options"
+            longer = [option for option in options if name.startswith("--") and option.startswith(name)]
+            if close := longer or difflib.get_close_matches(name, options, n=1):
+                return f"; did you mean {' or '.join(close)}?"
         return ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import add_lora, add_model_settings, add_sampling, key_and_json, open_llm, sampling_params
-from infinilm.cli.output import note, put, stopped
+from infinilm.cli.output import note, put, stdin_lines, stopped
 from infinilm.cli.stream import Reply, print_stream
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError
 
@@ -65,7 +65,7 @@ def run_chat(args: argparse.Namespace) -> int:
 
 def _answer_lines(chat: _Chat) -> int:
     """Each line of stdin is a message or a command; 2 if there were messages and none was answered."""
-    for line in sys.stdin:
+    for line in stdin_lines():
         if not chat.take(line.rstrip("\r\n")):
             break
     return 2 if chat.num_failed and not chat.num_answered else 0

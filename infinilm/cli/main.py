@@ -31,7 +31,7 @@ from infinilm.cli.arguments import (
 )
 from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
-from infinilm.cli.output import drop_stdout, note, put, stopped, use_utf8
+from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_lines, stopped
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.quantize import add_quantize, run_quantize
 from infinilm.cli.route import add_route, run_route
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv
         Arguments without the program's name; default: those of the process.
     """
-    use_utf8()
+    prepare_streams()
     try:
         args = _make_parser().parse_args(argv)
     except SystemExit as stop:  # --help, --version and wrong usage
@@ -90,7 +90,8 @@ def run_command(args: argparse.Namespace) -> int:
     except (InfinilmError, OSError, UnicodeError, MemoryError) as error:
         if args.debug:
             traceback.print_exc()
-        note(f"infinilm: error: {as_options(str(error), args) or type(error).__name__}")
+        nameless = "out of memory, or of what ulimit -v allows" if isinstance(error, MemoryError) else repr(error)
+        note(f"infinilm: error: {as_options(str(error) or nameless, args)}")
         return 2 if isinstance(error, _USER_ERRORS) else 1
 
 
@@ -158,7 +159,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _read_prompt(args: argparse.Namespace) -> str | list[int]:
     text: str = args.prompt
     if text == "-":
-        text = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+        text = "".join(stdin_lines()).removesuffix("\n").removesuffix("\r")
     if not args.token_ids:
         return text
     try:

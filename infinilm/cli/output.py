@@ -6,14 +6,31 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
+
+from infinilm.errors import RequestError
 
 
-def use_utf8() -> None:
-    """Read and write UTF-8, whatever the locale."""
+def prepare_streams() -> None:
+    """Read and write UTF-8, whatever the locale; streams that came closed (``>&-``) are empty, and go nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # opened in this order, each takes the place of the descriptor that is closed
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)  # pytest and notebooks put other objects there
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="strict" if stream is sys.stdin else "backslashreplace")
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of stdin. RequestError: they are not UTF-8."""
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise RequestError(
+            f"stdin: expected UTF-8, got the byte 0x{byte:02x}; convert it, such as with iconv"
+        ) from None
 
 
 def put(text: str) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import ConfigError
+from infinilm.logs import logger
 
 __all__ = [
     "ALIVE_SECONDS",
@@ -48,6 +49,7 @@ _MOST_HEAD, _MOST_PAYLOAD = 1 << 20, 1 << 32
 _ALIGNMENT = 8  # of arrays in a payload
 _DTYPES = ("int32", "int64", "float32")
 _GREETING_SECONDS = 10.0
+_TELL_SECONDS = 5.0  # until the log says what is waited for
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -168,7 +170,8 @@ def listen(address: str) -> socket.socket:
 def connect(address: str, name: str, greeting: Mapping[str, Any], seconds: float) -> Connection:
     """Connect to a stage, once it listens. ConfigError: it does not within so many seconds."""
     host, port = parse_address(address)
-    end = time.monotonic() + seconds
+    start = time.monotonic()
+    end, tell = start + seconds, start + min(_TELL_SECONDS, seconds)
     while True:
         try:
             sock = socket.create_connection((host, port), timeout=max(end - time.monotonic(), 0.1))
@@ -178,6 +181,11 @@ def connect(address: str, name: str, greeting: Mapping[str, Any], seconds: float
                 raise ConfigError(
                     f"{name} at {address} cannot be reached ({error.strerror or error}); start it there with --stage"
                 ) from None
+            if time.monotonic() > tell:
+                logger.warning(
+                    "waiting for %s at %s (%s), for %.0f s at most", name, address, error.strerror or error, seconds
+                )
+                tell = end
         time.sleep(0.05)
     connection = Connection(sock, f"{name} at {address}")
     try:

@@ -161,7 +161,7 @@ class LogitsPipeline:
     def _refuse(self, logits: Float32Array, changed: Float32Array) -> NoReturn:
         """Raise an error about the model's logits, or about the changed ones; both [vocab_size]."""
         if (fault := _fault(logits)) is not None:
-            raise InfinilmError(f"the model gave logits that cannot be sampled: they {fault}")
+            raise _fault_of_model(fault)
         if np.isneginf(changed.max()):
             raise RequestError(
                 "no token is left to choose: the constraint, allowed_token_ids, min_tokens, logit_bias and "
@@ -206,7 +206,14 @@ def sampling_error(fault: int, is_constrained: bool, is_changed: bool = False) -
         return RequestError(
             f"the model's logits with logit_bias and the penalties {what}: they must stay numbers that float32 can hold"
         )
-    return InfinilmError(f"the model gave logits that cannot be sampled: they {what}")
+    return _fault_of_model(what)
+
+
+def _fault_of_model(what: str) -> InfinilmError:
+    return InfinilmError(
+        f"the model gave logits that cannot be sampled: they {what}. A weight may be damaged, or a number too large "
+        "for the dtype: try dtype='float32'; hooks with infinilm.tensor_stats find the first layer that has it"
+    )
 
 
 class HostSampler:

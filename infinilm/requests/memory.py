@@ -19,6 +19,7 @@ from infinilm import _core
 from infinilm.cache import CacheConfig, StaticKVCacheConfig, resolve_cache_dtype
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.families import build_spec, check_quantization
+from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
@@ -35,28 +36,6 @@ from infinilm.requests.steps import tokens_of_a_step
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
-
-
-def available_memory() -> int:
-    """Bytes of host memory that this process can still take without swapping.
-
-    The smaller of the kernel's estimate and what the control group (a container) has left.
-    """
-    limits = []
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append(int(line.split()[1]) * 1024)
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, usage = Path(limit_file).read_text().strip(), Path(usage_file).read_text().strip()
-        except OSError:
-            continue
-        if limit != "max":
-            limits.append(max(int(limit) - int(usage), 0))
-    return min(limits) if limits else 2**33
 
 
 def free_memory(device: str) -> int:
@@ -170,6 +149,20 @@ class MemoryPlan:
         )
 
 
+def _no_room(weight_bytes: int, workspace_bytes: int, missing: int, max_num_seqs: int, is_pipeline: bool) -> str:
+    """What to say of a model that leaves nothing for the KV cache; the part of it that decides is what to lower."""
+    if workspace_bytes > weight_bytes:
+        remedy = f"lower max_num_seqs (now {max_num_seqs}), max_num_batched_tokens or num_threads"
+    elif is_pipeline:  # its stages may be on several machines
+        remedy = "pass as memory what the machines of all stages have free together"
+    else:
+        remedy = "free memory, take a smaller model or quantization, or divide it over more GPUs or machines"
+    return (
+        f"no memory is left for the KV cache: the weights take {format_bytes(weight_bytes)} and the workspace of a "
+        f"step {format_bytes(workspace_bytes)}, {format_bytes(missing)} more than is free: {remedy}"
+    )
+
+
 def divide_memory(
     *,
     weight_bytes: int,
@@ -182,7 +175,7 @@ def divide_memory(
     kv_cache_dtype: str | None,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide `free_bytes`, what is free once the weights and the workspace are in memory.
+    """Divide `free_bytes`, what is free once the weights and the workspace are in memory; below 0, what is missing.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
@@ -213,7 +206,10 @@ def divide_memory(
         budget += num_states * state_bytes
         given = f"{most_blocks} blocks of {block_size}"
     else:
-        budget, block_size = parse_cache_budget(kv_cache, free_bytes), DEFAULT_BLOCK_SIZE
+        budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0)), DEFAULT_BLOCK_SIZE
+        if budget == 0:  # a share of nothing
+            raise CacheFullError(_no_room(weight_bytes, workspace_bytes, -free_bytes, max_num_seqs, bool(cache.parts)))
+        free_bytes = max(free_bytes, 0)
         if state_bytes:
             # Snapshots are worth it where most of the budget is left for what they save.
             num_states = plan_states(max_num_seqs, with_snapshots=True)
@@ -236,10 +232,6 @@ def divide_memory(
     if blocks_per_seq > (1 if is_static else most_blocks):
         advice = f"pass max_model_len <= {longest} or " if longest else ""
         remedy = f"{advice}raise {'max_cache_len' if is_static else 'kv_cache'}"
-        if free_bytes == 0 and workspace_bytes > weight_bytes:
-            remedy = f"lower max_num_seqs (now {max_num_seqs}) or max_num_batched_tokens, or {remedy}"
-        elif free_bytes == 0 and cache.parts:  # of stages on several machines
-            remedy = f"pass as memory what the machines of all stages have free together, or {remedy}"
         raise CacheFullError(
             f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
             f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
@@ -469,7 +461,7 @@ def plan_model(
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
         kv_cache_dtype=kv_cache_dtype,
-        free_bytes=max((min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace), 0),
+        free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
     )
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)

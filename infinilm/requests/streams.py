@@ -16,10 +16,13 @@ from infinilm.requests.request import Completion, Delta, GenerationRequest, Logi
 __all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
 
-def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False) -> Iterator[TokenEvent]:
+def stream(
+    llm: object, thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+) -> Iterator[TokenEvent]:
     """Run requests and yield their events, or only the last event of each sequence. Leaving the loop cancels them.
 
-    If no request succeeded, raises the first exception after the last event.
+    `llm` is kept alive until then: an LLM that nobody holds closes its thread. If no request succeeded, raises the
+    first exception after the last event.
     """
     inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
     num_open = _listen(requests, inbox.put, ends_only)
@@ -36,7 +39,7 @@ def stream(thread: EngineThread, requests: list[GenerationRequest], *, ends_only
     _raise_failure(requests)
 
 
-def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
+def finish(llm: object, thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
     """Run requests to their ends, with a progress bar if `use_tqdm` is true and there is a terminal or notebook."""
     completions = [completion for request in requests for completion in request.completions]
     # The bar counts the tokens of a single sequence, after a delay, or the finished ones of several sequences.
@@ -44,7 +47,7 @@ def finish(thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm:
     total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
     wanted = use_tqdm and bool(completions)
     with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
-        for _ in stream(thread, requests, ends_only=not is_alone):
+        for _ in stream(llm, thread, requests, ends_only=not is_alone):
             advance()
 
 
@@ -59,7 +62,7 @@ class AsyncRequests:
     ) -> None:
         import asyncio  # it takes a while, and most programs do without
 
-        self._llm = llm  # kept alive: an LLM that nobody holds closes its thread
+        self._llm = llm  # kept alive, as by `stream`
         self._thread = thread
         self._requests = requests
         self._news: deque[News] = deque()
@@ -185,10 +188,10 @@ class AsyncRequests:
 
 
 async def astream(
-    thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+    llm: object, thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
 ) -> AsyncIterator[TokenEvent]:
     """`stream` for asyncio."""
-    async with AsyncRequests(None, thread, requests, ends_only=ends_only) as running:
+    async with AsyncRequests(llm, thread, requests, ends_only=ends_only) as running:
         async for events in running.steps():
             for event in events:
                 yield event

@@ -33,6 +33,7 @@ Message = Mapping[str, Any]
 
 _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
 _MAX_INDENT = 100
+_MAX_TOLD = 32  # names of variables: those of clients have no end
 
 
 def _tojson(
@@ -164,6 +165,7 @@ class ChatTemplate:
         self.source = source  # may be changed
         self._compiled: dict[str, _Compiled] = {}
         self._told: set[str] = set()  # roles
+        self._told_variables: set[str] = set()
 
     @classmethod
     def from_folder(
@@ -253,7 +255,7 @@ class ChatTemplate:
         """Return the prompt text of a conversation.
 
         Messages whose content the template leaves out, as some do with the role "system", are told in the log, once per
-        role.
+        role; and so are variables that it does not read.
 
         Parameters
         ----------
@@ -297,6 +299,11 @@ class ChatTemplate:
                 f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
                 "describe them in a message, or pass a chat_template that does"
             )
+        for name in kwargs.keys() - compiled.traits.variables - self._told_variables:
+            if len(self._told_variables) == _MAX_TOLD:
+                break
+            self._told_variables.add(name)
+            logger.warning("the chat template of %s does not read %r, which has no effect", self.source, name)
         for role in compiled.unseen_roles(variables, conversation, text) - self._told:
             self._told.add(role)
             logger.warning(

@@ -47,6 +47,8 @@ class TemplateTraits:
         Arguments of calls as texts alone, as templates do that join them with other texts.
     needs_short_ids : bool
         Ids of calls that are nine letters and digits.
+    variables : frozenset of str
+        Names that it reads, of variables of its own, too.
     """
 
     reads_parts: bool = False
@@ -55,6 +57,7 @@ class TemplateTraits:
     reads_text_arguments: bool = False
     needs_text_arguments: bool = False
     needs_short_ids: bool = False
+    variables: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, source: str, environment: jinja2.Environment) -> TemplateTraits:
@@ -81,6 +84,7 @@ class TemplateTraits:
             or any(test.name in ("string", "mapping") and arguments.is_read_by(test.node) for test in tests),
             needs_text_arguments=needs_text,
             needs_short_ids="[TOOL_CALLS]" in source,  # of Mistral
+            variables=frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"),
         )
 
 

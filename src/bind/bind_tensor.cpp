@@ -85,6 +85,13 @@ nb::object to_numpy(nb::handle self) {
     return numpy.attr("left_shift")(wide, nb::int_(16), nb::arg("out") = wide).attr("view")(numpy.attr("float32"));
 }
 
+// What numpy's own functions take a tensor as: without this, np.asarray makes an array of one Python object of it.
+nb::object to_array(nb::handle self, nb::handle dtype, nb::handle copy) {
+    if (copy.is(Py_False) && nb::cast<const Tensor&>(self).dtype() == DType::bfloat16)
+        throw nb::value_error("numpy has no bfloat16: this tensor comes as float32, which is a copy");
+    return nb::module_::import_("numpy").attr("array")(to_numpy(self), dtype, nb::arg("copy") = copy);
+}
+
 // Whether the consumer knows DLPack 1.0, whose capsules can say that they are read-only.
 bool takes_versioned(const nb::kwargs& kwargs) {
     std::pair<long, long> version;
@@ -204,6 +211,12 @@ void bind_tensor(nb::module_& m) {
             "numpy", [](nb::handle_t<Tensor> self) { return to_numpy(self); },
             nb::sig("def numpy(self) -> numpy.ndarray"),
             "A numpy array that shares the memory; bfloat16, which numpy lacks, comes as a float32 copy.")
+        .def(
+            "__array__",
+            [](nb::handle_t<Tensor> self, nb::handle dtype, nb::handle copy) { return to_array(self, dtype, copy); },
+            nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> typing.Any"),
+            "As numpy(), for numpy's own functions.")
         .def(
             "memory",
             [](nb::handle_t<Tensor> self) {

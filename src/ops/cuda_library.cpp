@@ -26,9 +26,10 @@ fs::path find_library() {
     const fs::path folder = fs::path(info.dli_fname ? info.dli_fname : ".").parent_path();
     for (const fs::path& path : {folder / file_name, folder / "cuda" / file_name})
         if (fs::exists(path)) return path;
-    throw DeviceError(concat("this build of infinilm has no CUDA library (no ", file_name, " in ", folder.string(),
-                             "): it was built where there was no nvcc. Install the CUDA toolkit (12.4 or later) and "
-                             "reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'"));
+    throw DeviceError(concat(
+        "this build of infinilm has no CUDA library (no ", file_name, " in ", folder.string(),
+        "): it was built with -Dcuda=disabled, or where there was no nvcc. Install the CUDA "
+        "toolkit (12.4 or later) and reinstall with --config-settings=setup-args=-Dcuda=enabled, or use device='cpu'"));
 }
 
 const CudaLibrary& library() {

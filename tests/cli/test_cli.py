@@ -153,6 +153,9 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--num-threads", "0"], 2, "--num-threads"),
         (["generate", "x", "--num-threads", "two"], 2, "--num-threads"),
         (["generate", "x", "--temprature", "0"], 2, "did you mean --temperature?"),
+        (["generate", "x", "--temp", "0"], 2, "did you mean --temperature?"),
+        (["generate", "x", "--max", "8"], 2, "did you mean --max-model-len or --max-tokens?"),
+        (["generate", "--", "-x", "--seed", "1"], 2, "--seed must come before --"),
         (["generate"], 2, "PROMPT"),
         (["genrate", "x"], 2, "generate"),
         ([], 2, "COMMAND"),
@@ -410,17 +413,17 @@ def test_plan_for_a_machine_that_is_not_here(folder: Path, capsys: pytest.Captur
 
 
 def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options in (
-        ["--memory", "100KB"],
-        ["--memory", "100KB", "--json"],
-        ["--kv-cache", "8KiB", "--max-model-len", "99"],
+    for options, error in (
+        (["--memory", "100KB"], "no memory is left for the KV cache"),
+        (["--memory", "100KB", "--json"], "no memory is left for the KV cache"),
+        (["--kv-cache", "8KiB", "--max-model-len", "99"], "the KV cache has"),
     ):
         assert run("plan", folder, *options) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert "it does not fit; one sequence alone would take" in captured.err
         assert "128 tokens in 8 blocks" in captured.err or "112 tokens in 7 blocks" in captured.err
-        assert "error: the KV cache has" in captured.err
+        assert f"error: {error}" in captured.err
 
 
 def test_plan_for_so_many_sequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

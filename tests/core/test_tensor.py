@@ -32,6 +32,20 @@ def test_dtypes(dtype: str) -> None:
     assert address(back) == address(array)
 
 
+def test_numpy_functions_take_a_tensor() -> None:
+    """np.asarray of what is no array makes an array of one object, without a word."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    t = _core.from_numpy(array)
+    assert np.shares_memory(np.asarray(t), array) and np.asarray(t).shape == (2, 3)
+    assert np.argmax(t) == 5 and np.array_equal(np.exp(t), np.exp(array))
+    assert np.asarray(t, np.float64).dtype == np.float64
+    assert not np.shares_memory(np.array(t), array)
+    wide = _core.from_numpy(np.array([0x3F80, 0x4000], np.uint16), dtype="bfloat16")
+    assert np.asarray(wide).tolist() == [1.0, 2.0] and np.asarray(wide).dtype == np.float32
+    with pytest.raises(ValueError, match="numpy has no bfloat16"):
+        wide.__array__(copy=False)
+
+
 def test_bfloat16_widens() -> None:
     """bfloat16 comes as uint16; numpy() widens to float32, and that is a copy."""
     bits = np.array([[0x3F80, 0x4000, 0xC040], [0x7F80, 0x0001, 0x8000]], np.uint16)

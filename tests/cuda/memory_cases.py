@@ -63,7 +63,7 @@ def nothing_is_left(_: Gpu, folder: str) -> None:
         try:
             LLM(model, use_tqdm=False, **settings)
         except infinilm.CacheFullError as error:
-            assert "4096 tokens" in str(error) and "0 B are free beside" in str(error), error
+            assert "more than is free: " in str(error), error
         else:
             raise AssertionError("no CacheFullError")
     assert free_memory("cuda:0") == before

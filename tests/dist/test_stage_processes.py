@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
             LLM(folder, stages=addresses * (2 if "extra" in options else 1), **SETTINGS)
 
 
-def test_bad_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_settings(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     address = "127.0.0.1:1"
     for settings, error in (
         ({"stages": "127.0.0.1:1"}, "stages: expected a list of addresses"),
@@ -229,9 +229,11 @@ def test_bad_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             LLM(folder, **{**SETTINGS, **settings})
     with pytest.raises(ConfigError, match="layers that keep a state"):
         LLM(GOLDEN / "qwen3-5-text", stages=[address])
-    monkeypatch.setattr("infinilm.pipeline.front._CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("infinilm.pipeline.front._CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr("infinilm.pipeline.wire._TELL_SECONDS", 0.1)
     with pytest.raises(ConfigError, match=r"stage 1 at 127.0.0.1:1 cannot be reached"):
         LLM(folder, stages=[address], **SETTINGS)
+    assert caplog.text.count("waiting for stage 1 at 127.0.0.1:1 (Connection refused)") == 1
     monkeypatch.delenv("INFINILM_STAGE_KEY")
     with pytest.raises(ConfigError, match=r"other machines need a key, the same for all, in .* INFINILM_STAGE_KEY"):
         LLM(folder, stages=["10.1.2.3:7000"], **SETTINGS)

@@ -48,6 +48,16 @@ def test_astream_is_stream(llm: LLM) -> None:
     assert asyncio.run(main()) == {(i, c.index): c.text for i, o in enumerate(expected) for c in o.outputs}
 
 
+def test_a_stream_keeps_its_llm(folder: Path) -> None:
+    """Whoever writes `for event in LLM(...).stream(...)` holds nothing but the iterator."""
+
+    async def last() -> infinilm.TokenEvent:
+        return [event async for event in LLM(folder).astream("the", **SETTINGS)][-1]
+
+    assert list(LLM(folder).stream("the", **SETTINGS))[-1].finish_reason == "length"
+    assert asyncio.run(last()).finish_reason == "length"
+
+
 def test_the_loop_goes_on(llm: LLM) -> None:
     gate = threading.Event()
 

@@ -269,7 +269,7 @@ def test_settings_are_checked_before_the_model_is_read(tmp_path: Path) -> None:
 
 
 def test_too_many_sequences_for_this_machine(folder: Path) -> None:
-    with pytest.raises(infinilm.CacheFullError, match=r"blocks of 16 tokens: lower max_num_seqs \(now 1000000000\)"):
+    with pytest.raises(infinilm.CacheFullError, match=r"than is free: lower max_num_seqs \(now 1000000000\)"):
         LLM(folder, max_num_seqs=10**9)
 
 

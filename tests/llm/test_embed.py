@@ -39,6 +39,11 @@ def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> 
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
 
 
+def test_of_no_prompts(llm: LLM) -> None:
+    """As generate and score, whose lists are empty."""
+    assert llm.embed([]).shape == asyncio.run(llm.aembed([])).shape == (0, llm.config.hidden_size)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_aembed_is_embed(llm: LLM, pooling: str) -> None:
     async def main() -> list[Any]:

@@ -16,6 +16,7 @@ import infinilm
 from infinilm import _core
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
+from infinilm.devices.host_memory import _left_in_groups
 
 CONFIG = {
     "model_type": "llama",
@@ -253,10 +254,24 @@ def test_scratch_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("kv_cache", [None, "50%"])
-def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str | None) -> None:
-    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 200 * 2**20)
-    with pytest.raises(infinilm.CacheFullError, match=r"0 B are free beside .* of weights and .* of workspace"):
-        infinilm.plan_memory(config_only(tmp_path), load_format="dummy", device="cpu", kv_cache=kv_cache)
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 1}, "free memory, take a smaller model or quantization"),
+        ({"max_num_seqs": 5000}, r"lower max_num_seqs \(now 5000\), max_num_batched_tokens or num_threads$"),
+        (
+            {"pipeline_parallel_size": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1},
+            "pass as memory what the machines of all stages have free together$",
+        ),
+    ],
+)
+def test_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache: str | None, settings: dict[str, Any], what: str
+) -> None:
+    """The message says what takes the memory, how much is missing, and what to change: not the cache."""
+    monkeypatch.setattr("infinilm.requests.memory.available_memory", lambda: 100 * 2**20)
+    with pytest.raises(infinilm.CacheFullError, match=f"no memory is left .* .iB more than is free: {what}"):
+        infinilm.plan_memory(config_only(tmp_path), load_format="dummy", device="cpu", kv_cache=kv_cache, **settings)
 
 
 # Fills every block of the cache in full steps, draws tokens, changes logits on the host, and scores full steps.
@@ -313,3 +328,45 @@ def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
     assert 60 * 2**20 < plan.kv_bytes <= 64 * 2**20
     least = {1: 0.95, 2: 0.93}.get(settings.get("tensor_parallel_size", 1), 0.85)
     assert least * planned <= taken <= 1.05 * planned
+
+
+# ---- control groups ----
+
+
+def make_groups(root: Path, **files: str) -> None:
+    """Files of control groups: a name such as "a/memory.max" and what it holds."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+def test_limits_of_all_groups_around_the_process_count(tmp_path: Path) -> None:
+    """A service of systemd or a job of Slurm has its limit in a group somewhere below the root."""
+    stat = "anon 500\nfile 300\ninactive_file 200\nactive_file 50"
+    make_groups(
+        tmp_path,
+        **{"cgroup": "0::/service/worker", "service/memory.max": "1000", "service/memory.current": "700"},
+        **{"service/memory.stat": stat, "service/worker/memory.max": "max", "service/worker/memory.current": "700"},
+    )
+    assert list(_left_in_groups(tmp_path / "cgroup", tmp_path)) == [1000 - 700 + 250]
+    make_groups(tmp_path, **{"service/worker/memory.max": "600", "memory.max": "2000", "memory.current": "900"})
+    assert list(_left_in_groups(tmp_path / "cgroup", tmp_path)) == [0, 550, 1100]
+
+
+def test_groups_of_version_1(tmp_path: Path) -> None:
+    """The usage and the files of those within are in the "total" ones; other controllers have no memory."""
+    limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+    make_groups(
+        tmp_path,
+        **{"cgroup": "5:cpu,cpuacct:/elsewhere\n4:memory:/job\n0::/", f"memory/job/{limit}": "1000"},
+        **{f"memory/job/{usage}": "400", f"memory/{limit}": "5000", f"memory/{usage}": "100"},
+        **{"memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 30\ntotal_active_file 5"},
+    )
+    assert list(_left_in_groups(tmp_path / "cgroup", tmp_path)) == [1000 - 400 + 35, 4900]
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    """The path is that of the host, where it isn't in a namespace of its own."""
+    make_groups(tmp_path, **{"cgroup": "0::/docker/abc", "memory.max": "1000", "memory.current": "100"})
+    assert list(_left_in_groups(tmp_path / "cgroup", tmp_path)) == [900]
+    assert list(_left_in_groups(tmp_path / "absent", tmp_path)) == []

@@ -101,6 +101,24 @@ def test_developer_is_system_where_the_template_does_not_know_it() -> None:
     assert render("{% if 'developer' == messages[0].role %}yes{% endif %}", messages) == "yes"
 
 
+def test_a_variable_that_a_template_does_not_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a misspelt one. Clients of a server may send any, and cannot fill the log."""
+    source = (
+        "{% set thinks = enable_thinking | default(true) %}{{ messages[0].content }}{% if thinks %} <think>{% endif %}"
+    )
+    template = ChatTemplate({"default": source}, source="here")
+    with caplog.at_level(logging.WARNING, "infinilm"):
+        assert template.render(HELLO, enable_thinking=False) == "hello"
+        assert not caplog.records
+        for _ in range(3):
+            assert template.render(HELLO, enable_thinkin=False) == "hello <think>"
+        assert [r.getMessage() for r in caplog.records] == [
+            "the chat template of here does not read 'enable_thinkin', which has no effect"
+        ]
+        template.render(HELLO, **{f"x{i}": i for i in range(1000)})
+    assert len(caplog.records) <= 32
+
+
 def test_what_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     template = ChatTemplate({"default": NO_SYSTEM}, source="here")
     with caplog.at_level(logging.WARNING, "infinilm"):
