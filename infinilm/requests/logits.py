@@ -64,6 +64,12 @@ class TokenChanges:
         with np.errstate(over="ignore"):  # what is infinite then is refused where a token is drawn
             self._tokens[: len(ids), 2] = np.array([bias.get(int(i), 0.0) for i in ids], np.float32).view(np.int32)
 
+    @staticmethod
+    def are_wanted(params: SamplingParams) -> bool:
+        """Whether anything is changed; most requests say nothing of it."""
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        return bool(params.logit_bias) or penalties != (1, 0, 0)
+
     @property
     def tokens(self) -> Int32Array:
         """[num_changes, 3], valid until the next token: id, times generated (-1: nor in the prompt), bits of a bias."""
@@ -100,8 +106,7 @@ class LogitsPipeline:
         self, params: SamplingParams, prompt_token_ids: Int32Array, eos_token_ids: Collection[int], vocab_size: int
     ) -> None:
         self.vocab_size = vocab_size
-        changes = TokenChanges(params, prompt_token_ids)
-        self.changes = changes if changes.counts_tokens or len(changes.tokens) else None
+        self.changes = TokenChanges(params, prompt_token_ids) if TokenChanges.are_wanted(params) else None
         self._params = params
         self._prompt = prompt_token_ids
         self._forbidden: npt.NDArray[np.bool_] | None = None  # [vocab_size]

@@ -50,7 +50,7 @@ class News:
 
     work: Work
     token_id: int | None = None  # None: an end without a token, or `is_next`
-    is_next: bool = False  # one more token and nothing else; see `Completion.next_token`
+    is_next: bool = False  # one more token, or some, and nothing else; see `Completion.next_token`
     num_tokens: int = 0  # generated so far, unless `is_next`
     finish_reason: str | None = None
     text: str | None = None  # None: the reader makes the text, outside the engine thread
@@ -235,6 +235,7 @@ class Completion(Work):
         self.num_given = 0  # tokens of the output that came with the request, see `go_on`
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
+        self.rests = False  # set by the reader, which then asks for tokens (`CompletionReader.has_more`) and gets no news
         params = sequence.params
         top = params.logprobs
         sees_all = params.stop or top is not None or pipeline.changes is not None or pipeline.draws_on_host
@@ -403,12 +404,26 @@ class CompletionReader:
             top_logprobs=news.top_logprobs,
         )
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a plain sequence has tokens that were not given yet."""
+        return self._num_known() > self._num_heard
+
+    def _num_known(self) -> int:
+        """Tokens of a plain sequence so far, but for one that ends it, which comes with the news of the end."""
+        sequence = self._completion.sequence
+        ids = sequence.output_token_ids
+        count = len(ids)  # the engine thread adds to it meanwhile
+        return count - (count > 0 and ids[count - 1] in sequence.stop_token_ids)
+
     def delta(self, news: SequenceOf[News]) -> Delta | None:
-        """The next news, one or more, as one; None after decoding the text has failed."""
+        """The next news, one or more, as one; None: they tell nothing new, or decoding the text has failed."""
         if self._error is not None:
             return None
         completion, sequence, last, begin = self._completion, self._completion.sequence, news[-1], self._num_heard
-        num_tokens = begin + len(news) if last.is_next else last.num_tokens
+        num_tokens = self._num_known() if last.is_next else last.num_tokens
+        if last.is_next and num_tokens <= begin:  # given with the tokens before it
+            return None
         text, reason, error = self._hear(last, num_tokens)
         if sequence.params.stop:
             text = "".join([item.text or "" for item in news])

@@ -65,13 +65,13 @@ class AsyncRequests:
         self._llm = llm  # kept alive, as by `stream`
         self._thread = thread
         self._requests = requests
+        self._completions = [completion for request in requests for completion in request.completions]
         self._news: deque[News] = deque()
         self._final: list[RequestOutput] | None = None
         self._changed = asyncio.Event()
         self._rests = False  # tokens wait, see `deltas`
         self._mailbox = current_mailbox()
         self._num_open = _listen(requests, self._hear, ends_only)
-        self._is_alone = self._num_open == 1  # one completion
         thread.submit([work for request in requests for work in request.works])
 
     def _hear(self, news: News) -> None:
@@ -80,21 +80,28 @@ class AsyncRequests:
         if news.finish_reason is not None or not self._rests or self._mailbox.loop.is_closed():
             self._mailbox.put(self._changed.set)
 
+    def _rest(self, rests: bool) -> None:
+        self._rests = rests
+        for completion in self._completions:
+            completion.rests = rests
+
     def _end_rest(self) -> None:
-        self._rests = False
+        # First the engine thread is told: of a token that comes after this look there is news.
+        self._rest(False)
+        self._news.extend([c.next_token for c in self._completions if c.sequence.owner_sees_end_only and c.reader.has_more])
         if self._news:
             self._changed.set()
 
     async def _groups(self, rest: Callable[[], float] | None = None) -> AsyncIterator[list[News]]:
         """The news, those that came at the same time together. Raises as `steps` does."""
+        self._thread.check_caller()
         while self._num_open:
-            self._thread.check_caller()
             await self._changed.wait()
             self._changed.clear()
             news = [self._news.popleft() for _ in range(len(self._news))]  # the engine thread adds to it meanwhile
             if news:
                 if rest is not None and not self._rests and (seconds := rest()) > 0:
-                    self._rests = True
+                    self._rest(True)
                     self._mailbox.call_after(seconds, self._end_rest)
                 yield news
         _raise_failure(self._requests)
@@ -117,13 +124,14 @@ class AsyncRequests:
         ----------
         rest : callable
             Gives seconds. Tokens that come sooner than that after those before wait for each other, but first tokens
-            and ends wait for nothing. So a fast model does not wake its reader for every token.
+            and ends wait for nothing. So a fast model does not wake its reader for every token, and of tokens of plain
+            sequences that wait so the engine thread tells nothing: the reader looks for them.
         """
         async for news in self._groups(rest):
             deltas: list[Delta] = []
             for work, items in self._of_works(news):
                 delta = cast(Completion, work).reader.delta(items)
-                if delta is None:  # its text could not be decoded, which was told
+                if delta is None:
                     continue
                 if delta.error is not None:
                     self._thread.cancel([work])
@@ -134,7 +142,7 @@ class AsyncRequests:
 
     def _of_works(self, news: list[News]) -> Iterable[tuple[Work, list[News]]]:
         """The news of each completion."""
-        if self._is_alone:
+        if len(self._completions) == 1:
             return [(news[0].work, news)]
         of_work: dict[Work, list[News]] = {}
         for item in news:
@@ -143,8 +151,7 @@ class AsyncRequests:
 
     def given(self) -> list[Delta]:
         """The tokens that came with the prompts as `output_token_ids`, and their text, which `deltas` leaves out."""
-        completions = [completion for request in self._requests for completion in request.completions]
-        return [completion.reader.given() for completion in completions if completion.num_given]
+        return [completion.reader.given() for completion in self._completions if completion.num_given]
 
     @property
     def seed(self) -> int:

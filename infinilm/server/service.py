@@ -244,7 +244,7 @@ class Service:
         working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
         limit = self.settings.request_timeout
         try:
-            await asyncio.wait({working, leaving}, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, leaving), timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
             if leaving.done():
@@ -256,9 +256,10 @@ class Service:
             logger.warning("a request failed: %s", error)
             raise self.failed(error) from error
         finally:
-            working.cancel()
             leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def running(

@@ -66,12 +66,14 @@ def _response_format(body: Body, name: str) -> Constraint | None:
 
 def _of_vllm(body: Body) -> list[Constraint | None]:
     """The extra fields: `structured_outputs` and, as they were called before, `guided_json` and so on."""
-    values = body.take("structured_outputs", mapping) or {}
-    inner = Body(values, "structured_outputs.")
-    found = [_one_of_vllm(source, prefix) for source, prefix in ((inner, ""), (body, "guided_"))]
-    inner.finish()
+    values = body.take("structured_outputs", mapping)
+    found = _one_of_vllm(body, "guided_")
+    if values:
+        inner = Body(values, "structured_outputs.")
+        found = _one_of_vllm(inner, "") + found
+        inner.finish()
     body.skip("guided_decoding_backend")
-    return [constraint for constraints in found for constraint in constraints]
+    return found
 
 
 def _one_of_vllm(body: Body, prefix: str) -> list[Constraint | None]:

@@ -56,7 +56,8 @@ async def measure(llm: LLM, args: argparse.Namespace) -> tuple[float, float]:
             if count == len(ids):
                 completion.finish_reason = "length"
                 news = News(completion, token_id, num_tokens=count, finish_reason="length")
-            completion.deliver(news)
+            if news is not completion.next_token or not completion.rests:
+                completion.deliver(news)
         wake_loops()
         now += args.step
         for _ in range(6):  # whoever was woken comes to an end
