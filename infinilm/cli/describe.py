@@ -171,8 +171,12 @@ def _model_line(model: Mapping[str, Any]) -> str:
     if others and not model["quantization"]:
         stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
     if model["rounded_inputs"]:
-        integers = model["devices"][0] == "cpu" and any("fp8" not in name for name in model["native_types"])
-        how = "rounded to int8 per 32 of a token" if integers else "not rounded"
+        native = model["native_types"] if model["devices"][0] == "cpu" else ()
+        how = "not rounded"
+        if any("fp8" not in name for name in native):
+            how = "rounded to int8 per 32 of a token"
+        elif native and model["dtype"] == "bfloat16":
+            how = "rounded to bfloat16"
         stored += f" (inputs of linears {how}; the format asks for {', '.join(model['rounded_inputs'])})"
     return (
         f"{model['architecture']}, {model['num_parameters']:,} parameters, {stored}, "

@@ -23,7 +23,7 @@ ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls)
         linear.num_tokens = num_tokens + (count > 1 ? most_padding * std::min(count, num_tokens) : 0);
         linear.weight.in_features = in_features;
         for (const bool quantised : {false, true}) {  // other floats, other integers take no more than these
-            linear.weight.format = quantised ? Format::int8 : multiply_bf16 ? Format::bf16 : Format::f32;
+            linear.weight.format = quantised ? Format::int8 : multiply_bf16 ? Format::f8_row : Format::f32;
             linear.multiply_bf16 = multiply_bf16 && !quantised;
             const LinearKernels& of_linear = kernels.linear(linear);
             of_a_thread = std::max(of_a_thread, of_linear.scratch_bytes(linear));

@@ -139,6 +139,56 @@ struct Bf16Tiles : PairX {
 };
 #endif
 
+#if INFINILM_BF16_DOT || INFINILM_TILES
+// e4m3 beside x rounded to bf16: bf16 has every number of e4m3, so that codes are made bf16, and scales are left to the
+// sums of what shares them, whose products stay exact. k 0 and 1 of a lane are its even bytes, 2 and 3 the odd ones.
+struct E4m3Codes {
+    typedef int16_t svec __attribute__((vector_size(4 * INFINILM_WIDTH)));
+    static INFINILM_MEMBER uvec even(uvec quad) { return to_bf16((svec)quad << 8, quad); }
+    static INFINILM_MEMBER uvec odd(uvec quad) { return to_bf16((svec)quad, quad); }
+
+private:
+    // Of the codes in the upper bytes of 16 bits. Exponents are counted from 127 instead of 7. The subnormal numbers of
+    // e4m3, which few weights are, are none of bf16 and come from a table: the lower bytes of 0 to 7 times 2 ** -9,
+    // then the upper ones.
+    static INFINILM_MEMBER uvec to_bf16(svec codes, uvec quad) {
+        const uvec bits = (uvec)(codes >> 4) & 0x87f087f0u, normal = bits + (120u << 23 | 120u << 7);
+        if (__builtin_expect(!any_byte_lacks(quad, 0x78), true)) return normal;
+        constexpr uvec4 table = {0xc0800000u, 0x60402000u, 0x3b3b3b00u, 0x3c3c3c3cu};
+        const uvec mantissas = ((uvec)codes >> 8 & 0x00070007u) | ((uvec)codes & 0x07000700u) | 0x08000800u;
+        const uvec subnormal = look_up(repeat(&table), mantissas) | (bits & 0x80008000u);
+        const uvec is_normal = (uvec)(((svec)bits & (int16_t)0x7f80) != 0);
+        return (is_normal & normal) | (~is_normal & subnormal);
+    }
+};
+// Sums of `Multiplied` that share a scale, times it.
+template <class Multiplied_>
+struct Scaled : Multiplied_ {
+    using Multiplied = Multiplied_;
+};
+// The panels of a block are made bf16 before it is multiplied with many tokens,
+template <class Multiplied_>
+struct MadeBf16 : Scaled<Multiplied_> {
+    static INFINILM_MEMBER void expand(const char* line, char* to) {
+        for (int part = 0; part < panel_parts; ++part, line += sizeof(uvec), to += sizeof(uvec)) {
+            const uvec quad = load_uint(line);
+            store_uint(to, E4m3Codes::even(quad)), store_uint(to + line_bytes, E4m3Codes::odd(quad));
+        }
+    }
+};
+#endif
+#if INFINILM_BF16_DOT
+// .. and in registers beside a few, which wait for weights to come from memory.
+struct E4m3Dots : Bf16Dots {
+    static constexpr Format format = Format::f8_row;
+    static constexpr int line_units = 2, most_tokens = 4;
+    static INFINILM_MEMBER dvec weight(const char* line, const char*, int unit, int part) {
+        const uvec quad = load_uint(line + part * sizeof(uvec));
+        return (dvec)(unit == 0 ? E4m3Codes::even(quad) : E4m3Codes::odd(quad));
+    }
+};
+#endif
+
 // ---- Integers, multiplied by x as int8 with a scale for each 32 * x_groups of a token ----
 //
 // Besides, each has

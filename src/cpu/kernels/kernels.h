@@ -90,7 +90,7 @@ struct LinearArgs {
     bool pairs;            // panels of gate and of up take turns
     bool act_mul;          // .. and are joined: out[n] = activation(gate n) * up n; else [gate, up]
     Activation activation;
-    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::linear_bf16, format bf16)
+    bool multiply_bf16;     // x is rounded to bfloat16 and multiplied as that (Kernels::linear_bf16: bf16 and e4m3)
     const float* bias;      // [num_panels, 16], in the order of the panels, or null
     const float* residual;  // [num_tokens, out_features] or null; may be out
     int64_t residual_stride;

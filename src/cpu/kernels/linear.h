@@ -126,6 +126,8 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
                     const int64_t at = (2 * pair + panel) * panel_outputs + part * width;
                     vec v = load(sums + (panel * group_tokens + i) * panel_outputs + part * width);
                     if (args.weight.format == Format::int8) v *= load((const float*)args.weight.scales + at);
+                    if (args.weight.format == Format::f8_row && args.multiply_bf16)
+                        v *= load((const float*)args.weight.scales + at) * f8_to_scale;
                     return args.bias ? v + load(args.bias + at) : v;
                 };
                 vec v = value(p);
@@ -147,6 +149,19 @@ void finish(const LinearArgs& args, int64_t pair, int64_t token, int num_tokens,
 }
 
 // ---- What one worker does ----
+
+// Sums of a worker: [pairs][groups][2 panels][T][16]. Behind them, of weights that are expanded, the panels of a block.
+struct ScratchShape {
+    int64_t num_sums, expanded_bytes;
+};
+template <class F>
+ScratchShape scratch_shape(const Groups& groups) {
+    const int64_t pairs = groups.count == 1 ? 1 : block_pairs;
+    const int64_t tokens = smaller(groups.count * groups.tokens, block_tokens);
+    int64_t expanded = 0;
+    if constexpr (is_expanded<F>) expanded = 2 * pairs * block_groups<F> * lines_of_group(F::format) * line_bytes;
+    return {tokens * pairs * 2 * panel_outputs, expanded};
+}
 
 struct Area {
     int64_t pair_begin, pair_end, group_begin, group_end;
@@ -176,12 +191,14 @@ void multiply(const LinearArgs& args, Share share) {
     const int64_t in_features = args.weight.in_features, k_groups = num_groups(in_features);
     const float* const first_row = args.x + (args.rows ? args.rows[0] : 0) * args.x_stride;
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
-    float* const scratch = (float*)args.scratch[share.thread];  // [pairs][groups][2 panels][T][16]
+    float* const scratch = (float*)args.scratch[share.thread];
+    char* const expanded = (char*)(scratch + scratch_shape<F>(groups).num_sums);
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
     // No block of weights is read twice: panels are read from end to end, which is what memory does best.
     const bool in_one_piece = groups.count == 1 && P == 1;
     TileArgs tile{};
-    tile.panel_stride = k_groups * group_bytes;
+    const int64_t panel_stride = k_groups * group_bytes;
+    tile.panel_stride = panel_stride;
     tile.scale_stride = scale_bytes_of_panel(format, in_features);
     tile.group_scale_bytes = group_scale_bytes;
     tile.weight = &args.weight;
@@ -193,24 +210,29 @@ void multiply(const LinearArgs& args, Share share) {
             for (int64_t first = 0; first < k_groups; first += in_one_piece ? k_groups : in_block) {
                 tile.first = first == 0;
                 tile.k_groups = in_one_piece ? k_groups : smaller(in_block, k_groups - first);
+                // What is read first fetches the next block for all; after the last one come the next panels.
+                const int64_t groups_ahead = smaller(tile.k_groups, in_block);
+                tile.ahead = is_tile<F> ? groups_ahead * group_bytes : smaller(groups_ahead * group_bytes, most_ahead);
+                tile.scales_ahead = groups_ahead * group_scale_bytes;
+                if (first + in_block >= k_groups && !in_one_piece) {
+                    tile.ahead = groups_ahead * group_bytes + (num_pairs * 2 - 1) * panel_stride;
+                    tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
+                }
+                const char* weights =
+                    (const char*)args.weight.panels + 2 * pair * panel_stride + first * group_bytes;
+                if constexpr (is_expanded<F>) {
+                    tile.panel_stride =
+                        expand<F>(weights, panel_stride, 2 * num_pairs, tile.k_groups, tile.ahead, expanded);
+                    tile.ahead = 0;
+                    weights = expanded;
+                }
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / in_block, begin + group);
-                    // The first tokens fetch the next block for all; after the last one come the next panels.
-                    const int64_t groups_ahead = smaller(tile.k_groups, in_block);
-                    tile.ahead =
-                        is_tile<F> ? groups_ahead * group_bytes : smaller(groups_ahead * group_bytes, most_ahead);
-                    tile.scales_ahead = groups_ahead * group_scale_bytes;
-                    if (first + in_block >= k_groups && !in_one_piece) {
-                        tile.ahead = groups_ahead * group_bytes + (num_pairs * 2 - 1) * tile.panel_stride;
-                        tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
-                    }
                     if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     for (int64_t i = 0; i < 2 * num_pairs; i += P) {
-                        const int64_t panel = 2 * pair + i;
-                        tile.weights =
-                            (const char*)args.weight.panels + panel * tile.panel_stride + first * group_bytes;
-                        tile.scales =
-                            (const char*)args.weight.scales + panel * tile.scale_stride + first * group_scale_bytes;
+                        tile.weights = weights + i * tile.panel_stride;
+                        tile.scales = (const char*)args.weight.scales + (2 * pair + i) * tile.scale_stride +
+                                      first * group_scale_bytes;
                         tile.sums = scratch + (i / 2 * num_groups + group) * sums_of_group + i % 2 * T * panel_outputs;
                         multiply_tile(tile);
                     }
@@ -230,10 +252,9 @@ void multiply(const LinearArgs& args, Share share) {
 template <class Formats>
 size_t scratch_bytes(const LinearArgs& args) {
     return Formats::visit(args, [&](auto format) {
-        const Groups groups = groups_of<decltype(format)>(args);
-        const int64_t tokens = smaller(groups.count * groups.tokens, block_tokens);
-        const int64_t pairs = groups.count == 1 ? 1 : block_pairs;
-        return (size_t)(tokens * pairs * 2 * panel_outputs) * sizeof(float);
+        using F = decltype(format);
+        const ScratchShape shape = scratch_shape<F>(groups_of<F>(args));
+        return (size_t)shape.num_sums * sizeof(float) + (size_t)shape.expanded_bytes;
     });
 }
 

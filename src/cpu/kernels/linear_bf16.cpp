@@ -1,4 +1,4 @@
-// Linears of bfloat16 weights and x rounded to bfloat16, by the instruction that multiplies these.
+// Linears of bfloat16 weights, or e4m3 ones, and x rounded to bfloat16, by the instruction that multiplies these.
 #include "cpu/kernels/linear.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
@@ -7,12 +7,14 @@ namespace {
 
 struct RoundedToBf16 {
     template <class Use>
-    static auto visit(const LinearArgs&, Use use) {
+    static auto visit(const LinearArgs& args, Use use) {
 #if INFINILM_TILES
-        return use(Bf16Tiles{});
+        using Multiplied = Bf16Tiles;
 #else
-        return use(Bf16Dots{});
+        using Multiplied = Bf16Dots;
+        if (is_f8(args.weight.format) && args.num_tokens <= E4m3Dots::most_tokens) return use(Scaled<E4m3Dots>{});
 #endif
+        return is_f8(args.weight.format) ? use(MadeBf16<Multiplied>{}) : use(Multiplied{});
     }
 };
 

@@ -22,6 +22,11 @@ constexpr bool is_integer = requires { typename F::Dot; };
 template <class F>
 constexpr bool is_tile = requires { F::tile_tokens; };
 
+template <class F>
+constexpr bool is_scaled = requires { typename F::Multiplied; };
+template <class F>
+constexpr bool is_expanded = requires { F::expand(nullptr, nullptr); };
+
 // How many rows of x so many groups of 32 k are: each has a scale of its own, if it has any.
 template <class F>
 constexpr int64_t of_x(int64_t k_groups) {
@@ -36,6 +41,7 @@ constexpr int64_t block_groups = is_integer<F> ? 32 : 16;
 template <class F>
 constexpr int max_tokens = [] {
     if constexpr (is_tile<F>) return F::tile_tokens;
+    if constexpr (requires { F::most_tokens; }) return F::most_tokens;
     if (INFINILM_EMULATED) return 3;  // little code: it takes long to compile
     if (width == 16) return 12;
     if (width == 8) return is_integer<F> ? 4 : 5;
@@ -344,20 +350,70 @@ void multiply_integer_tiles(const TileArgs& args) {
 }
 #endif
 
+// ---- Weights whose scales are left to the sums, and that are expanded before they are multiplied ----
+
+// Makes so many groups of panels, which lie `stride` apart, panels of the format that is multiplied; returns how far
+// apart these lie. Fetches what is `ahead`.
+template <class F>
+int64_t expand(const char* panels, int64_t stride, int64_t num_panels, int64_t k_groups, int64_t ahead, char* to) {
+    const int64_t bytes = k_groups * lines_of_group(F::format) * line_bytes;
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+        const char* line = panels + panel * stride;
+        for (char* const end = to + bytes; to < end; to += 2 * line_bytes, line += line_bytes) {
+            __builtin_prefetch(line + ahead);
+            F::expand(line, to);
+        }
+    }
+    return bytes;
+}
+
+template <class F, int T>
+void multiply_tile(const TileArgs& args);
+
+// Sums over the groups of k that share a scale, then times it: in the order of k.
+template <class F, int T>
+void multiply_scaled(const TileArgs& args) {
+    constexpr int P = num_panels<F>(T), num_sums = P * T * panel_outputs;
+    const int64_t at_once = (int64_t)sizeof(float) * panel_outputs / args.group_scale_bytes;
+    alignas(64) float of_scale[num_sums];
+    TileArgs part = args;
+    part.group_scale_bytes = 0;
+    part.sums = of_scale;
+    part.first = true;
+    part.k_groups = at_once;
+    for (int64_t group = 0; group < args.k_groups; group += at_once) {
+        multiply_tile<typename F::Multiplied, T>(part);
+        part.x += at_once * F::x_rows * T;
+        part.weights += at_once * lines_of_group(F::format) * line_bytes;
+        const char* const scales = args.scales + f8_scales_at(args.group_scale_bytes, group);
+        const bool begins = args.first && group == 0;
+        for (int i = 0; i < num_sums; i += width) {
+            const int panel = i / (T * panel_outputs), part_of_panel = i % panel_outputs;
+            const vec scale = load((const float*)(scales + panel * args.scale_stride) + part_of_panel) * f8_to_scale;
+            const vec scaled = load(of_scale + i) * scale;
+            store(args.sums + i, begins ? scaled : load(args.sums + i) + scaled);
+        }
+    }
+}
+
 template <class F, int T>
 void multiply_tile(const TileArgs& args) {
+    if constexpr (is_scaled<F>) {
+        if (args.group_scale_bytes > 0) return multiply_scaled<F, T>(args);
+        multiply_tile<typename F::Multiplied, T>(args);
+    } else if constexpr (is_tile<F>) {
 #if INFINILM_TILES
-    if constexpr (is_tile<F> && is_integer<F>)
-        multiply_integer_tiles<F>(args);
-    else
+        if constexpr (is_integer<F>)
+            multiply_integer_tiles<F>(args);
+        else
+            F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead, args.sums,
+                                    args.first);
 #endif
-        if constexpr (is_tile<F>)
-        F::template multiply<T>(args.k_groups, args.x, args.weights, args.panel_stride, args.ahead, args.sums,
-                                args.first);
-    else if constexpr (is_integer<F>)
+    } else if constexpr (is_integer<F>) {
         multiply_integers<F, T, num_panels<F>(T)>(args);
-    else
+    } else {
         multiply_floats<F, T, num_panels<F>(T)>(args);
+    }
 }
 
 // The one for groups of so many tokens.

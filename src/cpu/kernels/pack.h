@@ -11,7 +11,7 @@
 // and the upper 2 in two.
 //
 // Scales of f8 are float32: [panels][16] of f8_row, as those of int8, and [panels][k / 32 or k / 128][16]. They are
-// 2 ** 120 times as large as they count, which is what widening leaves out (formats.h).
+// 2 ** 120 times as large as they count, which is what widening to float32 leaves out (formats.h).
 //
 // What an integer q stands for is scale * (q - offset) - minimum, or scale * values[q]. Scales of int8 are float32
 // [panels][16], one for each output. Those of others are [panels][k / (32 * scale_groups)][scale_bytes * 16], in which
@@ -30,7 +30,7 @@ constexpr int line_bytes = 64;
 constexpr int group_size = quantise::group;  // of k
 constexpr int int4_offset = 8;
 
-constexpr float f8_scale_factor = 0x1p120f;
+constexpr float f8_scale_factor = 0x1p120f, f8_to_scale = 0x1p-120f;
 static inline constexpr int f8_place(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }  // of k 0 to 3 in a lane
 
 // What formats of integers differ in.

@@ -351,6 +351,19 @@ INFINILM_INLINE uvec look_up(uvec table, uvec index) {
 #endif
 }
 
+// Whether any byte has none of these bits.
+INFINILM_INLINE bool any_byte_lacks(uvec bytes, uint8_t bits) {
+#if !INFINILM_EMULATED && INFINILM_WIDTH == 16
+    return _mm512_testn_epi8_mask((__m512i)bytes, _mm512_set1_epi8((char)bits)) != 0;
+#else
+    uint8_t each[sizeof bytes];
+    memcpy(each, &bytes, sizeof bytes);
+    bool any = false;
+    for (const uint8_t byte : each) any |= (byte & bits) == 0;
+    return any;
+#endif
+}
+
 // ---- Functions ----
 
 // e^x to about 1 ulp: x = n ln2 + r, |r| <= ln2 / 2, e^r by a polynomial, 2^n multiplied in two halves so that results

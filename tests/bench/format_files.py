@@ -1,0 +1,287 @@
+"""Makes a quantised file of a checkpoint with the real tool of its format: called by format_quality.py.
+
+    python tests/bench/format_files.py CHECKPOINT FORM OUT
+
+Runs in an environment with the tools; nothing here needs infinilm. Beside OUT it writes OUT.npz: token ids, and the
+logits that the tool's own reading of the file gives: those of llama.cpp, or in float32 those of transformers with the
+weights that the tool makes of it. Linears alone are quantised; of GGUF files the embedding is Q8_0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import shutil
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TEXT = "Once upon a time there was a little fox who lived by the river. One day the fox found a small red kite."
+PROMPT, GREEDY = 12, 24  # of its tokens, and how many follow these
+# LLAMA_FTYPE_MOSTLY_.. of llama.h. All linears are of one of these types:
+TYPES = {"F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12}
+TYPES |= {"Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}
+# or of those that llama.cpp mixes:
+MIXES = {"Q2_K mix": 10, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16}
+MIXES |= {"Q5_K_M": 17, "IQ3_M": 27, "IQ3_XXS": 23}
+
+
+def text_ids(checkpoint: Path) -> list[int]:
+    from tokenizers import Tokenizer
+
+    return list(Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(TEXT).ids)
+
+
+# ---- GGUF: llama.cpp ----
+
+
+def make_gguf(checkpoint: Path, form: str, out: Path) -> None:
+    import llama_cpp
+    from compare_models import to_gguf
+
+    source = out.with_name("source.gguf")
+    if not source.exists():
+        to_gguf(checkpoint, source)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread = 1
+    if form in MIXES:
+        params.ftype = MIXES[form]
+    else:
+        params.ftype, params.pure, params.token_embedding_type = TYPES[form], True, 8  # GGML_TYPE_Q8_0
+    if code := llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
+        raise RuntimeError(f"llama_model_quantize failed with {code}")
+    llama = llama_cpp.Llama(str(out), n_ctx=64, n_batch=64, logits_all=True, n_threads=1, verbose=False)
+    ids = text_ids(checkpoint)
+    llama.eval(ids)
+    logits = np.array(llama.scores[: len(ids)], np.float32)
+    llama.reset()
+    tokens = ids[:PROMPT]
+    llama.eval(tokens)
+    for _ in range(GREEDY):
+        tokens.append(int(np.argmax(llama.scores[len(tokens) - 1])))
+        llama.eval(tokens[-1:])
+    np.savez(f"{out}.npz", ids=ids, logits=logits, prompt=ids[:PROMPT], greedy=tokens[PROMPT:])
+
+
+# ---- safetensors ----
+
+
+def without_init(name: str) -> None:
+    """Lets modules of a package be imported without its own `__init__`, which wants what they do not need."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        raise ModuleNotFoundError(f"no {name} on the path")
+    package = types.ModuleType(name)
+    package.__path__ = list(spec.submodule_search_locations or ())
+    sys.modules[name] = package
+
+
+def finish(checkpoint: Path, out: Path, read: dict[str, Any]) -> None:
+    """`read`: the weights of linears as the tool reads them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    state = model.state_dict()
+    for name, weight in read.items():
+        if not name.endswith("_proj.weight"):
+            continue
+        assert state[name].shape == weight.shape, name
+        state[name].copy_(weight.float())
+    ids = text_ids(checkpoint)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    np.savez(f"{out}.npz", ids=ids, logits=logits)
+
+
+def write_folder(checkpoint: Path, out: Path, made: Callable[[str, Any], dict[str, Any]], config: Any) -> None:
+    """Tensors of linears are replaced by what is made of them, by suffix."""
+    from safetensors.torch import load_file, save_file
+
+    out.mkdir()
+    tensors = {}
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            tensors |= {name.removesuffix(".weight") + part: t.contiguous() for part, t in made(name, weight).items()}
+        else:
+            tensors[name] = weight
+    save_file(tensors, out / "model.safetensors")
+    whole = json.loads((checkpoint / "config.json").read_text()) | {"quantization_config": config}
+    (out / "config.json").write_text(json.dumps(whole))
+
+
+def make_ct(checkpoint: Path, form: str, out: Path) -> None:
+    """By llm-compressor, without calibration: nearest with the scales of its observers."""
+    import torch
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", scheme=form, ignore=["lm_head"])])
+    model.save_pretrained(out, save_compressed=True)
+    read = AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)
+    )
+    finish(checkpoint, out, read.state_dict())
+
+
+def make_bnb(checkpoint: Path, form: str, out: Path) -> None:
+    import bitsandbytes.functional as F
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    if form == "int8":
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=form[:3],
+            bnb_4bit_use_double_quant=form.endswith("double"),
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+    model.save_pretrained(out)
+    read = {}
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            weight = module.weight
+            if form == "int8":
+                scb = weight.SCB if getattr(weight, "SCB", None) is not None else module.state.SCB
+                read[f"{name}.weight"] = weight.data.float() * scb.float()[:, None] / 127
+            else:
+                read[f"{name}.weight"] = F.dequantize_4bit(weight.data, weight.quant_state).float()
+    finish(checkpoint, out, read)
+
+
+def make_fp8(checkpoint: Path, form: str, out: Path) -> None:
+    """By the operation with which transformers makes `weight_scale_inv`, and its reverse."""
+    import torch
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+    from transformers.utils.quantization_config import FineGrainedFP8Config
+
+    class Quantizer:
+        quantization_config = FineGrainedFP8Config(weight_block_size=(128, 128))
+
+    read, quantise = {}, Fp8Quantize(Quantizer())
+
+    def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts = quantise.convert({name: weight})
+        codes, scales = parts[name], parts[name.replace("weight", "weight_scale_inv")]
+        by_block = scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        read[name] = codes.float() * by_block[: codes.shape[0], : codes.shape[1]]
+        return {".weight": codes, ".weight_scale_inv": scales}
+
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    write_folder(checkpoint, out, made, config)
+    finish(checkpoint, out, read)
+
+
+def make_awq(checkpoint: Path, form: str, out: Path) -> None:
+    """Packed by AutoAWQ's modules, of its source on the path; scales and zero points by its formula."""
+    import torch
+
+    without_init("awq")
+    gemv, group = form == "gemv", 64
+    if gemv:
+        from awq.modules.linear.gemv import WQLinear_GEMV as Linear
+    else:
+        from awq.modules.linear.gemm import WQLinear_GEMM as Linear
+    read = {}
+
+    def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        w = weight.float()
+        groups = w.reshape(-1, group)
+        low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+        scales = ((high - low).clamp(min=1e-5) / 15).half().float()
+        zeros = (-torch.round(low / scales)).clamp(0, 15)
+        q = torch.clamp(torch.round(groups / scales) + zeros, 0, 15)
+        rounded = ((q - zeros) * scales).reshape(w.shape)
+        read[name] = rounded
+        linear = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
+        linear.weight.data = rounded
+        scales, zeros = scales.reshape(len(w), -1), zeros.reshape(len(w), -1)
+        if not gemv:
+            scales, zeros = scales.T.contiguous(), zeros.T.contiguous()
+        packed = Linear.from_linear(linear, 4, group, scales=scales, zeros=zeros)
+        return {f".{key}": tensor for key, tensor in packed.state_dict().items()}
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": form}
+    write_folder(checkpoint, out, made, config)
+    finish(checkpoint, out, read)
+
+
+def make_gptq(checkpoint: Path, form: str, out: Path) -> None:
+    """Packed by GPTQModel: bits, sym or asym, v1 or v2, and act where rows of groups are in another order."""
+    import torch
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
+
+    bits, asym, act, v2 = int(form[0]), "asym" in form, "act" in form, "v2" in form
+    group, top, read = 64, 2 ** int(form[0]) - 1, {}
+
+    def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        w = weight.float()
+        order = torch.argsort(w.abs().amax(0)) if act else torch.arange(w.shape[1])
+        groups = w[:, order].reshape(len(w), -1, group)
+        if asym:
+            low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+            scales = ((high - low) / top).clamp(min=1e-8).half().float()
+            zeros = torch.round(-low / scales).clamp(0, top)
+        else:
+            scales = (groups.abs().amax(2) / (top / 2)).clamp(min=1e-8).half().float()
+            zeros = torch.full_like(scales, (top + 1) // 2)
+        q = torch.clamp(torch.round(groups / scales[..., None]) + zeros[..., None], 0, top)
+        rounded = torch.empty_like(w)
+        rounded[:, order] = ((q - zeros[..., None]) * scales[..., None]).reshape(w.shape)
+        g_idx = torch.empty(w.shape[1], dtype=torch.int32)
+        g_idx[order] = torch.arange(w.shape[1], dtype=torch.int32) // group
+        read[name] = rounded
+        linear = torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
+        linear.weight.data = rounded
+        module = TorchLinear(
+            bits=bits,
+            group_size=group,
+            sym=not asym,
+            desc_act=act,
+            in_features=w.shape[1],
+            out_features=len(w),
+            bias=False,
+            register_buffers=False,
+        )
+        module.pack_original(linear, scales, zeros, g_idx)
+        if not v2:
+            convert_gptq_v2_to_v1_format_module(module, quantize_config=None)
+        keys = ("qweight", "qzeros", "scales", "g_idx")
+        return {f".{key}": getattr(module, key).to(torch.int32 if key == "g_idx" else None) for key in keys}
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": not asym, "desc_act": act}
+    write_folder(checkpoint, out, made, config | {"checkpoint_format": "gptq_v2" if v2 else "gptq"})
+    finish(checkpoint, out, read)
+
+
+MAKERS = {"gguf": make_gguf, "ct": make_ct, "bnb": make_bnb, "fp8": make_fp8, "awq": make_awq, "gptq": make_gptq}
+
+
+def make(checkpoint: Path, form: str, out: Path) -> None:
+    """Write `out`, a file or folder, whole or not at all."""
+    part = out.with_name(f"part-{out.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.unlink(missing_ok=True)
+    tool, _, rest = form.partition(" ")
+    MAKERS[tool](checkpoint, rest, part)
+    Path(f"{part}.npz").rename(f"{out}.npz")
+    part.rename(out)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
+    make(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
