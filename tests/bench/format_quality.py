@@ -103,7 +103,11 @@ def difference(model: Path, expected: npt.NDArray[np.float32], ids: list[int], d
 
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     with LLM(model, dtype="float32", max_num_seqs=1, max_model_len=64, use_tqdm=False) as llm:
-        return llm.generate(prompt, temperature=0, max_tokens=count, ignore_eos=True, use_tqdm=False)[0].outputs[0].token_ids
+        return (
+            llm.generate(prompt, temperature=0, max_tokens=count, ignore_eos=True, use_tqdm=False)[0]
+            .outputs[0]
+            .token_ids
+        )
 
 
 def measure(form: str, made: Path, stories: list[str]) -> str:
@@ -137,7 +141,9 @@ def main() -> None:
         made = args.out / (form.replace(" ", "-") + (".gguf" if form.startswith("gguf ") else ""))
         if not made.exists():
             command = [args.tools_python, HERE / "format_files.py", wide, form, made]
-            run: Any = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+            run: Any = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
+            )
             if run.returncode:
                 print(f"{form}: not made: {run.stdout.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
                 continue
