@@ -116,8 +116,8 @@ def _check_readable(checkpoint: MappedTensors) -> None:
         if unread:
             first, types = unread[0], sorted({t.dtype for t in unread})
             raise WeightError(
-                f"{first.file}: tensor {first.name!r} is stored as {first.dtype}, which is not read ({len(unread)} such "
-                f"tensors, of {', '.join(types)}); types that are read: {_core.gguf_readable_types()}; use a file of "
+                f"{first.file}: tensor {first.name!r} is stored as {first.dtype}, which is not read ({len(unread)} "
+                f"such tensors, of {', '.join(types)}); types that are read: {_core.gguf_readable_types()}; use a file of "
                 "the model in these, such as Q4_K_M"
             )
         return
