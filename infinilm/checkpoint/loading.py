@@ -117,8 +117,8 @@ def _check_readable(checkpoint: MappedTensors) -> None:
             first, types = unread[0], sorted({t.dtype for t in unread})
             raise WeightError(
                 f"{first.file}: tensor {first.name!r} is stored as {first.dtype}, which is not read ({len(unread)} "
-                f"such tensors, of {', '.join(types)}); types that are read: {_core.gguf_readable_types()}; use a file of "
-                "the model in these, such as Q4_K_M"
+                f"such tensors, of {', '.join(types)}); types that are read: {_core.gguf_readable_types()}; use a "
+                "file of the model in these, such as Q4_K_M"
             )
         return
     found = [
