@@ -999,6 +999,9 @@ def gguf_type(name: str) -> tuple[int, int, bool, int]:
     Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """
 
+def gguf_readable_types() -> str:
+    """The types of GGUF files that gguf_dequantise reads, as a list."""
+
 def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dtype: str, zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, group_size: int = 0, scale_rows: int = 1, group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
     Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.

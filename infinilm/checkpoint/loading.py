@@ -109,7 +109,18 @@ def _causes(checkpoint: MappedTensors, missing: list[str], unexpected: list[str]
     return causes
 
 
-def _check_quantised(checkpoint: MappedTensors) -> None:
+def _check_readable(checkpoint: MappedTensors) -> None:
+    """WeightError: weights are stored in a way that is not read, or that nothing explains."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        unread = [t for t in checkpoint.tensors.values() if t.dtype not in checkpoint.dtypes]
+        if unread:
+            first, types = unread[0], sorted({t.dtype for t in unread})
+            raise WeightError(
+                f"{first.file}: tensor {first.name!r} is stored as {first.dtype}, which is not read ({len(unread)} "
+                f"such tensors, of {', '.join(types)}); types that are read: {_core.gguf_readable_types()}; use a "
+                "file of the model in these, such as Q4_K_M"
+            )
+        return
     found = [
         t for t in checkpoint.tensors.values() if t.dtype in _QUANTISED_DTYPES or t.name.endswith(_QUANTISED_SUFFIXES)
     ]
@@ -283,8 +294,8 @@ def load_weights(
         checkpoint.packed.check_dtype(dtype)
         expected, packed_dtypes = expected_tensors(engine, expected, checkpoint.tensors, checkpoint.packed)
         config = None  # its tensors are called as the engine does
-    elif not isinstance(checkpoint, GgufCheckpoint):
-        _check_quantised(checkpoint)
+    else:
+        _check_readable(checkpoint)
     if isinstance(checkpoint, GgufCheckpoint):
         found = checkpoint.find(expected)
     else:

@@ -120,14 +120,21 @@ def make_ct(checkpoint: Path, form: str, out: Path) -> None:
     import torch
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
+    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
     oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", scheme=form, ignore=["lm_head"])])
     model.save_pretrained(out, save_compressed=True)
+    exact = out.with_name(f"{out.name}-exact")  # scales of 32 bits, or the tool rounds what it reads to bfloat16
+    shutil.copytree(out, exact, dirs_exist_ok=True)
+    tensors = load_file(exact / "model.safetensors")
+    wide = {n: t.float() if n.endswith("_scale") and t.dtype == torch.bfloat16 else t for n, t in tensors.items()}
+    save_file(wide, exact / "model.safetensors", {"format": "pt"})
     read = AutoModelForCausalLM.from_pretrained(
-        out, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)
+        exact, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)
     )
+    shutil.rmtree(exact)
     finish(checkpoint, out, read.state_dict())
 
 
@@ -157,7 +164,8 @@ def make_bnb(checkpoint: Path, form: str, out: Path) -> None:
                 scb = weight.SCB if getattr(weight, "SCB", None) is not None else module.state.SCB
                 read[f"{name}.weight"] = weight.data.float() * scb.float()[:, None] / 127
             else:
-                read[f"{name}.weight"] = F.dequantize_4bit(weight.data, weight.quant_state).float()
+                weight.quant_state.dtype = torch.float32  # or it rounds what it reads to bfloat16
+                read[f"{name}.weight"] = F.dequantize_4bit(weight.data, weight.quant_state)
     finish(checkpoint, out, read)
 
 
@@ -174,6 +182,9 @@ def make_fp8(checkpoint: Path, form: str, out: Path) -> None:
 
     def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         parts = quantise.convert({name: weight})
+        if len(parts) == 1:  # no whole blocks: left as it is
+            read[name] = weight
+            return {".weight": weight}
         codes, scales = parts[name], parts[name.replace("weight", "weight_scale_inv")]
         by_block = scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
         read[name] = codes.float() * by_block[: codes.shape[0], : codes.shape[1]]
@@ -258,7 +269,8 @@ def make_gptq(checkpoint: Path, form: str, out: Path) -> None:
         )
         module.pack_original(linear, scales, zeros, g_idx)
         if not v2:
-            convert_gptq_v2_to_v1_format_module(module, quantize_config=None)
+            said = types.SimpleNamespace(bits=bits, pack_dtype=torch.int32)
+            convert_gptq_v2_to_v1_format_module(module, quantize_config=said)
         keys = ("qweight", "qzeros", "scales", "g_idx")
         return {f".{key}": getattr(module, key).to(torch.int32 if key == "g_idx" else None) for key in keys}
 

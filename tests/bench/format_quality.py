@@ -1,4 +1,4 @@
-"""What each format of weights costs the bundled model, and that files of the real tools are read as the tools read them.
+"""What each format of weights costs the bundled model, and whether files of real tools are read as the tools do.
 
     python tests/bench/format_quality.py --tools-python TOOLS/bin/python [--out FOLDER] [FORM...]
 
@@ -8,7 +8,6 @@ format_files.py and kept in FOLDER. Prints a table of
 
     KL, other best   mean divergence of next tokens from the float32 model's, nats a token, and the share of tokens
                      after which another one is the most likely: over held-out stories, of the weights alone
-    bits             of the weights of linears in the file
     read             the largest difference to the logits of the tool's own reading, over four times their root mean
                      square, with dtype="float32", and with "auto"
     tokens           how many of llama.cpp's greedy tokens are infinilm's, with dtype="float32"
@@ -23,12 +22,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +100,8 @@ def difference(model: Path, expected: npt.NDArray[np.float32], ids: list[int], d
 
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     with LLM(model, dtype="float32", max_num_seqs=1, max_model_len=64, use_tqdm=False) as llm:
-        return llm.generate(prompt, temperature=0, max_tokens=count, ignore_eos=True, use_tqdm=False)[0].outputs[0].token_ids
+        output = llm.generate(prompt, temperature=0, max_tokens=count, ignore_eos=True, use_tqdm=False)[0]
+    return list(output.outputs[0].token_ids)
 
 
 def measure(form: str, made: Path, stories: list[str]) -> str:
@@ -137,7 +135,7 @@ def main() -> None:
         made = args.out / (form.replace(" ", "-") + (".gguf" if form.startswith("gguf ") else ""))
         if not made.exists():
             command = [args.tools_python, HERE / "format_files.py", wide, form, made]
-            run: Any = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+            run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if run.returncode:
                 print(f"{form}: not made: {run.stdout.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
                 continue

@@ -387,7 +387,9 @@ def test_types_that_are_not_read(tmp_path: Path) -> None:
     }
     path = File(file.metadata, tensors).write(tmp_path / "model.gguf")
     with pytest.raises(
-        WeightError, match=r"not of a floating dtype: model.layers.0.mlp.up_proj.weight \(I8 in model.gguf"
+        WeightError,
+        match=r"model.gguf: tensor 'model.layers.0.mlp.up_proj.weight' is stored as I8, which is not read \(1 such "
+        r"tensors, of I8\); types that are read: F32, F16, .*MXFP4.*; use a file",
     ):
         LLM(path)
 

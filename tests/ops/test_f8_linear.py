@@ -63,15 +63,15 @@ def test_bits_of_plain_numbers(isa: str, type_name: str, case: Rows, out: list[i
     kind=st.sampled_from(("plain", "act_mul")),
     threads=st.sampled_from(support.THREADS),
 )
-def test_bits_beside_rounded_inputs(
-    isa: str, type_name: str, case: Rows, out: int, kind: str, threads: int
-) -> None:
+def test_bits_beside_rounded_inputs(isa: str, type_name: str, case: Rows, out: int, kind: str, threads: int) -> None:
     """With compute_dtype="bfloat16", where the kernels multiply that: what shares a scale gives the bits of bfloat16
     weights that are the codes, which has all of their numbers; then come the scales. Elsewhere nothing changes."""
     rng, b, k = case.rng(), backend(isa, threads, "bfloat16"), 128 * case.size
     made = [f8_blocks(rng, type_name, out, k) for _ in range(2 if kind == "act_mul" else 1)]
     x = case.x(rng, k)
-    linear = b.prepare_linear([(support.tensor(data), None) for data, _ in made], kind=kind, types=[type_name] * len(made))
+    linear = b.prepare_linear(
+        [(support.tensor(data), None) for data, _ in made], kind=kind, types=[type_name] * len(made)
+    )
     got = support.run_linear(b, linear, x, out, None, case.pad_in, case.pad_out)
     if isa not in MULTIPLY_BF16:
         exact = backend(isa, threads)
@@ -93,7 +93,9 @@ def test_bits_beside_rounded_inputs(
     for i in range(codes.shape[1]):
         size = codes.shape[2]
         plain = b.prepare_linear([(support.tensor(bf16(codes[:, i]), "bfloat16"), None)])
-        of_scale = support.run_linear(b, plain, np.ascontiguousarray(x[:, i * size : (i + 1) * size]), out) * scales[:, i]
+        of_scale = (
+            support.run_linear(b, plain, np.ascontiguousarray(x[:, i * size : (i + 1) * size]), out) * scales[:, i]
+        )
         want = want + of_scale if i else of_scale
     support.assert_bitwise(got, want)
     rounded = load(store(x, "bfloat16"), "bfloat16").astype(np.float64)

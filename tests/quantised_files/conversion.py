@@ -15,11 +15,14 @@ from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config import AutoConfig
 from infinilm.config.families import build_spec
-from quantised_files.writers import Format, Tensors, ct_fp4, save
+from quantised_files.writers import Format, Tensors, ct_fp4, of_bf16, save
 
 
-def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
-    """Write a folder whose linears are drawn in a format; returns all weights as float32, under their plain names."""
+def quantise(source: Path, folder: Path, form: Format, *, rounded: bool = False) -> dict[str, np.ndarray]:
+    """Write a folder whose linears are drawn in a format; returns all weights as float32, under their plain names.
+
+    rounded: they are those of the source, in bfloat16, to nearest.
+    """
     folder.mkdir()
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
@@ -30,7 +33,7 @@ def quantise(source: Path, folder: Path, form: Format) -> dict[str, np.ndarray]:
             array = checkpoint.array(name)
             if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
                 rng = np.random.default_rng(zlib.crc32(name.encode()))
-                parts, exact = form.write(rng, *info.shape)
+                parts, exact = form.write(rng, *info.shape, **({"weights": of_bf16(array)} if rounded else {}))
                 tensors |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in parts.items()}
                 weights[name] = exact.astype(np.float32)
                 continue

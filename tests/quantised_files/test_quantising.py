@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.compare_models import to_quantised
 from hypothesis import given, settings, strategies as st
 
 from infinilm import LLM, _core
@@ -25,7 +26,7 @@ from infinilm.debug.loss import measure_loss
 from infinilm.engine.hooks import HookRegistry
 from infinilm.errors import ConfigError
 from quantised_files.conversion import quantise
-from quantised_files.writers import awq, of_bf16
+from quantised_files.writers import Format, awq, bnb4, bnb8, ct_fp4, of_bf16
 
 DEMO = resolve_model("demo")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,6 +88,25 @@ def test_what_it_costs(scheme: str, bar: float, tmp_path: Path, stories: list[st
     loss = measure_loss("demo", out, stories[:6])
     assert loss.num_tokens > 500 and 1e-7 < loss.kl < bar
     assert loss.other_best < 0.03 and abs(loss.other_perplexity / loss.perplexity - 1) < 0.02
+
+
+@pytest.mark.parametrize(("name", "bar"), [("fp8", 1.6e-4), ("gptq", 2.4e-3), ("awq", 1.8e-3)])
+def test_what_formats_of_other_tools_cost(name: str, bar: float, tmp_path: Path, stories: list[str]) -> None:
+    """Rounded to nearest: what docs/formats.md says that the real tools' files cost."""
+    to_quantised(DEMO, name, tmp_path / "out")
+    loss = measure_loss("demo", tmp_path / "out", stories[:6])
+    assert bar / 4 < loss.kl < bar
+
+
+@pytest.mark.parametrize(
+    ("form", "bar"),
+    [(bnb8(), 1.1e-5), (bnb4(double=False), 1.8e-3), (ct_fp4("nvfp4"), 2.2e-3), (ct_fp4("mxfp4"), 3.6e-3)],
+    ids=repr,
+)
+def test_what_tables_of_values_cost(form: Format, bar: float, tmp_path: Path, stories: list[str]) -> None:
+    quantise(DEMO, tmp_path / "out", form, rounded=True)
+    loss = measure_loss("demo", tmp_path / "out", stories[:6])
+    assert bar / 4 < loss.kl < bar
 
 
 @settings(deadline=None, max_examples=20)

@@ -1,6 +1,7 @@
 """Quantised safetensors checkpoints, written from the published layouts number by number, and the weights they hold.
 
 Nothing is shared with the reader. Each writer draws integers and scales, computes the weights in float64, and packs.
+Those of values in a table also round weights that are given, to nearest.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ E4M3 = np.array([e4m3(code) for code in range(256)])
 class Format:
     """How linears are written, and what config.json says of them."""
 
-    write: Callable[[np.random.Generator, int, int], Written]
+    write: Callable[..., Written]  # rng, outputs, inputs[, weights]
     config: dict[str, Any]
     name: str
     native: bool = False
@@ -260,6 +261,13 @@ def fp8_block(block: tuple[int, int], dtype: str) -> Format:
     return Format(write, config, f"fp8-{block[0]}x{block[1]}-{dtype}")
 
 
+def nearest(values: Array, table: Array) -> Array:
+    """Which of a table is nearest to each."""
+    order = np.argsort(table, kind="stable")
+    ascending = np.asarray(table, np.float64)[order]
+    return order[np.searchsorted((ascending[1:] + ascending[:-1]) / 2, values)]
+
+
 def fp4_codes(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Array, Array]:
     codes = rng.integers(0, 16, (outputs, inputs))
     return codes, np.where(codes < 8, 1, -1) * np.array(FP4)[codes & 7]
@@ -268,21 +276,33 @@ def fp4_codes(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[Arra
 def ct_fp4(kind: str) -> Format:
     group = {"nvfp4": 16, "mxfp4": 32}[kind]
 
-    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    def write(rng: np.random.Generator, outputs: int, inputs: int, weights: Array | None = None) -> Written:
         codes, values = fp4_codes(rng, outputs, inputs)
-        tensors: Tensors = {".weight_packed": ("U8", (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8))}
+        tensors: Tensors = {".weight_packed": ("U8", np.zeros(0))}
+        largest = None if weights is None else np.abs(weights.reshape(outputs, -1, group)).max(2)
         if kind == "nvfp4":
             stored = rng.integers(0x50, 0x7F, (outputs, inputs // group)).astype(np.uint8)
             total = np.float32(rng.uniform(10000, 20000))
+            if largest is not None:
+                total = np.float32(448 * 6 / largest.max())
+                stored = nearest(largest / 6 * total, E4M3[:127]).astype(np.uint8)
             s = E4M3[stored] / float(total)
             tensors[".weight_scale"] = ("F8_E4M3", stored)
             tensors[".weight_global_scale"] = ("F32", np.array([total]))
             tensors[".input_global_scale"] = ("F32", np.array([3.0], np.float32))
         else:
             stored = rng.integers(118, 122, (outputs, inputs // group)).astype(np.uint8)
+            if largest is not None:
+                stored = (np.floor(np.log2(np.maximum(largest, 2**-99))) + 125).astype(np.uint8)
             s = 2.0 ** (stored.astype(int) - 127)
             tensors[".weight_scale"] = ("U8", stored)
-        return tensors, values * np.repeat(s, group, 1)
+        s = np.repeat(s, group, 1)
+        if weights is not None:
+            table = np.array([*FP4, *(-value for value in FP4)])
+            codes = nearest(weights / np.maximum(s, 1e-30), table)
+            values = table[codes]
+        tensors[".weight_packed"] = "U8", (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+        return tensors, values * s
 
     strategy = "tensor_group" if kind == "nvfp4" else "group"
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
@@ -290,10 +310,14 @@ def ct_fp4(kind: str) -> Format:
 
 
 def bnb4(double: bool, block: int = 64) -> Format:
-    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    def write(rng: np.random.Generator, outputs: int, inputs: int, weights: Array | None = None) -> Written:
         count = outputs * inputs
         codes, blocks = rng.integers(0, 16, count), math.ceil(count / block)
         quant_map = np.array(NF4, np.float32)
+        stored = rng.uniform(0.02, 0.06, blocks).astype(np.float32)
+        if weights is not None:
+            stored = np.abs(weights.reshape(-1, block)).max(1).astype(np.float32)
+            codes = nearest(weights.reshape(-1, block) / np.maximum(stored, 1e-30)[:, None], quant_map).reshape(-1)
         state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [outputs, inputs]}
         tensors: Tensors = {
             ".weight": ("U8", (codes[0::2] << 4 | codes[1::2]).astype(np.uint8).reshape(-1, 1)),
@@ -309,22 +333,24 @@ def bnb4(double: bool, block: int = 64) -> Format:
             tensors[".weight.nested_quant_map"] = ("F32", table)
             tensors[".weight.absmax"] = ("U8", stored)
         else:
-            stored = rng.uniform(0.02, 0.06, blocks).astype(np.float32)
             absmax = stored.astype(float)
             tensors[".weight.absmax"] = ("F32", stored)
         text = np.frombuffer(json.dumps(state).encode(), np.uint8)
         tensors[".weight.quant_state.bitsandbytes__nf4"] = ("U8", text)
-        weights = quant_map.astype(float)[codes] * np.repeat(absmax, block)[:count]
-        return tensors, weights.reshape(outputs, inputs)
+        written = quant_map.astype(float)[codes] * np.repeat(absmax, block)[:count]
+        return tensors, written.reshape(outputs, inputs)
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     return Format(write, config | {"bnb_4bit_use_double_quant": double}, f"bnb-nf4{'-double' if double else ''}")
 
 
 def bnb8() -> Format:
-    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+    def write(rng: np.random.Generator, outputs: int, inputs: int, weights: Array | None = None) -> Written:
         q = rng.integers(-127, 128, (outputs, inputs))
         largest = rng.uniform(0.02, 0.06, outputs).astype(np.float32)
+        if weights is not None:
+            largest = np.abs(weights).max(1).astype(np.float32)
+            q = np.rint(weights / largest[:, None] * 127).astype(int)
         return {
             ".weight": ("I8", q.astype(np.int8)),
             ".SCB": ("F32", largest),
