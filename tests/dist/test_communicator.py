@@ -60,6 +60,8 @@ NAMES = {
     "the_kind_of_group": 1,
     "weight_bytes_while_loading": 1,
     "packed_memory": 1,
+    "turns_are_waited_for": 1,
+    "turns_come_in_order": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,
