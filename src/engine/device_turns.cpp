@@ -5,6 +5,8 @@
 #include <list>
 #include <mutex>
 
+#include "core/error.h"
+
 namespace infinilm {
 
 namespace {
@@ -20,20 +22,31 @@ Turns& turns() {
     return *all;
 }
 
+thread_local const DeviceTurn* running = nullptr;
+
 }  // namespace
+
+DeviceTurn::Running::Running(const DeviceTurn& turn) { running = &turn; }
+DeviceTurn::Running::~Running() { running = nullptr; }
 
 DeviceTurn::DeviceTurn(const void* engine, const std::vector<int>& devices) : engine_(engine), devices_(devices) {
     if (devices_.empty()) return;
+    if (running && waits_for(*running))
+        throw Error(
+            "an engine of several GPUs was called in the middle of a step of another one on the same GPUs, as in a "
+            "hook; call it when that step has ended, or use other GPUs");
     const std::lock_guard lock(turns().mutex);
     turns().in_order.push_back(this);
 }
 
+bool DeviceTurn::waits_for(const DeviceTurn& turn) const {
+    return turn.engine_ != engine_ && std::ranges::find_first_of(turn.devices_, devices_) != turn.devices_.end();
+}
+
 bool DeviceTurn::is_first() const {
     const auto& all = turns().in_order;
-    return std::none_of(all.begin(), std::ranges::find(all, this), [&](const DeviceTurn* before) {
-        return before->engine_ != engine_ &&
-               std::ranges::find_first_of(before->devices_, devices_) != before->devices_.end();
-    });
+    return std::none_of(all.begin(), std::ranges::find(all, this),
+                        [&](const DeviceTurn* before) { return waits_for(*before); });
 }
 
 bool DeviceTurn::has_come() const {

@@ -13,6 +13,7 @@ namespace infinilm {
 class DeviceTurn {
 public:
     // The next turn on these devices; on none there is nothing to wait for. engine: anything that tells them apart.
+    // Error: this thread is in the middle of another engine's turn on one of them, and would wait for itself.
     DeviceTurn(const void* engine, const std::vector<int>& devices);
     ~DeviceTurn() { end(); }
     DeviceTurn(const DeviceTurn&) = delete;
@@ -22,8 +23,18 @@ public:
     void wait() const;  // until it has
     void end();         // idempotent; lets those behind begin
 
+    // While it is there, its thread is in the middle of the turn.
+    class Running {
+    public:
+        explicit Running(const DeviceTurn& turn);
+        ~Running();
+        Running(const Running&) = delete;
+        Running& operator=(const Running&) = delete;
+    };
+
 private:
-    bool is_first() const;  // with the lock held
+    bool is_first() const;                         // with the lock held
+    bool waits_for(const DeviceTurn& turn) const;  // that came before
 
     const void* const engine_;
     const std::vector<int> devices_;

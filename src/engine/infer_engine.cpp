@@ -147,6 +147,7 @@ void InferEngine::run_task(const std::shared_ptr<Joint>& joint, Rank& rank) {
         joint->turn.wait();
     }
     attempt(*joint, rank, [&] {
+        const DeviceTurn::Running running(joint->turn);
         if (dead_) cause_.throw_dead();
         if (!joint->is_step) settle(rank);
         StepOutput output = joint->task(rank);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/error.h"
 #include "engine/device_turns.h"
 
 namespace infinilm::test {
@@ -21,6 +22,23 @@ TEST(turns_come_in_order) {
     a.reset();             // as when a task could not be submitted
     CHECK(!b.has_come());  // `again` is there, too
     nowhere.wait();
+}
+
+TEST(turns_within_turns) {
+    const DeviceTurn a(&first_engine, {0, 1});
+    const auto refuses = [](const int& engine, int device) {
+        try {
+            const DeviceTurn turn(&engine, {device});
+            return false;
+        } catch (const Error&) {
+            return true;
+        }
+    };
+    {
+        const DeviceTurn::Running running(a);
+        CHECK(refuses(second_engine, 1) && !refuses(second_engine, 2) && !refuses(first_engine, 1));
+    }
+    CHECK(!refuses(second_engine, 1));
 }
 
 TEST(turns_are_waited_for) {

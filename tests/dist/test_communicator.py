@@ -62,6 +62,7 @@ NAMES = {
     "packed_memory": 1,
     "turns_are_waited_for": 1,
     "turns_come_in_order": 1,
+    "turns_within_turns": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,
