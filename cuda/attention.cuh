@@ -260,10 +260,39 @@ __device__ __forceinline__ void add_scores(float (&scores)[kTiles][kScores][4], 
     }
 }
 
-// What a lane knows of its rows g and g + 8.
+// 2^x of an integer x <= 0, or of -inf; 0 where float32 has no normal number for it, and for NaN. Exact: adding
+// 1.5 * 2^23 leaves the exponent in the low bits.
+__device__ __forceinline__ float power_of_two(float x) {
+    return __uint_as_float(__float_as_uint(__fadd_rn(fmaxf(x, -127.0f), 12582912.0f + 127.0f)) << 23);
+}
+
+// Brings what is merged so far and a chunk to their common maximum, which m becomes.
+struct Factors {
+    float before = 1.0f, chunk = 0.0f;
+    Factors() = default;
+    __device__ __forceinline__ Factors(float& m, float chunk_m) {
+        if (chunk_m == -INFINITY) return;  // the row sees nothing of the chunk
+        const float largest = fmaxf(m, chunk_m);
+        before = power_of_two(m - largest);
+        chunk = power_of_two(chunk_m - largest);
+        m = largest;
+    }
+    // Of sums and outputs alike.
+    __device__ __forceinline__ float merge(float x, float chunk_x) const {
+        return __fmaf_rn(chunk_x, chunk, __fmul_rn(x, before));
+    }
+};
+
+// What is known of a row: of a chunk, or merged so far.
 struct RowState {
-    float m[2] = {-INFINITY, -INFINITY};  // the largest score, times `scale`, rounded down
-    float l[2] = {0, 0};                  // the sum of weights
+    float m = -INFINITY;  // the largest score, times `scale`, rounded down
+    float l = 0.0f;       // the sum of weights
+    // Takes in the next chunk, and returns what does the same to the outputs.
+    __device__ __forceinline__ Factors merge(const RowState& chunk) {
+        const Factors factors(m, chunk.m);
+        l = factors.merge(l, chunk.l);
+        return factors;
+    }
 };
 
 // cap * tanh(x / cap) of the scores of a piece, which are still to be multiplied by softmax_scale; to about cap *
@@ -288,12 +317,6 @@ __device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
             if (key < first_key(end[i / 2]) - begin || key >= end[i / 2] - begin) scores[j][i] = -INFINITY;
         }
-}
-
-// 2^x of an integer x <= 0, or of -inf; 0 where float32 has no normal number for it, and for NaN. Exact: adding
-// 1.5 * 2^23 leaves the exponent in the low bits.
-__device__ __forceinline__ float power_of_two(float x) {
-    return __uint_as_float(__float_as_uint(__fadd_rn(fmaxf(x, -127.0f), 12582912.0f + 127.0f)) << 23);
 }
 
 // The largest score of a piece in row g + 8 h, times `scale`, rounded down.
@@ -328,11 +351,11 @@ __device__ __forceinline__ void lower_weights(uint32_t (*weights)[4], int pieces
 }
 // Makes weights of the scores of a chunk's piece, and brings those of the pieces before it to the same m.
 template <class T>
-__device__ __forceinline__ void add_weights(uint32_t (&weights)[kChunk / 16][4], RowState& row, int piece,
+__device__ __forceinline__ void add_weights(uint32_t (&weights)[kChunk / 16][4], RowState (&rows)[2], int piece,
                                             const float (*scores)[4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const float before = row.m[h], m = row.m[h] = fmaxf(before, largest_score(scores, h, scale));
+        const float before = rows[h].m, m = rows[h].m = fmaxf(before, largest_score(scores, h, scale));
         make_weights<T>(weights + piece * kPiece / 16, scores, h, scale, m);
         if (piece > 0) lower_weights<T>(weights, piece, h, before, m);
     }
@@ -346,12 +369,12 @@ __device__ __forceinline__ void add_no_weights(uint32_t (&weights)[kChunk / 16][
 }
 // The sums of a chunk's weights: their products with a column of ones.
 template <class T>
-__device__ __forceinline__ void sum_weights(RowState& row, const uint32_t (&weights)[kChunk / 16][4]) {
+__device__ __forceinline__ void sum_weights(RowState (&rows)[2], const uint32_t (&weights)[kChunk / 16][4]) {
     const uint32_t ones = pack2<T>(1.0f, 1.0f);
     float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < kChunk / 16; ++i) mma_m16n8k16<T>(sums, weights[i], {ones, ones});
-    row.l[0] = sums[0], row.l[1] = sums[2];
+    rows[0].l = sums[0], rows[1].l = sums[2];
 }
 
 // ---- a chunk whose kPieces pieces several warps have, who tell each other of them by shared memory ----------------
@@ -370,7 +393,7 @@ __device__ __forceinline__ void tell_maxima(float* maxima, int piece, const floa
 // Once all have: makes the weights of the piece's scores, with the bits that one warp has of all pieces in a row
 // (add_weights), and puts them where all find them: `shared` is [kChunk / 16][32 lanes] fragments of the tile.
 template <class T, int kRows>
-__device__ __forceinline__ void tell_weights(uint4* shared, RowState& row, const float* maxima, int piece,
+__device__ __forceinline__ void tell_weights(uint4* shared, RowState (&rows)[2], const float* maxima, int piece,
                                              const float (*scores)[4], float scale) {
     const int lane = lane_id();
     uint32_t weights[kPiece / 16][4];
@@ -384,7 +407,7 @@ __device__ __forceinline__ void tell_weights(uint4* shared, RowState& row, const
             if (i == piece) make_weights<T>(weights, scores, h, scale, m);
             if (i > piece) lower_weights<T>(weights, 1, h, before, m);
         }
-        row.m[h] = m;
+        rows[h].m = m;
     }
 #pragma unroll
     for (int step = 0; step < kPiece / 16; ++step)
@@ -438,28 +461,12 @@ __device__ __forceinline__ void add_values(float (*out)[kTiles][4], const uint32
 
 // ---- merging chunks ----------------------------------------------------------------------------------------------
 
-// Brings what is merged so far and a chunk to their common maximum, which m becomes.
-struct Factors {
-    float before = 1.0f, chunk = 0.0f;
-    Factors() = default;
-    __device__ __forceinline__ Factors(float& m, float chunk_m) {
-        if (chunk_m == -INFINITY) return;  // the row sees nothing of the chunk
-        const float largest = fmaxf(m, chunk_m);
-        before = power_of_two(m - largest);
-        chunk = power_of_two(chunk_m - largest);
-        m = largest;
-    }
-    // Of sums and outputs alike.
-    __device__ __forceinline__ float merge(float x, float chunk_x) const {
-        return __fmaf_rn(chunk_x, chunk, __fmul_rn(x, before));
-    }
-};
 // A lane's rows are rows g and g + 8 of each tile, g = lane / 4; its three neighbours have the same. What there is of
 // each row, one lane of the four keeps.
 template <int kTiles>
 struct RowKeeper {
     static constexpr int kRows = 2 * kTiles;
-    float m = -INFINITY, l = 0.0f;  // of what is merged so far
+    RowState merged;
 
     static __device__ __forceinline__ int row() {
         const int lane = lane_id(), mine = lane % 4 % kRows;
@@ -479,18 +486,16 @@ struct RowKeeper {
     // A chunk's weights, whose largest scores are known: sums them, and returns what brings outputs of the lane's row
     // together with what was merged before.
     template <class T>
-    __device__ __forceinline__ Factors merge(RowState (&chunk)[kTiles],
+    __device__ __forceinline__ Factors merge(RowState (&chunk)[kTiles][2],
                                              const uint32_t (&weights)[kTiles][kChunk / 16][4]) {
         float chunk_m[kRows], chunk_l[kRows];
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
             sum_weights<T>(chunk[t], weights[t]);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) chunk_m[2 * t + h] = chunk[t].m[h], chunk_l[2 * t + h] = chunk[t].l[h];
+            for (int h = 0; h < 2; ++h) chunk_m[2 * t + h] = chunk[t][h].m, chunk_l[2 * t + h] = chunk[t][h].l;
         }
-        const Factors mine(m, keep(chunk_m));
-        l = mine.merge(l, keep(chunk_l));
-        return mine;
+        return merged.merge({keep(chunk_m), keep(chunk_l)});
     }
     // Those of all rows.
     static __device__ __forceinline__ void give_all(Factors (&factors)[kTiles][2], const Factors& mine) {
@@ -533,11 +538,11 @@ __device__ __forceinline__ void merge_values(float (&total)[kTiles][kColumns][4]
     merge_outputs<2 * kPairs>(total, first, out, factors);
 }
 
-// 1 / the sum of a row's weights, once all is merged; m is that of scores times log2(e). A sink far above the scores
+// 1 / the sum of a row's weights, once all is merged. A sink far above the scores
 // makes it 0.
-__device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, float m, float l) {
-    if (p.sinks) l = __fadd_rn(l, exp2f(__fmaf_rn(p.sinks[head], 1.44269504f, -m)));
-    return 1.0f / l;
+__device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, RowState row) {
+    if (p.sinks) row.l = __fadd_rn(row.l, exp2f(__fmaf_rn(p.sinks[head], 1.44269504f, -row.m)));
+    return 1.0f / row.l;
 }
 // The output once all is merged. Adding 0 makes -0 a 0. A row without a number among its scores gets NaN.
 __device__ __forceinline__ float finished(float o, float inverse_l) { return __fadd_rn(__fmul_rn(o, inverse_l), 0.0f); }

@@ -17,17 +17,20 @@ namespace infinilm::cuda {
 
 constexpr int kDecodeWarps = kPieces, kDecodeThreads = 32 * kDecodeWarps;
 
-template <int D>
+// D columns, of which kColumns at a time lie in shared memory.
+template <int D, int kColumns>
 struct DecodeShape {
-    static constexpr int kUnits = D / 8, kPairs = D / 16;              // of columns: pieces of 16 bytes; 16 of them
-    static constexpr int kWarpPairs = ceil_div(kPairs, kDecodeWarps);  // whose values a warp adds
+    static constexpr int kParts = D / kColumns, kUnits = kColumns / 8, kPairs = kColumns / 16;  // of 16 bytes; of 16
+    static constexpr int kWarpPairs = ceil_div(kPairs, kDecodeWarps);  // of a part, whose values a warp adds
+    static_assert(D % kColumns == 0 && (kParts == 1 || kPairs % kDecodeWarps == 0), "pairs in the order of columns");
     // Wide heads have keys and values in one place, one after the other.
     static constexpr bool kShared = D > 128;
-    static constexpr int kTile = tile_elements<kUnits>(kChunk) * 2, kQueries = tile_elements<kUnits>(kTileRows) * 2;
+    static constexpr int kTile = tile_elements<kUnits>(kChunk) * 2;
+    static constexpr int kQueryPart = tile_elements<kUnits>(kTileRows), kQueries = kParts * kQueryPart * 2;
     static constexpr int kWeights = kChunk / 16 * 32 * 16;  // bytes, in fragment order
     static constexpr int kMaxima = kDecodeWarps * kTileRows * 4, kKeyRows = 2 * kChunk * 4;
     static constexpr int kBytes = (kShared ? 1 : 2) * kTile + kQueries + kWeights + kMaxima + kKeyRows;
-    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : D <= 256 ? 2 : 1;  // of an SM
+    static constexpr int kBlocks = D <= 80 ? 4 : D <= 128 ? 3 : D <= 256 || kParts > 1 ? 2 : 1;  // of an SM
 };
 
 // What a block has to do.
@@ -60,13 +63,13 @@ struct DecodeTile {
 };
 
 // Shared memory of a block.
-template <class T, int D>
+template <class T, class Shape>
 struct DecodeRoom {
-    using Shape = DecodeShape<D>;
-    T *keys, *values, *queries;  // tiles
-    uint4* weights;              // [steps of 16 keys][lanes]
-    float* maxima;               // [warps][rows]
-    int* key_rows;               // of a chunk (KeyRows), and of the next one
+    T *keys, *values;  // tiles of a part
+    T* queries;        // a tile for each part
+    uint4* weights;    // [steps of 16 keys][lanes]
+    float* maxima;     // [warps][rows]
+    int* key_rows;     // of a chunk (KeyRows), and of the next one
     __device__ __forceinline__ explicit DecodeRoom(uint8_t* smem) {
         keys = reinterpret_cast<T*>(smem);
         values = Shape::kShared ? keys : reinterpret_cast<T*>(smem + Shape::kTile);
@@ -80,18 +83,17 @@ struct DecodeRoom {
 };
 
 // What a lane has of the output of its rows g and g + 8, and of their sums of weights: of a chunk, or merged so far.
-template <int D>
+template <class Shape>
 struct DecodeSums {
-    static constexpr int kWarpPairs = DecodeShape<D>::kWarpPairs;
-    RowState row;
+    static constexpr int kWarpPairs = Shape::kParts * Shape::kWarpPairs;
+    RowState rows[2];
     float out[2 * kWarpPairs][4] = {};
 
     // Chunks in ascending order.
     __device__ __forceinline__ void merge(const DecodeSums& chunk) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const Factors factors(row.m[h], chunk.row.m[h]);
-            row.l[h] = factors.merge(row.l[h], chunk.row.l[h]);
+            const Factors factors = rows[h].merge(chunk.rows[h]);
 #pragma unroll
             for (int j = 0; j < 2 * kWarpPairs; ++j)
 #pragma unroll
@@ -109,7 +111,7 @@ struct DecodeSums {
 #pragma unroll
             for (int j = 0; j < 2 * kWarpPairs; ++j) {
                 const int pair = warp + j / 2 * kDecodeWarps;
-                if (pair < DecodeShape<D>::kPairs) put(r, 16 * pair + j % 2 * 8 + lane % 4 * 2, h, j);
+                if (pair < Shape::kParts * Shape::kPairs) put(r, 16 * pair + j % 2 * 8 + lane % 4 * 2, h, j);
             }
         }
     }
@@ -118,22 +120,22 @@ struct DecodeSums {
             *reinterpret_cast<float2*>(partial + r * row_floats + column) =
                 make_float2(out[j][2 * h], out[j][2 * h + 1]);
             if (column == 0)
-                *reinterpret_cast<float2*>(partial + (r + 1) * row_floats - 4) = make_float2(row.m[h], row.l[h]);
+                *reinterpret_cast<float2*>(partial + (r + 1) * row_floats - 4) = make_float2(rows[h].m, rows[h].l);
         });
     }
     template <class T>
-    __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows,
+    __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows_of,
                                           const DecodeTile& tile) const {
         const int lane = lane_id();
         float inverse[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int r = min(lane / 4 + 8 * h, tile.num_rows - 1);
-            inverse[h] = inverse_weight(p, rows.head(tile.row0 + r), row.m[h], row.l[h]);
+            inverse[h] = inverse_weight(p, rows_of.head(tile.row0 + r), rows[h]);
         }
         for_outputs(tile.num_rows, [&](int r, int column, int h, int j) {
             if (column >= p.value_dim) return;
-            T* to = static_cast<T*>(p.out) + rows.offset(tile.row0 + r, p.out_stride, p.value_dim) + column;
+            T* to = static_cast<T*>(p.out) + rows_of.offset(tile.row0 + r, p.out_stride, p.value_dim) + column;
             *reinterpret_cast<uint32_t*>(to) =
                 pack2<T>(finished(out[j][2 * h], inverse[h]), finished(out[j][2 * h + 1], inverse[h]));
         });
@@ -141,16 +143,23 @@ struct DecodeSums {
 };
 
 // The scores and weights of a warp's piece of a chunk, and what they say of m; the weights of all pieces come to lie in
-// room.weights. load_next: starts the copies of the next keys, once nobody reads these.
-template <class T, int D, class Load>
+// room.weights. load_next(part): starts the copies of the keys behind this part, once nobody reads it.
+template <class T, class Shape, class Load>
 __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const DecodeTile& tile,
-                                            const DecodeRoom<T, D>& room, int chunk_begin, RowState& row,
+                                            const DecodeRoom<T, Shape>& room, int chunk_begin, RowState (&rows)[2],
                                             const Load& load_next) {
     const int lane = lane_id(), warp = warp_id();
     float scores[1][kPiece / 8][4] = {};
-    add_scores<T, DecodeShape<D>::kUnits, kPiece>(scores, 0, room.queries, room.keys, warp * kPiece);
-    __syncwarp();  // a warp's keys are its own
-    load_next();
+#pragma unroll 1
+    for (int part = 0; part < Shape::kParts; ++part) {
+        // On their way: these keys, and their values or, where keys and values share a place, nothing more.
+        cp_async_wait<Shape::kShared ? 0 : 1>();
+        __syncwarp();
+        add_scores<T, Shape::kUnits, kPiece>(scores, 0, room.queries + part * Shape::kQueryPart, room.keys,
+                                             warp * kPiece);
+        __syncwarp();  // a warp's keys are its own
+        load_next(part);
+    }
     if (p.cap > 0) cap_scores(scores[0], p);
     const int begin = chunk_begin + warp * kPiece;
     if (tile.row_ends[0] < begin + kPiece || p.first_key(tile.end) > begin) {  // some row does not see all
@@ -159,29 +168,26 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
     }
     tell_maxima<kTileRows>(room.maxima, warp, scores[0], p.scale);
     __syncthreads();
-    tell_weights<T, kTileRows>(room.weights, row, room.maxima, warp, scores[0], p.scale);
+    tell_weights<T, kTileRows>(room.weights, rows, room.maxima, warp, scores[0], p.scale);
 }
 
-// The products of all weights of a chunk with a warp's columns of its values, which begin at first_unit of the tile.
-template <class T, int D>
-__device__ __forceinline__ void add_chunk(DecodeSums<D>& sums, const DecodeRoom<T, D>& room, int first_unit,
-                                          int value_dim) {
-    using Shape = DecodeShape<D>;
+// The products of all weights of a chunk with a warp's columns of a part of its values, which begin at first_unit of
+// the tile; width: columns of the values from this part on.
+template <class T, class Shape>
+__device__ __forceinline__ void add_part(float (*out)[4], const uint32_t (&weights)[kChunk / 16][4],
+                                         const DecodeRoom<T, Shape>& room, int first_unit, int width) {
     const int lane = lane_id(), warp = warp_id();
-    uint32_t weights[kChunk / 16][4];
-    read_weights(weights, room.weights);
-    sum_weights<T>(sums.row, weights);
 #pragma unroll
     for (int i = 0; i < Shape::kWarpPairs; ++i) {
         const int pair = warp + i * kDecodeWarps;
-        if (pair >= Shape::kPairs || 16 * pair >= value_dim) break;
+        if (pair >= Shape::kPairs || 16 * pair >= width) break;
         const T* values = room.values + place<Shape::kUnits>(lane % 16, first_unit + 2 * pair + lane / 16);
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step) {
             uint32_t b[4];
             ldmatrix_x4_trans(b, values + step * tile_elements<Shape::kUnits>(16));
-            mma_m16n8k16<T>(sums.out[2 * i], weights[step], {b[0], b[1]});
-            mma_m16n8k16<T>(sums.out[2 * i + 1], weights[step], {b[2], b[3]});
+            mma_m16n8k16<T>(out[2 * i], weights[step], {b[0], b[1]});
+            mma_m16n8k16<T>(out[2 * i + 1], weights[step], {b[2], b[3]});
         }
     }
 }
@@ -192,24 +198,25 @@ struct Merged {
     static constexpr int kColumns = 4 * kThreads, kItems = ceil_div(D, kColumns);
     // What a thread reads of a chunk.
     struct Part {
-        float2 state;  // m, l
+        RowState state;
         float4 x[kItems];
     };
     const int row = threadIdx.x / kThreads, column0 = threadIdx.x % kThreads * 4;
     const bool active;
-    float m = -INFINITY, l = 0.0f, o[kItems][4] = {};
+    RowState state;
+    float o[kItems][4] = {};
     __device__ __forceinline__ explicit Merged(int num_rows) : active(row < num_rows && column0 < D) {}
 
     __device__ __forceinline__ void load(Part& part, const float* from, int row_floats) const {
-        part.state = *reinterpret_cast<const float2*>(from + row_floats - 4);
+        const float2 m_and_l = *reinterpret_cast<const float2*>(from + row_floats - 4);
+        part.state.m = m_and_l.x, part.state.l = m_and_l.y;
 #pragma unroll
         for (int i = 0; i < kItems; ++i)
             if (D % kColumns == 0 || column0 + kColumns * i < D)
                 part.x[i] = *reinterpret_cast<const float4*>(from + column0 + kColumns * i);
     }
     __device__ __forceinline__ void merge(const Part& part) {
-        const Factors factors(m, part.state.x);
-        l = factors.merge(l, part.state.y);
+        const Factors factors = state.merge(part.state);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
             o[i][0] = factors.merge(o[i][0], part.x[i].x);
@@ -240,7 +247,7 @@ struct Merged {
     __device__ __forceinline__ void store(const AttentionKernelArgs& p, const Rows& rows, int row0) const {
         if (!active) return;
         T* to = static_cast<T*>(p.out) + rows.offset(row0 + row, p.out_stride, p.value_dim);
-        const float inverse = inverse_weight(p, rows.head(row0 + row), m, l);
+        const float inverse = inverse_weight(p, rows.head(row0 + row), state);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
             const int column = column0 + kColumns * i;
@@ -274,14 +281,14 @@ __device__ __forceinline__ void prefetch_key(const AttentionKernelArgs& p, int r
 }
 
 // One item of the list from its chunk `first` on, for one kv head, by the whole block.
-template <class T, int D>
+template <class T, int D, int kColumns>
 __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTile& tile, int first, uint8_t* smem) {
-    using Shape = DecodeShape<D>;
-    const DecodeRoom<T, D> room(smem);
+    using Shape = DecodeShape<D, kColumns>;
+    const DecodeRoom<T, Shape> room(smem);
     const KeyRows key_rows(p, tile.seq, tile.kv_head);
     const int count = tile.is_whole() ? tile.chunks : min(tile.width, tile.chunks - first);
-    // Values that are the ends of their keys lie in the tile of these already.
-    const bool are_there = Shape::kShared && p.value_dim < p.head_dim;
+    // Values that are the ends of their keys lie in the tile of these already, if all of a key does.
+    const bool are_there = Shape::kShared && Shape::kParts == 1 && p.value_dim < p.head_dim;
     const int first_unit = are_there ? (p.head_dim - p.value_dim) / 8 : 0;
     auto begin_of = [&](int i) { return (tile.chunk0 + first + i) * kChunk; };
     // A warp finds and copies the keys of its piece.
@@ -291,49 +298,66 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
                                                      Span(tile.begin, tile.end, begin_of(i)), threadIdx.x);
         __syncwarp();
     };
-    auto load_keys = [&](int i) {
+    auto load_keys = [&](int i, int part) {
         const int key = static_cast<int>(warp_id()) * kPiece;
         if (i < count)
             copy_tile<32, kPiece, Shape::kUnits>(room.keys + tile_elements<Shape::kUnits>(key),
-                                                 static_cast<const T*>(p.k_cache), room.rows_of(i) + key, 0, p.head_dim,
-                                                 p.head_dim);
+                                                 static_cast<const T*>(p.k_cache), room.rows_of(i) + key,
+                                                 part * Shape::kUnits, p.head_dim, p.head_dim);
         cp_async_commit();
     };
-    auto load_values = [&](int i) {
+    auto load_values = [&](int i, int part) {
         if (i < count)
             copy_tile<kDecodeThreads, kChunk, Shape::kUnits>(room.values, static_cast<const T*>(p.v_cache),
-                                                             room.rows_of(i), 0, p.head_dim, p.value_dim);
+                                                             room.rows_of(i), part * Shape::kUnits, p.head_dim,
+                                                             p.value_dim);
         cp_async_commit();
     };
     locate(0);
     prefetch_key(p, room.rows_of(0)[threadIdx.x]);
     locate(1);
     grid_dependency_wait();  // where the keys are, the host has listed; what they are may be an output
-    load_keys(0);
+    load_keys(0, 0);
     __syncthreads();  // the rows of all keys have come
-    if (!Shape::kShared) load_values(0);
-    copy_queries<kTileRows, Shape::kUnits>(room.queries, p, Rows(p, tile.seq, tile.kv_head), tile.row0);
+    if (!Shape::kShared) load_values(0, 0);
+    for (int part = 0; part < Shape::kParts; ++part)
+        copy_queries<kTileRows, Shape::kUnits>(room.queries + part * Shape::kQueryPart, p,
+                                               Rows(p, tile.seq, tile.kv_head), tile.row0, part * Shape::kUnits);
     __syncthreads();
-    DecodeSums<D> sums;
+    DecodeSums<Shape> sums;
     for (int i = 0; i < count; ++i) {
-        DecodeSums<D> chunk;
-        // On their way: these keys, and their values or, where keys and values share a place, nothing more.
-        cp_async_wait<Shape::kShared ? 0 : 1>();
-        __syncwarp();
-        weigh_piece<T, D>(p, tile, room, begin_of(i), chunk.row, [&] {
-            if (!Shape::kShared) load_keys(i + 1);
+        DecodeSums<Shape> chunk;
+        weigh_piece<T>(p, tile, room, begin_of(i), chunk.rows, [&](int part) {
+            if (!Shape::kShared)
+                load_keys(i + 1, 0);
+            else if (part + 1 < Shape::kParts)
+                load_keys(i, part + 1);
         });
-        if (Shape::kShared && !are_there) load_values(i);  // behind the barrier that all had read the keys
+        if (Shape::kShared && !are_there) load_values(i, 0);  // behind the barrier that all had read the keys
         cp_async_wait<Shape::kShared ? 0 : 1>();
-        __syncthreads();  // all weights, and all values
-        add_chunk<T, D>(chunk, room, first_unit, p.value_dim);
+        __syncthreads();  // all weights, and all values of a part
+        uint32_t weights[kChunk / 16][4];
+        read_weights(weights, room.weights);
+        sum_weights<T>(chunk.rows, weights);
+#pragma unroll
+        for (int part = 0; part < Shape::kParts; ++part) {
+            const int width = p.value_dim - part * kColumns;
+            if (part > 0) {
+                if (width <= 0) break;
+                __syncthreads();  // nobody reads the part before any more
+                load_values(i, part);
+                cp_async_wait<0>();
+                __syncthreads();
+            }
+            add_part<T>(chunk.out + 2 * part * Shape::kWarpPairs, weights, room, first_unit, width);
+        }
         locate(i + 2);
         __syncthreads();  // nobody reads the values or the weights any more; the rows of the chunk after the next have
                           // come
         if (Shape::kShared)
-            load_keys(i + 1);
+            load_keys(i + 1, 0);
         else
-            load_values(i + 1);
+            load_values(i + 1, 0);
         if (tile.is_whole())
             sums.merge(chunk);
         else
@@ -357,8 +381,8 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
         merge_tile<T, D, 8>(p, tile);
 }
 
-template <class T, int D>
-__global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
+template <class T, int D, int kColumns>
+__global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D, kColumns>::kBlocks)
     attention_decode_kernel(const AttentionKernelArgs p) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(DecodeTile, tile, [1]);
@@ -369,39 +393,40 @@ __global__ void __launch_bounds__(kDecodeThreads, DecodeShape<D>::kBlocks)
     const int4 item = p.work.array[list.x + number];
     if (warp_id() == 0) tile->find(p, item, i - number * p.num_kv_heads, list.z);
     __syncthreads();
-    run_item<T, D>(p, *tile, item.z, smem);
+    run_item<T, D, kColumns>(p, *tile, item.z, smem);
 }
 
-template <class T, int D>
+template <class T, int D, int kColumns>
 cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
-    using Shape = DecodeShape<D>;
     const dim3 grid(static_cast<unsigned>(p.work.most_decode * p.num_kv_heads));
-    return launch<attention_decode_kernel<T, D>>({grid, dim3(kDecodeThreads), size_t{Shape::kBytes}, stream}, p);
+    return launch<attention_decode_kernel<T, D, kColumns>>(
+        {grid, dim3(kDecodeThreads), size_t{DecodeShape<D, kColumns>::kBytes}, stream}, p);
 }
 
-// All widths.
-template <class F>
-static auto visit_decode_dim(int head_dim, F f) {
-    switch (attention_kernel_dim(head_dim)) {
-        case 512: return f(Dim<512>{});
-        case 576: return f(Dim<576>{});
-        default: return visit_dim(head_dim, f);
-    }
+// Of all columns at a time where a block may have as much shared memory, else of kColumns.
+template <class T, int D, int kColumns>
+cudaError_t launch_wide_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
+    static_assert(fits_any_device(DecodeShape<D, kColumns>::kBytes) && sizeof(DecodeTile) <= declared_shared_bytes);
+    bool all_fit = false;
+    if (cudaError_t error = fits_device(all_fit, DecodeShape<D, D>::kBytes)) return error;
+    return all_fit ? launch_decode<T, D, D>(p, stream) : launch_decode<T, D, kColumns>(p, stream);
 }
 
-size_t attention_shared_bytes(int head_dim) {
-    switch (attention_kernel_dim(head_dim)) {
-        case 512: return DecodeShape<512>::kBytes;
-        case 576: return DecodeShape<576>::kBytes;
-        default: return 0;
+template <class T>
+static cudaError_t launch_decode_of(const AttentionKernelArgs& p, cudaStream_t stream) {
+    switch (attention_kernel_dim(p.head_dim)) {
+        case 512: return launch_wide_decode<T, 512, 256>(p, stream);
+        case 576: return launch_wide_decode<T, 576, 192>(p, stream);
+        default:
+            return visit_dim(p.head_dim, [&](auto dim) {
+                constexpr int D = decltype(dim)::value;
+                return launch_decode<T, D, D>(p, stream);
+            });
     }
 }
 
 cudaError_t launch_attention_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
-    return visit_decode_dim(p.head_dim, [&](auto dim) {
-        constexpr int D = decltype(dim)::value;
-        return p.type == Type::bf16 ? launch_decode<bf16, D>(p, stream) : launch_decode<f16, D>(p, stream);
-    });
+    return p.type == Type::bf16 ? launch_decode_of<bf16>(p, stream) : launch_decode_of<f16>(p, stream);
 }
 
 }  // namespace infinilm::cuda

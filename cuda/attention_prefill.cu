@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     for (int chunk = first_chunk; chunk * kChunk < block_end; ++chunk) {
         const Span visible(warp_begin, warp_end, chunk * kChunk);
         uint32_t weights[kTiles][kChunk / 16][4];
-        RowState now[kTiles];
+        RowState now[kTiles][2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const T* key_tile = ring.next(chunk, half);
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     const Rows out_rows(p, again.x, kv_head);
     const int out_row0 = again.y * Shape::kBlockRows + static_cast<int>(warp_id()) * Shape::kWarpRows;
     const int head = out_rows.head(min(out_row0 + Keeper::row(), out_rows.count - 1));
-    store_rows<T, D>(total, inverse_weight(p, head, own.m, own.l), queries, out_row0, out_rows, p);
+    store_rows<T, D>(total, inverse_weight(p, head, own.merged), queries, out_row0, out_rows, p);
 }
 
 template <class T, int D>

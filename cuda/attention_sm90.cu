@@ -236,7 +236,7 @@ __device__ __forceinline__ void start_outputs(float (&out)[kColumns / 2], const 
 struct LaneRows {
     int end[2];                // of the keys that they see
     int first_full, end_full;  // chunks of which all rows of the warp see all keys
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+    RowState state[2];         // merged so far
     __device__ __forceinline__ LaneRows(const SlidingRows& rows, int row0) {
         const int last = rows.count - 1, row = row0 + static_cast<int>(lane_id()) / 4;
         end[0] = rows.end(min(row, last)), end[1] = rows.end(min(row + 8, last));
@@ -246,7 +246,7 @@ struct LaneRows {
 };
 
 template <class T>
-__device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4], RowState& now,
+__device__ __forceinline__ void weigh_chunk(uint32_t (&weights)[kChunk / 16][4], RowState (&now)[2],
                                             float (&scores)[kChunk / 2], const AttentionKernelArgs& p,
                                             const LaneRows& lane, int chunk) {
     const bool masks = chunk < lane.first_full || chunk >= lane.end_full;
@@ -305,7 +305,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     auto merge_left = [&] {
         wgmma_hold(left);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) lane.l[h] = __fmaf_rn(left[kLeft / 2 + 2 * h], factors[h], lane.l[h]);
+        for (int h = 0; h < 2; ++h) lane.state[h].l = __fmaf_rn(left[kLeft / 2 + 2 * h], factors[h], lane.state[h].l);
         add_outputs<kLeft, 0>(total, left, factors);
     };
     auto start_right = [&] {
@@ -319,21 +319,21 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
     wgmma_hold(scores);
     ring.release(fill);
     for (;; ++chunk, fill += 2) {
-        RowState now;
+        RowState now[2];
         weigh_chunk<T>(weights, now, scores, p, lane, chunk);
         // What Factors::merge does, in two steps. The first is mostly by 1, as the largest score of a chunk is seldom
         // larger than all before.
         float before[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const Factors both(lane.m[h], now.m[h]);
+            const Factors both(lane.state[h].m, now[h].m);
             before[h] = both.before, factors[h] = both.chunk;
         }
         if (__any_sync(0xffffffffu, before[0] != 1.0f || before[1] != 1.0f)) {
 #pragma unroll
             for (int j = 0; j < D / 2; ++j) total[j] = __fmul_rn(total[j], before[j / 2 % 2]);
 #pragma unroll
-            for (int h = 0; h < 2; ++h) lane.l[h] = __fmul_rn(lane.l[h], before[h]);
+            for (int h = 0; h < 2; ++h) lane.state[h].l = __fmul_rn(lane.state[h].l, before[h]);
         }
         ring.wait_full(fill + 1);
         if (chunk + 1 == end_chunk) break;
@@ -367,7 +367,7 @@ __device__ __forceinline__ void attend(const AttentionKernelArgs& p, int turn, c
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int row = min(row0 + g + 8 * h, out_rows.count - 1);
-        const float inverse = inverse_weight(p, out_rows.head(row), lane.m[h], lane.l[h]);
+        const float inverse = inverse_weight(p, out_rows.head(row), lane.state[h]);
 #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             *reinterpret_cast<uint32_t*>(query_place(queries, first + g + 8 * h, j) + lane_id() % 4 * 4) =

@@ -66,6 +66,10 @@ public:
 
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
     void copy(const TensorView& src, const TensorView& dst) override;
+    void join_columns(const TensorView& parts, const TensorView& out) override {
+        activate();
+        run(run_join_columns(parts, out, stream_), "join_columns", parts.shape());
+    }
 
     void* stream() const override { return stream_; }
     void activate() override { check(cudaSetDevice(options_.device), "cudaSetDevice"); }
@@ -101,10 +105,7 @@ public:
     void add_rms_norm(const AddRmsNormParams& p) override { run_norm(p, "add_rms_norm"); }
     void linear(const LinearParams&) override;
     void linear_rope_store_kv(const LinearParams&, const RopeStoreParams&) override;
-    void check_head(int head_dim) override {
-        activate();
-        cuda::check_head(head_dim, type_);
-    }
+    void check_head(int head_dim) override { cuda::check_head(head_dim); }
     void head_linear(const HeadLinearParams& p) override {
         activate();
         run(run_head_linear(p, stream_), "head_linear", p.x.shape());

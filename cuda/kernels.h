@@ -214,6 +214,15 @@ struct GatherRowsArgs {
 };
 cudaError_t gather_rows(const GatherRowsArgs&, cudaStream_t);
 
+// out[r, p * columns ..] = parts[p * num_rows + r], of elements of 4 bytes.
+struct JoinColumnsArgs {
+    const void* parts;  // [num_parts * num_rows, columns], contiguous
+    void* out;          // [num_rows, num_parts * columns]
+    int64_t out_stride;
+    int num_parts, num_rows, columns;
+};
+cudaError_t join_columns(const JoinColumnsArgs&, cudaStream_t);
+
 // As UpdateStepParams of src/ops/backend.h.
 struct UpdateStepArgs {
     const int* previous_ids;  // [num_rows]
@@ -483,7 +492,6 @@ struct AttentionWorkArgs {
     int row_floats;   // of a row of partial results
     void* workspace;  // aligned to 256; zero before the first use
 };
-size_t attention_shared_bytes(int head_dim);  // that a block needs, if it is more than all devices have, else 0
 cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
 cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
 cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Type::f32

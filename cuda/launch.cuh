@@ -43,6 +43,18 @@ inline cudaError_t device_attribute(int& value, cudaDeviceAttr attribute) {
 }
 inline cudaError_t device_sms(int& num_sms) { return device_attribute(num_sms, cudaDevAttrMultiProcessorCount); }
 
+// What a block of a kernel may have on every device: 99 KiB on sm_86, sm_89 and sm_120. Declared variables take the
+// first KiB, where there are any, as dynamic shared memory begins at a multiple of it (device.cuh).
+constexpr size_t declared_shared_bytes = 1024;
+constexpr bool fits_any_device(size_t dynamic_bytes) { return dynamic_bytes + declared_shared_bytes <= 99 * 1024; }
+// The same of the current device.
+inline cudaError_t fits_device(bool& fits, size_t dynamic_bytes) {
+    int most = 0;
+    const cudaError_t error = device_attribute(most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    fits = dynamic_bytes + declared_shared_bytes <= static_cast<size_t>(most);
+    return error;
+}
+
 template <class... P, class... A>
 cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");

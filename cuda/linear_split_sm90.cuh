@@ -9,6 +9,8 @@
 // to block, 16 num_tokens / k of them. The bits are those of linear_decode. Alignment as in kernels.h.
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
 #include "linear_output.cuh"
 #include "linear_stages.cuh"
@@ -154,7 +156,8 @@ cudaError_t linear_split_sm90_as(const LinearArgs& args, cudaStream_t stream) {
     const int bits = 16 * row_blocks(args.weight) < 3 * num_sms ? 3 : 2;
     auto run_type = [&](auto t) {
         using T = decltype(t);
-        if (args.num_tokens <= 32) return launch_split<T, F, 32>(args, bits, stream);
+        if constexpr (std::is_same_v<F, AsType>)  // of others these are linear_decode's (linear_choice.h)
+            if (args.num_tokens <= 32) return launch_split<T, F, 32>(args, bits, stream);
         if (args.num_tokens <= 64) return launch_split<T, F, 64>(args, bits, stream);
         return launch_split<T, F, 128>(args, bits, stream);
     };

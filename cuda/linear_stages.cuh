@@ -202,6 +202,8 @@ __device__ __forceinline__ auto& first_if(A& a, B& b) {
 }
 
 // The same of quantised weights: two steps at a time, whose fragments are made while the two before are multiplied.
+// With scales of groups these must have ended before the next begin, as they are the same accumulators; else they queue
+// up.
 template <class T, class F, int kTokens, class Ring, class EndSlice>
 __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, const SliceRange& slices,
                                                   float (&sums)[kTokens / 2], const EndSlice& end_slice) {
@@ -220,7 +222,7 @@ __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, cons
         if constexpr (kGroups) scales[at] = F::scales_of(unit, at);
     };
     const int turns = slices.length() * kUnitTurns;
-    int accumulate = 0, slice = slices.first, end = 0;
+    int accumulate = 0, slice = slices.first, end = 0, previous = ring.index;
     auto begin_slice = [&] {
         const int begin = end;
         while (end == begin && slice < slices.last) end = slices.end(slice++);
@@ -245,12 +247,14 @@ __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, cons
             Wgmma<kTokens, T>::multiply(products, a[i][0], b + i * 4, accumulate);  // descriptors count in 16 bytes
             Wgmma<kTokens, T>::multiply(products, a[i][1], b + i * 4 + 2, 1);
             wgmma_commit();
+            if constexpr (!kGroups) wgmma_wait<1>();  // the turn before is done, whose registers are filled next
+            if (i == 0 && first > 0) ring.release(previous);
             if (turn + 1 < turns) {
                 if (i == kStageTurns - 1) ring.advance(), ring.wait_full();
                 load((i + 1) % kStageTurns);
             }
-            wgmma_wait<0>();
             if constexpr (kGroups) {
+                wgmma_wait<0>();
 #pragma unroll
                 for (int j = 0; j < kTokens / 2; j += 4)
                     add_scaled(reinterpret_cast<float (&)[4]>(sums[j]), reinterpret_cast<float (&)[4]>(products[j]),
@@ -259,11 +263,14 @@ __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, cons
             accumulate = kGroups ? 0 : 1;
             if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end) continue;
             accumulate = 0;
+            wgmma_wait<0>();
             end_slice();
             if (turn + 1 < turns) begin_slice();
         }
-        ring.release(index);
+        previous = index;
     }
+    wgmma_wait<0>();  // nothing is in flight, as the last slice has ended; but ptxas does not know
+    ring.release(previous);
     ring.advance();
 }
 

@@ -18,17 +18,9 @@ StateStepsArgs state_args(const StateSteps& p) {
 
 }  // namespace
 
-void check_head(int head_dim, Type type) {
+void check_head(int head_dim) {
     require(head_dim % 8 == 0 && head_dim <= attention_widest_head, "head_dim is ", head_dim,
             ": on CUDA it must be a multiple of 8, at most ", attention_widest_head, "; use device='cpu'");
-    const size_t needed = type == Type::f32 ? 0 : attention_shared_bytes(head_dim);
-    if (needed == 0) return;
-    int device = 0, has = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&has, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-    require(static_cast<size_t>(has) >= needed, "head_dim is ", head_dim, ", which takes ", needed,
-            " bytes of shared memory a block, and this GPU has ", has,
-            "; use a GPU that has as much, dtype='float32', or device='cpu'");
 }
 
 RopeStoreArgs rope_args(const RopeStoreParams& p) {

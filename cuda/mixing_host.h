@@ -8,7 +8,7 @@
 namespace infinilm::cuda {
 
 // DeviceError: attention of such heads does not run on the current device.
-void check_head(int head_dim, Type type);
+void check_head(int head_dim);
 RopeStoreArgs rope_args(const RopeStoreParams& p);
 cudaError_t run_head_linear(const HeadLinearParams& p, cudaStream_t stream);
 cudaError_t run_causal_conv(const CausalConvParams& p, Type type, cudaStream_t stream);

@@ -52,18 +52,11 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// ---- ordering between blocks ("Memory Consistency Model") --------------------------------------------------------
+// ---- ordering between blocks and GPUs ("Memory Consistency Model")
+// --------------------------------------------------------
 
-// Of a grid: sees everything written before the store_release or atomic_add_acq_rel whose value it reads.
-__device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
-    unsigned value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-    return value;
-}
-__device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-// The same among GPUs: in memory of this one, of a peer, or of the host.
+// Among GPUs, in memory of this one, of a peer, or of the host: sees everything written before the store whose value it
+// reads.
 __device__ __forceinline__ unsigned load_acquire_system(const unsigned* address) {
     unsigned value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

@@ -64,18 +64,11 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
     }
 }
 
-// ---- bulk copies ("Data Movement: cp.async.bulk"): one thread issues, addresses and sizes multiples of 16 --------
+// ---- bulk copies ("Data Movement: cp.async.bulk"): one thread issues ---------------------------------------------
 
 // Writes of this thread to shared memory, made before, become visible to bulk copies and wgmma issued after (by other
 // threads, behind a barrier). "Parallel Synchronization: fence.proxy.async".
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Global to shared; counts `bytes` on the barrier when they have arrived.
-__device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_u32(dst)),
-                 "l"(src), "r"(bytes), "r"(shared_u32(barrier))
-                 : "memory");
-}
 // The box at (column, row) of a tensor map (tensor_map.cuh), zeros outside the tensor; the whole box counts on the
 // barrier. dst 128-byte aligned, 1024-byte aligned for the 128-byte swizzle. "Data Movement: cp.async.bulk.tensor".
 __device__ __forceinline__ void tensor_load_2d(void* dst, const TensorMap& map, int column, int row,

@@ -1,5 +1,5 @@
-// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows, update_step and sum_parts; at load time
-// convert. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load
+// Ops that write each element once: embedding, act_mul, soft_cap, gather_rows, join_columns, update_step and sum_parts;
+// at load time convert. Mapping: one thread per 16 bytes written (8 elements), grid (row, part of the row); at load
 // time one thread per element or fragment. Bytes: every op reads its input once and writes its output once, and the
 // floor is that over the memory bandwidth; embedding reads twice the row (below). 16-byte accesses (kernels.h,
 // Alignment), but for sources of load time, which need only the alignment of an element.
@@ -119,6 +119,22 @@ cudaError_t gather_rows(const GatherRowsArgs& args, cudaStream_t stream) {
     return launch<gather_rows_kernel>(row_grid(args.num_rows, vectors, stream), static_cast<const uint4*>(args.x),
                                       args.rows, static_cast<uint4*>(args.out), args.x_stride / per_vector,
                                       args.out_stride / per_vector, vectors);
+}
+
+// ---- join_columns ------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kRowThreads) join_columns_kernel(JoinColumnsArgs args) {
+    begin_kernel();
+    const int i = row_vector(), part = static_cast<int>(blockIdx.x) / args.num_rows,
+              row = static_cast<int>(blockIdx.x) % args.num_rows;
+    if (i >= args.columns) return;
+    static_cast<uint32_t*>(args.out)[row * args.out_stride + static_cast<int64_t>(part) * args.columns + i] =
+        static_cast<const uint32_t*>(args.parts)[int64_t{blockIdx.x} * args.columns + i];
+}
+
+cudaError_t join_columns(const JoinColumnsArgs& args, cudaStream_t stream) {
+    if (args.num_rows == 0 || args.columns == 0) return cudaSuccess;
+    return launch<join_columns_kernel>(row_grid(args.num_parts * args.num_rows, args.columns, stream), args);
 }
 
 // ---- update_step -------------------------------------------------------------------------------------------------

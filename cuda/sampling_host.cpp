@@ -10,6 +10,17 @@ static AllowedArgs allowed_args(const AllowedTokens& mask) {
             .allowed_row = mask.allowed_row.as<const int>()};
 }
 
+cudaError_t run_join_columns(const TensorView& parts, const TensorView& out, cudaStream_t stream) {
+    const int64_t columns = parts.shape(1);
+    return join_columns({.parts = parts.data(),
+                         .out = out.data(),
+                         .out_stride = out.stride(0),
+                         .num_parts = static_cast<int>(out.shape(1) / columns),
+                         .num_rows = static_cast<int>(out.shape(0)),
+                         .columns = static_cast<int>(columns)},
+                        stream);
+}
+
 cudaError_t run_change_logits(const ChangeLogitsParams& p, cudaStream_t stream) {
     return change_logits({.logits = p.logits.as<float>(),
                           .logits_stride = p.logits.stride(0),

@@ -126,12 +126,15 @@ def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
 
 
 def make_attention_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
-    """Registers of the attention kernels of bf16, by head_dim; those of f16 are the same."""
+    """Registers of the attention kernels of bf16, by head_dim; those of f16 are the same. Decode may have a part of the
+    columns at a time.
+    """
     found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     for mangled, name in demangle(sorted(usage)).items():
-        if match := re.fullmatch(r"attention_(decode|prefill)<bf16, (\d+)>", name):
+        if match := re.fullmatch(r"attention_(decode|prefill)<bf16, (\d+)(?:, (\d+))?>", name):
+            kernel = f"{match[1]} in parts" if (match[3] or match[2]) != match[2] else match[1]
             for arch, (registers, _) in usage[mangled].items():
-                found[match[1], arch][int(match[2])] = registers
+                found[kernel, arch][int(match[2])] = registers
     widths = sorted({width for row in found.values() for width in row})
     rows = [["head_dim", *map(str, widths)], ["---"] * (1 + len(widths))]
     for (kernel, arch), row in sorted(found.items()):

@@ -193,6 +193,10 @@ unsigned infinilm_emulator_contexts();
 // Bytes that were copied from the host to devices, by this process so far.
 uint64_t infinilm_emulator_uploaded_bytes();
 
+// Of every kernel that was loaded or launched since the last call, a line: its name, how often it was launched or
+// captured, and the most dynamic shared memory of a block. Separated by tabs; the text is there until the next call.
+const char* infinilm_emulator_take_launches();
+
 // Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
 // in the stream comes, or in every launch of the graph that is captured there; discard(data) once, when neither will
 // run it again. Neither may call the functions of other streams. What run waits for must come from other host threads,

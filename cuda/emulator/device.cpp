@@ -1,12 +1,14 @@
 // The simulated device: properties from the environment, errors, and the launch of kernels.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -30,9 +32,20 @@ int driver_depth = 0;
 std::set<int> contexts;
 pid_t first_process = 0;  // that used the device
 
+// Of a kernel that is loaded: what infinilm_emulator_take_launches() tells.
+struct Launches {
+    uint64_t count = 0;
+    size_t most_shared_bytes = 0;
+};
+std::map<const void*, Launches>& launches() {
+    static std::map<const void*, Launches> of_kernels;
+    return of_kernels;
+}
+
 // A kernel is loaded on a device when it is first needed there (CUDA_MODULE_LOADING=LAZY, the default since 12.2).
 void load_kernel(const void* kernel, int device) {
     static std::set<std::pair<const void*, int>> loaded;
+    launches()[kernel];
     if (!loaded.emplace(kernel, device).second) return;
     const DriverLock lock(device);
     drain_device(device);
@@ -202,12 +215,16 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     if (!capturing(config.stream)) load_kernel(kernel, current_device());
     if (is_named_by("INFINILM_EMULATOR_UNCAPTURABLE_KERNEL", kernel))
         if (cudaError_t error = forbid_in_capture(config.stream)) return report(error);
+    Launches& launched = launches()[kernel];
+    ++launched.count;
+    launched.most_shared_bytes = std::max(launched.most_shared_bytes, g.smem_bytes);
+    if (setting("INFINILM_EMULATOR_RUN", 1) == 0) return cudaSuccess;
     auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
-                 kernel, body = std::move(body)] {
+                 device = current_device(), kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
         run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
-        run.body = &body;
+        run.device = device, run.body = &body;
         DeviceAccess access;
         run_grid(run);
         check_canaries(("kernel " + kernel_name(kernel)).c_str());
@@ -322,6 +339,16 @@ unsigned infinilm_emulator_contexts() {
     unsigned mask = 0;
     for (int device : contexts) mask |= 1u << device;
     return mask;
+}
+const char* infinilm_emulator_take_launches() {
+    static std::string text;
+    std::lock_guard lock(runtime_lock());
+    text.clear();
+    for (const auto& [kernel, launched] : launches())
+        text += kernel_name(kernel) + "\t" + std::to_string(launched.count) + "\t" +
+                std::to_string(launched.most_shared_bytes) + "\n";
+    launches().clear();
+    return text.c_str();
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
     std::lock_guard lock(runtime_lock());

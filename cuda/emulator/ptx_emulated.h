@@ -44,20 +44,18 @@ void load_streamed(uint32_t (&v)[kWords], const void* address) {
 }
 inline uint4 load_readonly_16(const void* address) { return load_streamed_16(address); }
 
-inline unsigned load_acquire(const unsigned* address) {
+inline unsigned load_acquire_system(const unsigned* address) {
     emulator::spin_yield();
     emulated_alignment(address, 4, "ld.acquire");
     const unsigned value = __atomic_load_n(address, __ATOMIC_RELAXED);
     emulator::atomic_done(address, false, true);
     return value;
 }
-inline void store_release(unsigned* address, unsigned value) {
+inline void store_release_system(unsigned* address, unsigned value) {
     emulated_alignment(address, 4, "st.release");
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
     emulator::atomic_done(address, true, false);
 }
-inline unsigned load_acquire_system(const unsigned* address) { return load_acquire(address); }
-inline void store_release_system(unsigned* address, unsigned value) { store_release(address, value); }
 inline void store_peer_16(void* address, uint4 v) {
     emulated_alignment(address, 16, "st.global.v4");
     if (!emulator::peers_lie()) *static_cast<uint4*>(address) = v;

@@ -50,21 +50,6 @@ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 
 inline void fence_proxy_async() {}
 
-inline void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* barrier) {
-    emulated_touch(barrier, "cp.async.bulk");
-    emulated_alignment(dst, 16, "cp.async.bulk");
-    emulated_alignment(src, 16, "cp.async.bulk");
-    if (bytes % 16) emulator::fail("misaligned-address", "cp.async.bulk: %u bytes is not a multiple of 16", bytes);
-    emulator::shared_address(dst, "cp.async.bulk");
-    auto* to = static_cast<uint8_t*>(dst);
-    auto* from = static_cast<const uint8_t*>(src);
-    if (!emulator::eager())
-        for (uint32_t i = 0; i < bytes; i += 16) emulated_issue_16(to + i, from + i);
-    emulator::mbarrier_complete_async(barrier, bytes, [=] {
-        for (uint32_t i = 0; i < bytes; i += 16) emulated_copy_16(to + i, from + i);
-    });
-}
-
 // The 128-byte swizzle is a function of the shared address, not of the tile.
 inline uint32_t emulated_swizzle_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 

@@ -139,9 +139,26 @@ void choose(Grid& grid, std::vector<Thread*>& next) {
     grid.ready.erase(grid.ready.begin() + static_cast<ptrdiff_t>(index));
 }
 
+std::vector<Grid*> waiting;  // for grids of other host threads, that is, of other devices
+
+// Grids that wait keep their places on the device. If these are not enough for all, some blocks may never start, and
+// what waits for them on another device waits for ever.
+void check_places(Grid& grid) {
+    if (setting("INFINILM_EMULATOR_DEVICES", 1) < 2) return;  // ranks are streams of one device
+    if (std::find(waiting.begin(), waiting.end(), &grid) == waiting.end()) waiting.push_back(&grid);
+    unsigned blocks = 0;
+    for (const Grid* other : waiting)
+        if (other->device == grid.device) blocks += other->grid.x * other->grid.y * other->grid.z;
+    const int places = setting("INFINILM_EMULATOR_SMS", 4);
+    if (blocks > static_cast<unsigned>(places))
+        fail("places", "%u blocks on device %d, which has %d multiprocessors, wait for other devices", blocks,
+             grid.device, places);
+}
+
 // Lets the grids of other host threads run: this one may be waiting for them.
 void give_way(Grid& grid) {
     const bool idle = grid.idle_yields % kPatience == kPatience - 1;
+    if (idle) check_places(grid);
     if (!idle && grid.order != Order::random) return;
     if (runtime_lock().contended() && (idle || grid.random() % 64 == 0)) runtime_lock().give_way();
 }
@@ -201,6 +218,7 @@ void run_grid(Grid& grid) {
     }
     grid.blocks.clear();  // here, while ThreadSanitizer is told to look away: kernels have read it
     slots[grid.slot] = false;
+    std::erase(waiting, &grid);
     running = nullptr;
 }
 

@@ -63,7 +63,9 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     block.static_bytes += bytes;
     const auto limit = static_cast<size_t>(shared_memory_optin());
     if (block.static_bytes > kStaticLimit) fail("shared-memory", "more than 48 KiB of declared shared memory");
-    if (block.static_bytes + block.dynamic_bytes > limit)
+    // Variables come first, and what is dynamic begins at a multiple of 1 KiB (device.cuh).
+    const size_t first = block.dynamic_bytes > 0 ? align_up(block.static_bytes, 1024) : block.static_bytes;
+    if (first + block.dynamic_bytes > limit)
         fail("shared-memory", "declared and dynamic shared memory exceed %zu bytes", limit);
     unpoison(window + start, bytes);
     memset(window + start, 0xff, bytes);

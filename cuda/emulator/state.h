@@ -107,6 +107,7 @@ struct Grid {
     dim3 grid, block, cluster;
     size_t smem_bytes = 0;
     bool dependent = false;
+    int device = 0;
     const std::function<void()>* body = nullptr;
 
     Order order = Order::fifo;

@@ -23,7 +23,7 @@ def backends() -> dict[str, dict[str, Any]]:
     devices: list[dict[str, Any]] = []
     reason = ""
     try:
-        devices = _core.cuda_devices()
+        devices = _cuda_devices()
     except DeviceError as error:
         reason = str(error)
     return {
@@ -39,23 +39,43 @@ def backends() -> dict[str, dict[str, Any]]:
     }
 
 
+_has_found_gpus = False  # in this process, or in one that it was forked from
+
+
+def _cuda_devices() -> list[dict[str, Any]]:
+    """Those of `_core`, and that there were any is remembered."""
+    global _has_found_gpus
+    devices = _core.cuda_devices()
+    _has_found_gpus = bool(devices)
+    return devices
+
+
 def resolve_device(device: str) -> str:
-    """What `device="auto"` means here: the first GPU if one is usable, else the CPU; others are only checked."""
+    """What `device="auto"` means here: the first GPU if one is usable, else the CPU; others are only checked.
+
+    Raises
+    ------
+    DeviceError
+        A GPU was found before, and cannot be used now: above all in a process that was forked since. That is told, for
+        on the CPU nobody would notice but by the time that all takes.
+    """
     if not isinstance(device, str):
         raise TypeError(f"device: expected a text such as 'cpu', 'cuda' or 'cuda:1', got {device!r}")
     if device != "auto":
         _core.parse_device(device)
         return device
     try:
-        _core.cuda_devices()
+        _cuda_devices()
     except DeviceError:
+        if _has_found_gpus:
+            raise
         return "cpu"
     return "cuda"
 
 
 def device_free_memory(device: str) -> int:
     """Bytes that are free on a GPU such as "cuda:1"."""
-    devices = _core.cuda_devices()
+    devices = _cuda_devices()
     index = _core.parse_device(device)[1]
     if index >= len(devices):
         raise DeviceError(f"device {device!r}: there are {len(devices)} CUDA devices")

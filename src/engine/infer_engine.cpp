@@ -5,6 +5,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "engine/check_spec.h"
+#include "engine/device_turns.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -50,14 +51,15 @@ std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions
 
 // A task that every rank runs. The last one to be done tells how it went.
 struct InferEngine::Joint {
-    Joint(Task task, bool is_step, size_t num_ranks)
-        : task(std::move(task)), is_step(is_step), errors(num_ranks), left(num_ranks) {}
+    Joint(Task task, bool is_step, size_t num_ranks, const void* engine, const std::vector<int>& devices)
+        : task(std::move(task)), is_step(is_step), errors(num_ranks), left(num_ranks), turn(engine, devices) {}
     const Task task;
     const bool is_step;
     std::promise<StepOutput> promise;
     StepOutput output;                       // of gives_output()
     std::vector<std::exception_ptr> errors;  // [num_ranks]
     std::atomic<size_t> left;
+    DeviceTurn turn;
 };
 
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
@@ -69,6 +71,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
         if (refused != nullptr && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
+    for (const Device& device : options.devices)
+        if (size > 1 && device.kind == DeviceKind::cuda) shared_devices_.push_back(device.index);
     const PipelineOptions& pipeline = options.pipeline;
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
     connections_ = connect_stages(pipeline);
@@ -121,7 +125,7 @@ std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
-    const auto joint = std::make_shared<Joint>(std::move(task), is_step, ranks_.size());
+    const auto joint = std::make_shared<Joint>(std::move(task), is_step, ranks_.size(), this, shared_devices_);
     std::future<StepOutput> future = joint->promise.get_future();
     try {
         for (size_t r = 0; r < workers_.size(); ++r)
@@ -138,7 +142,12 @@ std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {
 // first.
 void InferEngine::run_task(const std::shared_ptr<Joint>& joint, Rank& rank) {
     Arrival* arrival = nullptr;
+    if (!joint->turn.has_come()) {  // another engine has the devices, or waits for what is under way here
+        settle(rank);
+        joint->turn.wait();
+    }
     attempt(*joint, rank, [&] {
+        const DeviceTurn::Running running(joint->turn);
         if (dead_) cause_.throw_dead();
         if (!joint->is_step) settle(rank);
         StepOutput output = joint->task(rank);
@@ -170,6 +179,7 @@ void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
 
 void InferEngine::conclude(Joint& joint) {
     if (joint.left.fetch_sub(1) != 1) return;
+    joint.turn.end();
     if (const std::exception_ptr error = outcome(joint.errors))
         joint.promise.set_exception(error);
     else

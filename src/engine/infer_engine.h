@@ -170,6 +170,7 @@ private:
     const OwnerProcess process_;
     ModelSpec spec_;
     const int ranks_per_stage_;
+    std::vector<int> shared_devices_;  // GPUs whose kernels may wait for those of other ranks, see DeviceTurn
     std::vector<std::shared_ptr<CommunicatorGroup>> groups_;      // of each stage here
     std::vector<std::shared_ptr<StageConnections>> connections_;  // the same; none where there is one stage
     std::vector<std::shared_ptr<Rank>> ranks_;

@@ -25,7 +25,7 @@ std::vector<BufferShape<Logits::Parts>> Logits::part_shapes(const ModelSpec& spe
             {&Parts::all, size, part, DType::float32},
             {&Parts::best, 2, max_candidates, DType::int32},
             {&Parts::all_best, 2 * size, max_candidates, DType::int32},
-            {&Parts::arranged, 2, size * max_candidates, DType::int32}};
+            {&Parts::joined, 2, size * max_candidates, DType::int32}};
 }
 
 int64_t Logits::workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows) {
@@ -69,18 +69,12 @@ Tensor Logits::buffer(int64_t num_rows, bool returned) {
     return {rows_.logits.slice(0, 0, num_rows), rows_.logits.owner};
 }
 
-void Logits::arrange(const TensorView& all, const TensorView& out) {
-    const int64_t rows = out.shape(0), columns = all.shape(1);
-    for (int64_t rank = 0; rank < num_ranks(); ++rank)
-        backend_.copy(all.slice(0, rank * rows, (rank + 1) * rows), out.slice(1, rank * columns, (rank + 1) * columns));
-}
-
 void Logits::gather(const TensorView& own, const TensorView& out) {
     const int64_t num_rows = own.shape(0), size = num_ranks();
     if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, own.shape(1)}));
     const TensorView all = parts_.all.slice(0, 0, size * num_rows);
     communicator_.all_gather(own, all);
-    arrange(all, out);
+    backend_.join_columns(all, out);
 }
 
 // A row that is greedy, or keeps top_k, needs the best of each rank's part alone. In the order of the parts, and within
@@ -111,7 +105,7 @@ Logits::Candidates Logits::gather_candidates(const Batch& batch) {
     };
     auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
     const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
-                     arranged = matrix(parts_.arranged, 2 * num_rows, size * k);
+                     joined = matrix(parts_.joined, 2 * num_rows, size * k);
     const TensorView own = parts_.own.slice(0, 0, num_rows).slice(1, 0, vocab_.size());
     change(batch, own, vocab_.begin);
     ops::find_best(backend_, {.logits = own,
@@ -120,8 +114,8 @@ Logits::Candidates Logits::gather_candidates(const Batch& batch) {
                               .ids = ids(best),
                               .mask = {batch.allowed, batch.allowed_row}});
     communicator_.all_gather(best, all);
-    arrange(all, arranged);
-    return {.logits = logits(arranged), .ids = ids(arranged)};
+    backend_.join_columns(all, joined);
+    return {.logits = logits(joined), .ids = ids(joined)};
 }
 
 Tensor Logits::sample(const Batch& batch, const Tensor& logits) {

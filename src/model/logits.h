@@ -45,7 +45,7 @@ private:
         // max_candidates, so that other k take no more.
         Tensor best;      // [2 * num_rows, k] int32
         Tensor all_best;  // [num_ranks * 2 * num_rows, k] int32
-        Tensor arranged;  // [2 * num_rows, num_ranks * k] int32
+        Tensor joined;    // [2 * num_rows, num_ranks * k] int32
     };
     // What several ranks sample from where that is enough: the best of rank 0, then those of rank 1, ..
     struct Candidates {
@@ -63,8 +63,6 @@ private:
     TensorView own_part(const TensorView& x, const NormPrologue& norm);
     // [num_rows, >= vocab_size] float32. What is returned on the CPU is nobody else's; elsewhere it is copied.
     Tensor buffer(int64_t num_rows, bool returned);
-    // all: [num_ranks * rows, columns], those of rank 0, then those of rank 1, ..; out: [rows, num_ranks * columns]
-    void arrange(const TensorView& all, const TensorView& out);
     void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
     // logits: [num_rows, n], of token ids from first_id on; undo: after the change, they become what they were
     void change(const Batch& batch, const TensorView& logits, int64_t first_id, bool undo = false);

@@ -446,6 +446,9 @@ public:
     // Same shape and dtype, contiguous but for the rows of matrices, which may be strided; host or this device each.
     // Done when it returns, if one of them is the host.
     virtual void copy(const TensorView& src, const TensorView& dst) = 0;
+    // Matrices that lie below each other, parts [num_parts * rows, columns], come to lie beside each other, in out
+    // [rows, num_parts * columns]: of elements of 4 bytes, on this device. By a copy each, or by one kernel.
+    virtual void join_columns(const TensorView& parts, const TensorView& out);
 
     // DeviceError: there is no attention for heads of this size here. Asked once, before weights are loaded.
     virtual void check_head(int /*head_dim*/) {}

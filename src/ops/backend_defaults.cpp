@@ -16,6 +16,12 @@ std::unique_ptr<PreparedLinear> Backend::adopt_linear(const PackedSource& source
     return nullptr;
 }
 
+void Backend::join_columns(const TensorView& parts, const TensorView& out) {
+    const int64_t rows = out.shape(0), columns = parts.shape(1);
+    for (int64_t i = 0; i * columns < out.shape(1); ++i)
+        copy(parts.slice(0, i * rows, (i + 1) * rows), out.slice(1, i * columns, (i + 1) * columns));
+}
+
 void Backend::update_step(const UpdateStepParams& p) {
     const auto *rows = p.rows.as<const int32_t>(), *previous = p.previous_ids.as<const int32_t>();
     for (int64_t t = 0; rows && t < p.ids.shape(0); ++t)

@@ -14,6 +14,7 @@ Device TimedBackend::device() const { return inner_.device(); }
 DType TimedBackend::activation_dtype() const { return inner_.activation_dtype(); }
 Tensor TimedBackend::allocate(DType dtype, std::span<const int64_t> shape) { return inner_.allocate(dtype, shape); }
 void TimedBackend::copy(const TensorView& src, const TensorView& dst) { inner_.copy(src, dst); }
+void TimedBackend::join_columns(const TensorView& parts, const TensorView& out) { inner_.join_columns(parts, out); }
 std::unique_ptr<PreparedLinear> TimedBackend::prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                              int head_dim, Quantization quantization) {
     return inner_.prepare_linear(std::move(parts), kind, head_dim, quantization);

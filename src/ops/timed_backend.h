@@ -28,6 +28,7 @@ public:
     DType activation_dtype() const override;
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override;
     void copy(const TensorView& src, const TensorView& dst) override;
+    void join_columns(const TensorView& parts, const TensorView& out) override;
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
     bool takes_blocks(std::string_view type) const override { return inner_.takes_blocks(type); }

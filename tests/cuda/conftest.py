@@ -42,6 +42,8 @@ EMULATED = {
     "test_nothing_to_pin",
     "test_a_rank_that_fails",
     "test_only_its_own_devices",
+    "test_what_ranks_have_is_joined_by_one_kernel",
+    "test_every_launch_fits",
     "test_the_rest",
 }
 

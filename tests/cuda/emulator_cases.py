@@ -248,13 +248,6 @@ def hopper_gemm(gpu: Gpu, m: int, n: int, k: int, bug: int = 0) -> None:
     _close(gpu.download(c), from_16(a, "bf16").astype(F64) @ from_16(b, "bf16").T, k)
 
 
-def bulk_copies(gpu: Gpu) -> None:
-    x = _normal(14, 7, 512)
-    y = gpu.empty((7, 512))
-    gpu.call("stream_chunks", gpu.upload(x), y, 7)
-    np.testing.assert_array_equal(gpu.download(y), 2 * x + 1)
-
-
 def cluster(gpu: Gpu) -> None:
     """Boxes brought to both blocks, zeros beyond the rows; arrivals on both; a matrix stored transposed."""
     clusters, rows = 3, 3 * 16 - 5

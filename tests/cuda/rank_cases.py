@@ -8,21 +8,23 @@ import contextlib
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from device_cases import EPSILON, make_model
+from device_cases import EPSILON, GOLDEN, make_model
 from emulation import ON_GPU, Gpu
 from numpy.typing import NDArray
+from shared_memory_cases import take_launches
 
 import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.config.families import build_spec
-from infinilm.devices.system import device_free_memory
+from infinilm.devices.system import device_free_memory, resolve_device
 
 MAX_LEN = 64
 LYING = "2"  # INFINILM_EMULATOR_PEERS: devices that only say that they reach each other
@@ -231,6 +233,48 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
         fake.check()
 
 
+def joined_by_one_kernel(gpu: Gpu, folder: str, nccl: str) -> None:
+    """What ranks have of logits, or of the best of these, is joined by one launch of each rank in a step."""
+    fake = FakeNccl(nccl)
+    model = make_model("llama", Path(folder), num_hidden_layers=1)
+    tokens = np.array([[1], [2]], np.int32)
+    for tp_size in (2, 4):
+        engine = open_engine(model, "bfloat16", tp_size, [f"cuda:{rank}" for rank in range(tp_size)])
+        for logits in (True, False):
+            take_launches(gpu)
+            engine.forward(make_step(tokens, 0, logits))
+            joins = [launched.count for name, launched in take_launches(gpu).items() if "join_columns" in name]
+            assert sum(joins) == tp_size, (tp_size, logits, joins)
+        engine.close()
+    fake.check()
+
+
+def two_engines(_: Gpu, folder: str, nccl: str) -> None:
+    """Two engines on the same devices, used at the same time: their sums never wait beside each other, for which there
+    are too few multiprocessors.
+    """
+    fake = FakeNccl(nccl)
+    model = make_model("llama", Path(folder), num_hidden_layers=1)
+    engines = [open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"]) for _ in range(2)]
+    tokens = np.random.default_rng(2).integers(0, 131, (2, 20)).astype(np.int32)
+
+    def run(engine: _core.InferEngine) -> list[bytes]:
+        outputs = [engine.forward(make_step(tokens, 0)).logits for _ in range(3)]
+        return [logits.numpy().tobytes() for logits in outputs if logits is not None]
+
+    want = run(engines[0])
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, engines)) == [want, want]
+        steps = [[engine.submit(make_step(tokens, 0)) for engine in engines] for _ in range(2)]  # by one thread
+        for step in steps:
+            for waiting in step:
+                logits = waiting.result().logits
+                assert logits is not None and logits.numpy().tobytes() == want[0]
+    for engine in engines:
+        engine.close()
+    fake.check()
+
+
 def eager_steps(_: Gpu, folder: str, nccl: str, layers: int) -> None:
     """A step of two ranks; the test says how late one of them is."""
     fake = FakeNccl(nccl)
@@ -260,15 +304,29 @@ def contexts(gpu: Gpu, folder: str, nccl: str, graphs: bool) -> None:
 
 
 def after_a_fork(_: Gpu) -> None:
-    """CUDA is of no use in a forked process; the error says so, and what helps."""
+    """CUDA is of no use in a process forked from one that had only looked at devices; all errors say so, and what
+    helps. "auto" is no CPU there.
+    """
     assert infinilm.backends()["cuda"]["available"]
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, str(infinilm.backends()["cuda"]["reason"]).encode())
-        os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as pipe:
-        reason = pipe.read()
-    assert "was forked from one that had used it" in reason and "spawn" in reason, reason
+    calls: list[Callable[[], Any]] = [
+        lambda: infinilm.backends()["cuda"]["reason"],
+        lambda: resolve_device("auto"),
+        lambda: device_free_memory("cuda:0"),
+        lambda: infinilm.LLM(GOLDEN / "qwen3"),
+        lambda: infinilm.LLM(GOLDEN / "qwen3", device="cuda"),
+    ]
+    for number, call in enumerate(calls):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                said = call()
+            except infinilm.DeviceError as error:
+                said = error
+            os.write(writer, str(said).encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as pipe:
+            reason = pipe.read()
+        assert "was forked from one that had used it" in reason and "spawn" in reason, (number, reason)

@@ -382,6 +382,16 @@ def gather_rows(gpu: Gpu, shapes: list[Shape]) -> None:
             assert_bitwise(out.get(), x[index])
 
 
+def join_columns(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Matrices below each other come to lie side by side, in wider rows."""
+    for shape in shapes:
+        parts, rows, columns = shape["parts"], shape["rows"], shape["columns"]
+        x = _stored(shape["seed"], "f32", parts * rows, columns)[0]
+        out = Frame(gpu, "f32", (rows, parts * columns), shape["pad"])
+        gpu.call("join", gpu.upload(x), out.pointer, _long(out.stride), parts, rows, columns)
+        assert_bitwise(out.get(), x.reshape(parts, rows, columns).swapaxes(0, 1).reshape(rows, -1))
+
+
 def update_step(gpu: Gpu, shapes: list[Shape]) -> None:
     """Ids of the step before, where there are any, and entries of the table; either part may be empty."""
     for shape in shapes:

@@ -194,11 +194,12 @@ def directions_are_checked(gpu: Gpu) -> None:
     expect(INVALID_VALUE, copy_async, gpu, host, host, H2D, ctypes.c_void_p())
 
 
-def launches_are_checked(gpu: Gpu) -> None:
+def launches_are_checked(gpu: Gpu, kib: int) -> None:
+    """kib: of shared memory that a block may have."""
     x, y = gpu.upload(np.ones(40, np.float32)), gpu.upload(np.ones(40, np.float32))
     expect(INVALID_CONFIGURATION, accumulate, gpu, x, y, None, 2048)
-    expect(INVALID_VALUE, accumulate, gpu, x, y, None, 32, 228 * 1024)
-    accumulate(gpu, x, y, None, 32, 227 * 1024)  # launch() asks for more than 48 KiB by itself
+    expect(INVALID_VALUE, accumulate, gpu, x, y, None, 32, kib * 1024 + 1)
+    accumulate(gpu, x, y, None, 32, kib * 1024)  # launch() asks for more than 48 KiB by itself
     assert gpu.download(y)[0] == 2
 
 

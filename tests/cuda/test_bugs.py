@@ -110,6 +110,13 @@ def test_sanitized(emulate: Run, name: str) -> None:
     assert not outcome.ok and expected in outcome.text, outcome.text
 
 
+def test_more_blocks_that_wait_than_a_device_has_room_for(emulate: Run) -> None:
+    """Where each rank has a device: some might never begin, and what waits for them elsewhere would wait for ever."""
+    settings = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "1"}
+    text = emulate(["bugs.cu"], "bug_cases:spin", settings=settings).text
+    assert "[places] 2 blocks on device 0, which has 1 multiprocessors, wait for other devices" in text, text
+
+
 def test_report_names_kernel_and_thread(emulate: Run) -> None:
     text = emulate(["bugs.cu"], "bug_cases:misaligned").text
     assert "infinilm::cuda::misaligned_kernel(float const*, float*)" in text, text

@@ -286,20 +286,29 @@ def test_unusable_devices(simulate: Run, settings: dict[str, str], expected: str
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("name", "head_dim"), [("deepseek-v3", 576), ("gemma4-text", 512)])
-@pytest.mark.parametrize("capability", ["89", "120"])
-def test_heads_that_shared_memory_is_too_small_for(
-    simulate: Run, tmp_path: Path, name: str, head_dim: int, capability: str
-) -> None:
-    """Refused when the model is opened; in float32 they run."""
-    folder = str(make_model(name, tmp_path))
-    expected = rf"head_dim is {head_dim}, which takes \d{{6}} bytes .* GPU has 101376; use a GPU .* device='cpu'"
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [("80", "deepseek-v3"), ("86", "gemma4-text"), ("89", "deepseek-v3"), ("100", "qwen3-next"), ("120", "gpt-oss"),
+     ("120", "deepseek-v3")],
+)  # fmt: skip
+def test_other_devices(simulate: Run, tmp_path: Path, capability: str, name: str) -> None:
+    """Whole models in 16 bits where blocks have less shared memory, and where wgmma is not to be had."""
     settings = {"INFINILM_EMULATOR_CC": capability}
-    outcome = simulate("device_cases:fails_with", settings=settings, model=folder, expected=expected, dtype="bfloat16")
+    if name in SHAPED:
+        folder = str(make_model(name, tmp_path))
+        parameters = {"case": "device_cases:parity_of", "folder": folder, "amplified": 8}
+    else:
+        parameters = {"case": "device_cases:golden", "name": name}
+    outcome = simulate(**parameters, settings=settings, dtype="bfloat16", timeout=300)
     assert outcome.ok, outcome.text
-    if capability == "89":
-        outcome = simulate("device_cases:parity_of", settings=settings, folder=folder, dtype="float32", amplified=8)
-        assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize("capability", ["89", "120"])
+def test_quantised_on_other_devices(simulate: Run, models: str, capability: str) -> None:
+    settings = {"INFINILM_EMULATOR_CC": capability}
+    parameters = {"name": "llama-mqa-tied", "folder": models, "dtype": "bfloat16", "quantization": "int4"}
+    outcome = simulate("device_cases:quantised", settings=settings, timeout=300, **parameters)
+    assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,6 @@ HOPPER: list[Case] = [
     _wgmma(256, "bf16", 0, True, True, k=64),
     ("hopper.cu", "hopper_gemm", {"m": 64, "n": 32, "k": 64}),
     ("hopper.cu", "hopper_gemm", {"m": 70, "n": 40, "k": 456}),
-    ("hopper.cu", "bulk_copies", {}),
     ("hopper.cu", "cluster", {}),
     ("hopper.cu", "dependent_launches", {}),
 ]
@@ -83,7 +82,7 @@ def test_primitive_sanitized(emulate: Run, case: Case, sanitize: str, schedule: 
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("case", [PRIMITIVES[-2], HOPPER[-4]], ids=["gemm", "hopper_gemm"])
+@pytest.mark.parametrize("case", [PRIMITIVES[-2], HOPPER[-3]], ids=["gemm", "hopper_gemm"])
 def test_portable_context_switch(emulate: Run, case: Case) -> None:
     """The ucontext fibers of machines other than x86-64."""
     source, name, parameters = case
@@ -94,5 +93,5 @@ def test_portable_context_switch(emulate: Run, case: Case) -> None:
 def test_older_device(emulate: Run) -> None:
     """Hopper's instructions are refused where the simulated device is not one."""
     settings = {"INFINILM_EMULATOR_CC": "80"}
-    outcome = emulate(["hopper.cu"], "emulator_cases:bulk_copies", settings=settings)
+    outcome = emulate(["hopper.cu"], "emulator_cases:hopper_gemm", settings=settings, m=64, n=32, k=64)
     assert not outcome.ok and "[compute-capability] mbarrier.init needs sm_90" in outcome.text, outcome.text

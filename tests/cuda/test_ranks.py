@@ -80,6 +80,18 @@ def test_a_rank_that_is_late(
     assert outcome.ok, outcome.text
 
 
+def test_what_ranks_have_is_joined_by_one_kernel(simulate: Run, models: str, fake_nccl: str) -> None:
+    devices = {"INFINILM_EMULATOR_DEVICES": "4", "INFINILM_EMULATOR_SMS": "64"}
+    outcome = simulate("rank_cases:joined_by_one_kernel", settings=devices, folder=models, nccl=fake_nccl)
+    assert outcome.ok, outcome.text
+
+
+def test_two_engines_on_the_same_devices(simulate: Run, models: str, fake_nccl: str) -> None:
+    devices = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+    outcome = simulate("rank_cases:two_engines", settings=devices, folder=models, nccl=fake_nccl)
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_only_its_own_devices(
     simulate: Run, emulator_workers: dict[str | None, Worker], models: str, fake_nccl: str, graphs: bool

@@ -91,6 +91,11 @@ CASES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "act_mul": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "soft_cap": {"shapes": shapes(rows=rows, width=widths, pad=pads, scale=scales)},
     "gather_rows": {"shapes": shapes(rows=rows, width=widths, pad=pads)},
+    "join_columns": {
+        "shapes": shapes(
+            rows=rows, parts=st.sampled_from((2, 3, 8)), columns=st.sampled_from((1, 6, 20, 300)), pad=pads
+        )
+    },
     "update_step": {
         "shapes": shapes(
             tokens=st.sampled_from((0, 1, 130)),

@@ -18,7 +18,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("captures_of_other_threads", {}, {}),
     ("memory_is_limited", {}, {"MEMORY_MB": "1"}),
     ("directions_are_checked", {}, {}),
-    ("launches_are_checked", {}, {}),
+    *(
+        ("launches_are_checked", {"kib": kib}, {"CC": str(capability)})
+        for capability, kib in ((80, 163), (86, 99), (89, 99), (90, 227), (100, 227), (120, 99))
+    ),
     ("errors_stick", {}, {}),
     ("no_device", {"code": 100}, {"DEVICES": "0"}),
     ("no_device", {"code": 35}, {"DEVICES": "-1"}),

@@ -111,6 +111,17 @@ def test_setup_asks_the_compiler(tmp_path: Path, version: str, fails: str, reaso
 
 
 @needs_meson
+@pytest.mark.parametrize(("version", "compressed"), [("12.9", False), ("13.0", True)])
+def test_only_what_every_driver_reads_is_compressed(tmp_path: Path, version: str, compressed: bool) -> None:
+    """Compressed kernels take a driver of CUDA 12.4, and programs built by toolkits of 12 run with older ones, too."""
+    done = setup(tmp_path, "enabled", version, "no-file")
+    assert done.returncode == 0, done.stdout
+    lines = (tmp_path / "build/build.ninja").read_text().splitlines()
+    kernels = [line for line in lines if line.lstrip().startswith("COMMAND") and "compute_90" in line]
+    assert len(kernels) > 20 and all(("--compress-mode" in line) == compressed for line in kernels)
+
+
+@needs_meson
 @needs_compiler
 def test_a_build_goes_on_without_cuda(tmp_path: Path) -> None:
     """Where it is a later kernel that fails, as one may that needs too much of an old compiler."""

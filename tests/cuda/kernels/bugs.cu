@@ -92,9 +92,9 @@ __global__ void blocks_kernel(float* partial, unsigned* counter, float* out, int
 __global__ void spin_kernel(unsigned* flag) {
     begin_kernel();
     if (blockIdx.x == 0)
-        while (load_acquire(flag) == 0) __nanosleep(20);
+        while (load_acquire_system(flag) == 0) __nanosleep(20);
     else
-        store_release(flag, 1u);
+        store_release_system(flag, 1u);
 }
 
 }  // namespace infinilm::cuda

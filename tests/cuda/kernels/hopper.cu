@@ -113,33 +113,6 @@ __global__ void __launch_bounds__(160)
     }
 }
 
-// y = 2 x + 1 by way of bulk copies: chunks of 512 floats, two stages.
-__global__ void __launch_bounds__(64) stream_kernel(const float* x, float* y, int chunks) {
-    begin_kernel();
-    constexpr int kChunk = 512;
-    INFINILM_SHARED(uint64_t, full, [2]);
-    INFINILM_DYNAMIC_SHARED(smem);
-    float* in = reinterpret_cast<float*>(smem);  // [2][kChunk]
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < 2; ++s) mbarrier_init(full + s, 1);
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    auto load = [&](int chunk) {
-        if (chunk >= chunks || threadIdx.x != 0) return;
-        mbarrier_arrive_expect_tx(full + chunk % 2, kChunk * 4);
-        bulk_load(in + chunk % 2 * kChunk, x + chunk * kChunk, kChunk * 4, full + chunk % 2);
-    };
-    load(0);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        load(chunk + 1);
-        while (!mbarrier_try_wait(full + chunk % 2, chunk / 2 % 2)) {
-        }
-        for (int i = threadIdx.x; i < kChunk; i += 64) y[chunk * kChunk + i] = 2.0f * in[chunk % 2 * kChunk + i] + 1.0f;
-        __syncthreads();  // the stage may be loaded again
-    }
-}
-
 // Each block of a cluster of two brings 8 rows of x [.., 64] to both, arrives on a barrier of both, and stores the
 // first 32 columns of the first 8 rows transposed. out: [blocks][16][64], transposed: [blocks][32][8].
 __global__ void __launch_bounds__(32)
@@ -244,9 +217,6 @@ int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {
         case kReadTooEarly: return run_gemm<kReadTooEarly>(a, b, c, m, n, k);
         default: return run_gemm<kNone>(a, b, c, m, n, k);
     }
-}
-int stream_chunks(const float* x, float* y, int chunks) {
-    return launch<stream_kernel>({dim3(1), dim3(64), 4096}, x, y, chunks);
 }
 int cluster(const uint16_t* x, int rows, uint16_t* out, uint16_t* transposed, int clusters) {
     TensorMap map;  // in elements of 8 bytes

@@ -74,6 +74,10 @@ int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t 
     return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Type>(type)}, nullptr);
 }
 
+int join(const void* parts, void* out, int64_t out_stride, int num_parts, int num_rows, int columns) {
+    return join_columns({parts, out, out_stride, num_parts, num_rows, columns}, nullptr);
+}
+
 int update(const int* previous_ids, const int* rows, int* ids, int num_tokens, int* table, const int* entries,
            int num_entries) {
     return update_step(
