@@ -19,8 +19,8 @@ class Family:
     architecture: str
     model_type: str
     other_model_types: tuple[str, ...] = field(default=(), kw_only=True)  # under which it is found, too
-    # Beside this model_type also meant by this name in `architectures`: what transformers has no class of its own for is
-    # saved under the name of the class with the same math.
+    # A name in `architectures` that means this family, too, beside its model_type: that of the class with the same
+    # math, where transformers has none of the family's own.
     saved_architecture: str | None = field(default=None, kw_only=True)
     # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in family_defaults.py.
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -195,8 +195,9 @@ class Architecture:
         Of config.json: the key into the families.
     where : Mapping of str to (Mapping of str to object)
         Keys of config.json where the metadata have a key that is not 0; of "key=value", where it has that value; of
-        "!key", where it is absent; of "tensor name", where a layer has that tensor. Those that hold are written over `defaults`, one after the other; a `model_type`
-        among them takes the place of the row's, as `expert_count` makes a Mixtral of a Llama.
+        "!key", where it is absent; of "tensor name", where a layer has that tensor. Those that hold are written over
+        `defaults`, one after the other; a `model_type` among them takes the place of the row's, as `expert_count` makes
+        a Mixtral of a Llama.
     rope_pairs : str
         What RoPE turns together in the file, as `Family.rope_pairs`: neighbours where llama.cpp turns such.
     biases : Mapping of str to tuple of str
@@ -450,7 +451,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "youtu",
             where={
                 "expert_count": {"model_type": "deepseek_v2"},
-                "tensor exp_probs_b.bias": {"model_type": "deepseek_v3"},  # older files of GLM-4.7-Flash say no function
+                # All that older files of GLM-4.7-Flash say of how experts are scored.
+                "tensor exp_probs_b.bias": {"model_type": "deepseek_v3"},
                 "expert_gating_func=1": {"model_type": "deepseek_v2"},
                 "expert_gating_func=2": {"model_type": "deepseek_v3"},
             },

@@ -77,10 +77,11 @@ def open_engine(
     folder: Path, dtype: str, tp_size: int, devices: list[str] | None = None, *, graphs: bool = False
 ) -> _core.InferEngine:
     """Without graphs, unless told, so that every step asks NCCL for what it needs."""
-    spec = build_spec(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=MAX_LEN)
+    config = AutoConfig.from_pretrained(folder)
+    spec = build_spec(config, dtype=dtype, max_model_len=MAX_LEN)
     engine = _core.InferEngine(spec, devices or ["cuda:0"] * tp_size, graphs=graphs)
     with Checkpoint(folder) as checkpoint:
-        load_weights(checkpoint, engine, dtype=dtype, progress=False)
+        load_weights(checkpoint, engine, dtype=dtype, config=config, progress=False)
     engine.reset_cache(2, MAX_LEN, num_states=4 if spec.state_bytes() else 0)
     return engine
 
@@ -220,12 +221,13 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
             engine.set_hooks(lambda _name, _layer, _tensor, _rank: None, ["layer0_o_proj"] if hooked else [])
             fake.calls(0)
             got_ids, got_logits = run_steps(engine)
-            sums = fake.calls(0).count("ncclGroupEnd")  # behind the embedding, and twice a layer
+            sums = fake.calls(0).count("ncclGroupEnd")  # behind embeddings, and twice a layer
             # Norms behind sublayers, as OLMo 2 has, want sums of their own; so do norms of all heads.
             spec = engine.spec
             in_one_kernel = peers == "1" and not hooked and not spec.post_norms
             of_layer = (0 if in_one_kernel else 2) + (spec.attention.qk_norm == "all")
-            assert sums == 2 * (1 + of_layer * spec.num_layers)
+            of_layer += spec.experts.beside_mlp
+            assert sums == 2 * (1 + (spec.per_layer_size > 0) + of_layer * spec.num_layers)
             assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
             if peers == "1" and not hooked:
                 same_tokens(engine, fake)

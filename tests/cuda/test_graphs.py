@@ -48,12 +48,11 @@ def test_changes_of_longer_contexts(simulate: Run, models: str) -> None:
         ("mistral-window", "bfloat16", "late", 3),
         ("qwen2", "float32", "late", 4),
         ("qwen2-moe", "bfloat16", "late", 5),
-        ("qwen3-5", "bfloat16", "late", 6),
+        ("qwen3-5-dense", "bfloat16", "late", 6),
         ("qwen3-next", "bfloat16", "eager", 7),
         ("gemma4-text", "bfloat16", "late", 8),
         ("gemma4-a4b", "float16", "eager", 9),
         ("deepseek-v3", "bfloat16", "late", 10),
-        ("kimi-k2", "float32", "late", 11),
     ],
 )
 def test_any_steps(simulate: Run, models: str, name: str, dtype: str, streams: str, seed: int) -> None:

@@ -49,7 +49,6 @@ def run(simulate: Run, models: str, fake_nccl: str) -> Run:
         ("qwen3", "bfloat16", 4, True, "late"),
         ("llama", "float16", 4, False, "late"),
         ("qwen3-next", "bfloat16", 2, True, "late"),
-        ("gemma4-text", "bfloat16", 2, False, "eager"),
         ("gemma4-a4b", "float16", 2, True, "late"),
         ("deepseek-v3", "bfloat16", 2, True, "late"),
     ],
