@@ -22,6 +22,8 @@ __all__ = ["open_regular", "os_errors", "parse_json", "read_bytes", "read_json",
 MAX_BYTES = 64 * 1024 * 1024
 """Of a file that is read whole; the largest in use, indexes of shards, have a few megabytes."""
 
+_OF_UNKNOWN_SIZE = 1 << 20  # bytes, of a file of /proc or of some mounts
+
 FETCH_AGAIN = "the file is damaged or not what its name says: fetch it again"
 
 
@@ -63,7 +65,9 @@ def open_regular(path: Path, error: type[InfinilmError] = ConfigError) -> Iterat
 def read_bytes(path: Path, *, error: type[InfinilmError] = ConfigError, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a file of at most `limit` bytes; raises as `open_regular`."""
     with open_regular(path, error) as file:
-        content = file.read(limit + 1)
+        # A read takes the memory of what it asks for at first: that of this file, and of those whose size is not told.
+        size = max(os.fstat(file.fileno()).st_size, _OF_UNKNOWN_SIZE)
+        content = file.read(min(size, limit) + 1)
     if len(content) > limit:
         raise error(f"{path}: expected at most {limit} bytes, got more; is it another file?")
     return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,21 @@ def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.truncate(2**40)
     with pytest.raises(ConfigError, match=r"sparse\.json: expected at most"):
         files.read_json(tmp_path / "sparse.json")
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """Not that of the largest one: which ulimit -v may not allow, and python -X dev fills."""
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    tracemalloc.start()
+    try:
+        assert files.read_bytes(tmp_path / "x.json") == b'{"a": 1}'
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_does_not_tell_its_size() -> None:
+    assert files.read_bytes(Path("/proc/self/cmdline"))
 
 
 @pytest.mark.parametrize(

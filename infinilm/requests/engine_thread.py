@@ -574,8 +574,9 @@ class EngineThread:
             try:
                 item.work.deliver(item)
             except BaseException as error:
-                logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
-                self.cancel([item.work])
+                if item.work.finish_reason is None and item.work not in self._cancelled:
+                    logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
+                    self.cancel([item.work])
         wake_loops()
 
     def _run_alone(self, sequence: Sequence) -> None:

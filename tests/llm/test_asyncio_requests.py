@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,21 @@ def test_a_loop_that_was_closed_harms_nobody(llm: LLM) -> None:
     loop.close()
     assert request.result(PATIENCE).outputs[0].finish_reason == "length"
     wait_for(lambda: idle(llm))
+
+
+def test_a_stream_that_outlives_its_loop_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def begin(llm: LLM) -> Any:
+        events = llm.astream("the", temperature=0, ignore_eos=True, max_tokens=100)
+        await anext(events)
+        return events
+
+    with LLM(folder) as model:
+        loop = asyncio.new_event_loop()  # which is closed without ending its generators, as asyncio.run would
+        events = loop.run_until_complete(begin(model))
+        loop.close()
+        wait_for(lambda: idle(model))
+        assert caplog.text.count("a request was cancelled, since its news cannot be delivered") == 1
+        del events
 
 
 def test_the_news_of_a_step_wake_a_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
