@@ -21,8 +21,8 @@ from cpp_build import ROOT, Builder
 
 KERNELS = ROOT / "src/cpu/kernels"
 BUILDS = {"emulated512": "dot", "emulated_amx": "tile"}  # how bfloat16 is multiplied
-# As src/cpu/meson.build compiles the others, but for speed: -O1 compiles for three times as long, and the ops' tests then
-# take three quarters of the time, which is less.
+# As src/cpu/meson.build compiles the others, but for speed: -O1 takes three times as long, for more than what tests of
+# ops then save, which take three quarters of the time.
 FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-O0"]
 
 
