@@ -235,7 +235,7 @@ class Completion(Work):
         self.num_given = 0  # tokens of the output that came with the request, see `go_on`
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
-        self.rests = False  # set by the reader, which then asks for tokens (`CompletionReader.has_more`) and gets no news
+        self.rests = False  # the reader looks for tokens of a plain sequence itself, and is told only of the end
         params = sequence.params
         top = params.logprobs
         sees_all = params.stop or top is not None or pipeline.changes is not None or pipeline.draws_on_host

@@ -88,7 +88,9 @@ class AsyncRequests:
     def _end_rest(self) -> None:
         # First the engine thread is told: of a token that comes after this look there is news.
         self._rest(False)
-        self._news.extend([c.next_token for c in self._completions if c.sequence.owner_sees_end_only and c.reader.has_more])
+        plain = [c for c in self._completions if c.sequence.owner_sees_end_only]
+        # The news of an end, which may be there already, stays the last.
+        self._news.extendleft([c.next_token for c in plain if c.reader.has_more])
         if self._news:
             self._changed.set()
 

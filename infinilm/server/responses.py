@@ -91,6 +91,8 @@ def _tool(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool.get("type") != "function" or "function" in tool:
         return tool
     name = text(f"{where}.name", tool.get("name"))
+    if tool.get("parameters") is not None:
+        mapping(f"{where}.parameters", tool["parameters"])
     return {
         "type": "function",
         "function": {k: v for k, v in tool.items() if k != "type"} | {"name": name},

@@ -170,7 +170,10 @@ class Service:
             )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
-            return prompt, self.llm.tokenizer.encode(prompt, add_special_tokens=False)
+            ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
+            if not ids:
+                raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
+            return prompt, ids
 
     def room(self, num_tokens: int, param: str) -> int:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""

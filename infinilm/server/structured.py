@@ -125,6 +125,8 @@ def take_tools(body: Body) -> list[Mapping[str, Any]]:
             continue
         function = mapping(f"tools[{i}].function", tool.get("function"))
         some_text(f"tools[{i}].function.name", function.get("name"))
+        if function.get("parameters") is not None:
+            mapping(f"tools[{i}].function.parameters", function["parameters"])
         tools.append({"type": "function", "function": function})
     return tools
 

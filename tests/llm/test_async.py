@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import infinilm
 from infinilm import LLM, SamplingParams
+from infinilm.requests.mailbox import wake_loops
+from infinilm.requests.request import Delta, News
+from infinilm.requests.streams import AsyncRequests
 from llm.support import PATIENCE, wait_for
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -176,6 +180,62 @@ def test_deltas_are_generate(llm: LLM, rest: float, more: dict[str, Any]) -> Non
             assert [token_id for d in own for token_id in d.token_ids] == list(choice.token_ids)
             assert [tops for d in own for tops in d.top_logprobs] == list(choice.logprobs or ())
             assert [d.finish_reason for d in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("rest_ends", ["before the last token", "between token and end", "behind the end"])
+def test_a_rest_that_ends_with_its_stream(llm: LLM, reason: str, rest_ends: str) -> None:
+    """Tokens of which a resting reader is told nothing, and the end, come whole, once and in order."""
+    idle: Any = SimpleNamespace(submit=lambda works: None, cancel=lambda works: None, check_caller=lambda: None)
+    text = llm.tokenize("the fox", add_special_tokens=False)
+    ids = [*text, min(llm.tokenizer.eos_token_ids)] if reason == "stop" else text
+
+    async def main() -> list[Delta]:
+        requests = llm._requests.make("the", SamplingParams(max_tokens=len(ids)), {})
+        (completion,) = requests[0].completions
+        running = AsyncRequests(None, idle, requests)
+        seen: list[Delta] = []
+
+        async def read() -> None:
+            async for deltas in running.deltas(lambda: 1e9):
+                seen.extend(deltas)
+
+        async def woken() -> None:
+            wake_loops()
+            for _ in range(6):
+                await asyncio.sleep(0)
+
+        def end_rest(when: str) -> None:
+            if when == rest_ends:
+                running._end_rest()
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        for token_id in ids[:-1]:  # as the engine thread does it
+            completion.sequence.output_token_ids.append(token_id)
+            completion.sequence.token_times.append(0.0)
+            if not completion.rests:
+                completion.deliver(completion.next_token)
+            await woken()
+        assert completion.rests
+        end_rest("before the last token")
+        await woken()
+        completion.sequence.output_token_ids.append(ids[-1])
+        completion.sequence.token_times.append(0.0)
+        end_rest("between token and end")
+        await woken()
+        completion.finish_reason = reason
+        completion.deliver(News(completion, ids[-1], num_tokens=len(ids), finish_reason=reason))
+        end_rest("behind the end")
+        wake_loops()
+        await asyncio.wait_for(reading, PATIENCE)
+        return seen
+
+    seen = asyncio.run(main())
+    assert [token_id for delta in seen for token_id in delta.token_ids] == ids
+    assert "".join(delta.text for delta in seen) == llm.tokenizer.decode(text)
+    assert [delta.finish_reason for delta in seen] == [None] * (len(seen) - 1) + [reason]
+    assert all(delta.token_ids for delta in seen[:-1])
 
 
 def test_what_waits_for_a_rest_comes_at_its_end(folder: Path) -> None:

@@ -104,6 +104,11 @@ def test_other_fields_of_the_clients_are_refused_by_name(host: Hosted, path: str
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "chat/completions",
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
     ("responses", {"metadata": {"a": float("nan")}}, ""),
     ("responses", {"input": []}, "input"),
     ("responses", {"input": ["x"]}, "input[0]"),
@@ -118,6 +123,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"text": {"formt": {}}}, "text.formt"),
     ("responses", {"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ("responses", {"tools": [{"type": "function"}]}, "tools[0].name"),
+    ("responses", {"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
     ("messages", {"max_tokens": 0}, "max_tokens"),
     ("messages", {"thinking": {"type": "sometimes"}}, "thinking.type"),
     ("messages", {"tool_choice": {"type": []}}, "tool_choice.type"),
@@ -195,6 +201,7 @@ def test_what_clients_are_told_names_no_path(tiny_folder: Path, tmp_path: Path) 
     asked: list[tuple[Path, str, str, dict[str, Any]]] = [
         (tiny_folder, "{{ raise_exception('on purpose') }}", "chat/completions", {"messages": MESSAGES}),
         (tiny_folder, "{{ messages }}", "chat/completions", {"messages": MESSAGES, "tools": tools}),
+        (tiny_folder, "{{ '' }}", "chat/completions", {"messages": MESSAGES}),
         (bare, "", "chat/completions", {"messages": MESSAGES}),
         (bare, "", "completions", {"prompt": "x"}),
     ]

@@ -130,21 +130,29 @@ def test_markdown_is_shown_and_never_run(page: Browser) -> None:
         assert page.run(f"document.querySelectorAll('{inside} {tag}').length") == count, tag
     assert page.run(f"document.querySelector('{inside} a').protocol") == "https:"
     assert page.run(f"document.querySelector('{inside} pre').innerText") == 'print("<b>hi</b>")'
+    box = "document.querySelector('{}').getBoundingClientRect().{}"  # the button lies beside the code, not on it
+    assert page.run(f"{box.format('.block > button', 'bottom')} <= {box.format('.block code', 'top')}")
     assert page.run("document.querySelector('.user .text').innerText") == "<b>x</b>"
     assert page.run("window.broken") is None
 
 
 def test_nothing_is_wider_than_a_phone(page: Browser) -> None:
-    messages = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": MARKDOWN + "y" * 500}]
+    table = f"\n\n| Name | Legs |\n|---|---|\n| {'fox and kite ' * 20} | {'z' * 80} |\n\n"
+    answer = {"role": "assistant", "content": MARKDOWN + table + "y" * 500}
+    messages = [{"role": "user", "content": "x" * 300}, answer]
     set_up(page, {"key": KEY}, [{"id": "t", "title": "t" * 100, "messages": messages}])
     page.resize(360, 640, dark=True)
     assert page.run("document.documentElement.scrollWidth") <= 360
+    height = page.run("Math.max(...[...document.querySelectorAll('th')].map(cell => cell.clientHeight))")
+    assert height < 40  # short words of a table are not broken for the sake of long ones
     look(page, "phone")
     page.run("document.getElementById('menu').click()")
     page.wait("document.getElementById('side').getBoundingClientRect().left >= 0")
     look(page, "phone-side")
     page.run("document.getElementById('settings').click()")
     assert page.run("document.getElementById('dialog').getBoundingClientRect().right") <= 360
+    page.run("document.getElementById('cancel').click()")
+    assert not page.run("document.getElementById('dialog').open")
 
 
 def test_settings_and_deleting(page: Browser) -> None:
