@@ -168,7 +168,8 @@ void bind_gguf(nb::module_& m) {
         nb::arg("name"), nb::sig("def gguf_type(name: str) -> tuple[int, int, bool, int]"),
         "Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes "
         "where CPUs compute with its integers (0: they do not).");
-    m.def("gguf_readable_types", gguf::readable_types, "The types of GGUF files that gguf_dequantise reads, as a list.");
+    m.def("gguf_readable_types", gguf::readable_types,
+          "The types of GGUF files that gguf_dequantise reads, as a list.");
 }
 
 }  // namespace infinilm

@@ -228,8 +228,8 @@ LinearArgs CpuBackend::linear_args(const PackedPiece& piece, LinearKind kind) co
     args.out_features = piece.out_features;
     args.pairs = args.act_mul = kind == LinearKind::act_mul;
     const Format format = piece.weight.format;
-    args.multiply_bf16 = compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() &&
-                         (format == Format::bf16 || is_f8(format));
+    args.multiply_bf16 =
+        compute_dtype_ == DType::bfloat16 && kernels_.multiplies_bf16() && (format == Format::bf16 || is_f8(format));
     args.bias = piece.bias.empty() ? nullptr : piece.bias.data();
     return args;
 }

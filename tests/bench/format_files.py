@@ -244,10 +244,10 @@ def make_gptq(checkpoint: Path, form: str, out: Path) -> None:
         groups = w[:, order].reshape(len(w), -1, group)
         if asym:
             low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-            scales = ((high - low) / top).clamp(min=1e-8).half().float()
+            scales = ((high - low) / top).clamp(min=1e-5).half().float()
             zeros = torch.round(-low / scales).clamp(0, top)
         else:
-            scales = (groups.abs().amax(2) / (top / 2)).clamp(min=1e-8).half().float()
+            scales = (groups.abs().amax(2) / (top / 2)).clamp(min=1e-5).half().float()
             zeros = torch.full_like(scales, (top + 1) // 2)
         q = torch.clamp(torch.round(groups / scales[..., None]) + zeros[..., None], 0, top)
         rounded = torch.empty_like(w)

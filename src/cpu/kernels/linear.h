@@ -218,8 +218,7 @@ void multiply(const LinearArgs& args, Share share) {
                     tile.ahead = groups_ahead * group_bytes + (num_pairs * 2 - 1) * panel_stride;
                     tile.scales_ahead += (num_pairs * 2 - 1) * tile.scale_stride;
                 }
-                const char* weights =
-                    (const char*)args.weight.panels + 2 * pair * panel_stride + first * group_bytes;
+                const char* weights = (const char*)args.weight.panels + 2 * pair * panel_stride + first * group_bytes;
                 if constexpr (is_expanded<F>) {
                     tile.panel_stride =
                         expand<F>(weights, panel_stride, 2 * num_pairs, tile.k_groups, tile.ahead, expanded);
