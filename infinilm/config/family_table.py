@@ -57,6 +57,11 @@ _GEMMA_KEYS = frozenset(
 
 _GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
 
+_MAMBA_KEYS = frozenset(
+    f"mamba_{name}"
+    for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand", "n_groups", "n_heads", "proj_bias")
+)
+
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _COHERE_NAMES: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
@@ -443,6 +448,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 keys=_GRANITE_KEYS | {"num_experts_per_tok"},
                 other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
                 fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
+                ignored_keys=_MAMBA_KEYS,  # of layers that no model here has
             ),
             *PLAIN_FAMILIES,
             *SPARSE_FAMILIES,

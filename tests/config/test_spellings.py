@@ -30,6 +30,9 @@ def test_a_window_of_no_tokens_is_none_where_it_is_not_used():
 def test_the_mlp_of_granite_4_is_the_shared_one():
     config = make("granitemoehybrid", intermediate_size=24, shared_intermediate_size=40)
     assert config.intermediate_size == 40 and LlamaConfig.from_dict(config.to_dict()) == config
+    assert make("granitemoehybrid", shared_intermediate_size=40, mamba_d_state=256) == config
+    with pytest.raises(ConfigError, match="'mamba' is not supported in GraniteMoeHybridForCausalLM"):
+        make("granitemoehybrid", layer_types=["mamba"] * 3, mamba_d_state=256).validate()
 
 
 def test_rope_of_all_layers_beside_that_of_each_kind():
