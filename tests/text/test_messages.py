@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,7 +250,8 @@ def test_tool_calls_that_are_none(calls: Any) -> None:
     ],
 )
 def test_what_a_template_reads(template: str, traits: TemplateTraits) -> None:
-    assert TemplateTraits.of(template, _environment()) == traits
+    read = TemplateTraits.of(template, _environment())
+    assert replace(read, variables=frozenset()) == traits
 
 
 json_like = st.recursive(
