@@ -222,7 +222,7 @@ def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantizati
     ],
 )
 def test_prefixes_and_preemption(simulate: Run, models: str, name: str, dtype: str) -> None:
-    outcome = simulate("device_cases:together", name=name, folder=models, dtype=dtype)
+    outcome = simulate("device_cases:together", timeout=300, name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
 
 
