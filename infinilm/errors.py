@@ -5,6 +5,7 @@ Every message names the thing, what was expected, what came, and what to do.
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable
 
@@ -46,3 +47,30 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     # 0.52 are 'response_format' and 'presence_penalty', which have nothing to do with each other.
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.58)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
+
+    Raising an exception extends its traceback, which keeps the frames of all callers alive. One object for several
+    requests would mix their tracebacks. An exception that cannot be copied is returned as it is.
+    """
+    copied = error
+    for make in (copy.copy, _copy_without_init):
+        try:
+            made = make(error)
+        except Exception:  # the class needs other arguments
+            continue
+        if type(made) is type(error):
+            copied = made
+            break
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)
+
+
+def _copy_without_init(error: BaseException) -> BaseException:
+    """Copy an exception whose `__init__` takes other arguments than its `args`."""
+    copied = type(error).__new__(type(error), *error.args)
+    vars(copied).update(vars(error))
+    return copied

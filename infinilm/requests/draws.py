@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
+from infinilm.errors import own_copy
 from infinilm.requests.logits import HostSampler, best_logprobs
-from infinilm.requests.request import Work, own_copy
+from infinilm.requests.request import Work
 from infinilm.requests.steps import Int32Array, Sequence
 
 __all__ = ["draw_rows", "token_logprobs"]

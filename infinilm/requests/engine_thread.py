@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
-from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError, RequestError
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError, RequestError, own_copy
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
@@ -39,7 +39,7 @@ from infinilm.requests.counters import Counters
 from infinilm.requests.draws import draw_rows, token_logprobs
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
-from infinilm.requests.request import Completion, LogitsWork, News, Work, own_copy
+from infinilm.requests.request import Completion, LogitsWork, News, Work
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import InFlight, Sequence, Step
 

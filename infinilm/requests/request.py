@@ -9,7 +9,6 @@ Requests with stop strings are the exception: the engine thread makes their text
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm._core import MAX_LOGPROBS
-from infinilm.errors import RequestError
+from infinilm.errors import RequestError, own_copy
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
@@ -38,7 +37,6 @@ __all__ = [
     "PromptLogprobs",
     "Work",
     "failure_of",
-    "own_copy",
 ]
 
 Float32Array = npt.NDArray[np.float32]
@@ -485,33 +483,6 @@ def failure_of(readers: Iterable[CompletionReader]) -> BaseException | None:
     if failures[0] is None or any(failure is None for failure in failures):
         return None
     return own_copy(failures[0])
-
-
-def own_copy(error: BaseException) -> BaseException:
-    """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
-
-    Raising an exception extends its traceback, which keeps the frames of all callers alive. One object for several
-    requests would mix their tracebacks. An exception that cannot be copied is returned as it is.
-    """
-    copied = error
-    for make in (copy.copy, _copy_without_init):
-        try:
-            made = make(error)
-        except Exception:  # the class needs other arguments
-            continue
-        if type(made) is type(error):
-            copied = made
-            break
-    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
-    copied.__suppress_context__ = error.__suppress_context__
-    return copied.with_traceback(error.__traceback__)
-
-
-def _copy_without_init(error: BaseException) -> BaseException:
-    """Copy an exception whose `__init__` takes other arguments than its `args`."""
-    copied = type(error).__new__(type(error), *error.args)
-    vars(copied).update(vars(error))
-    return copied
 
 
 class GenerationRequest:

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import cast
 
+from infinilm.errors import own_copy
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.progress import can_show, progress_bar
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.mailbox import current_mailbox
-from infinilm.requests.request import Completion, Delta, GenerationRequest, LogitsWork, News, Work, own_copy
+from infinilm.requests.request import Completion, Delta, GenerationRequest, LogitsWork, News, Work
 
 __all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
