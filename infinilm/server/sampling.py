@@ -26,6 +26,7 @@ _FIELDS = {
     "min_tokens": integer(0),
     "stop": list_of(some_text, _MAX_STOP_STRINGS),
     "stop_token_ids": list_of(integer(0)),
+    "allowed_token_ids": list_of(integer(0)),
     "ignore_eos": boolean,
     "include_stop_str_in_output": boolean,
     "skip_special_tokens": boolean,

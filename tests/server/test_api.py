@@ -193,6 +193,8 @@ def test_logit_bias_and_extras(client: openai.OpenAI, demo: LLM) -> None:
     extra = {"ignore_eos": True, "return_token_ids": True}
     biased = client.completions.create(**call, logit_bias={str(token_id): 100}, extra_body=extra).choices[0]
     assert biased.model_dump()["token_ids"] == [token_id] * 4
+    allowed = client.completions.create(**call, extra_body=extra | {"allowed_token_ids": [token_id]}).choices[0]
+    assert allowed.model_dump()["token_ids"] == [token_id] * 4
     greedy = client.completions.create(**{**call, "temperature": 0}, extra_body=extra).choices[0].text
     for settings in ({"top_k": 1}, {"top_p": 0}, {"min_p": 1.0}):
         assert client.completions.create(**call, extra_body=extra | settings).choices[0].text == greedy
@@ -267,6 +269,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [99999999]}, "allowed_token_ids"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"max_tokens": 0}, "max_tokens"),
