@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from llm import tiny
 from llm.support import PATIENCE, sharpen
+from ports import free_port
 
 import infinilm
 from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCacheConfig, RequestError
@@ -51,10 +52,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFINILM_STAGE_KEY", "a key")
 
 
-def free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets]
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinilm.pipeline.front._CONNECT_SECONDS", float(PATIENCE))
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def stage_processes(
     model: Path, count: int, *options: str, addresses: Sequence[str] = (), **environment: str
 ) -> Iterator[tuple[list[str], list[subprocess.Popen[str]]]]:
     """The later stages of a model, and their addresses."""
-    addresses = list(addresses) or free_addresses(count)
+    addresses = list(addresses) or [f"127.0.0.1:{free_port()}" for _ in range(count)]
     command = [sys.executable, "-m", "infinilm", "serve", str(model), "--num-threads", "1", "--device", "cpu"]
     command += ["--stages", ",".join(addresses)]
     running = [

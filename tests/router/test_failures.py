@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 from server.support import KEY, SECONDS, ServerProcess, served, started, wait_for
 
 from infinilm import LLM
@@ -148,12 +148,6 @@ def test_a_replica_killed_in_the_middle_of_streams(tmp_path: Path, replicas: lis
     resumed, retried = (float(counts[f"infinilm_router:{name}_total"]) for name in ("resumed_streams", "retries"))
     assert resumed > 0 and retried > 0  # a stream of which nothing had come yet is begun anew
     assert resumed + retried + num_lost == len(everything)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_none_left_then_one_comes_back(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from server.support import SECONDS
 
 from infinilm import LLM
 from infinilm.errors import ConfigError
 from infinilm.ray import app
-from router.test_failures import free_port
 
 HAS_SERVE = all(importlib.util.find_spec(name) is not None for name in ("ray", "grpc"))  # the latter of ray[serve]
 
