@@ -538,8 +538,8 @@ __device__ __forceinline__ void merge_values(float (&total)[kTiles][kColumns][4]
     merge_outputs<2 * kPairs>(total, first, out, factors);
 }
 
-// 1 / the sum of a row's weights, once all is merged. A sink far above the scores
-// makes it 0.
+// 1 / the sum of a row's weights, once all is merged. m is that of scores times log2(e), which a sink is not. A sink
+// far above the scores makes it 0.
 __device__ __forceinline__ float inverse_weight(const AttentionArgs& p, int head, RowState row) {
     if (p.sinks) row.l = __fadd_rn(row.l, exp2f(__fmaf_rn(p.sinks[head], 1.44269504f, -row.m)));
     return 1.0f / row.l;

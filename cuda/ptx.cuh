@@ -52,8 +52,7 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// ---- ordering between blocks and GPUs ("Memory Consistency Model")
-// --------------------------------------------------------
+// ---- ordering between blocks and GPUs ("Memory Consistency Model") ----
 
 // Among GPUs, in memory of this one, of a peer, or of the host: sees everything written before the store whose value it
 // reads.

@@ -1,6 +1,6 @@
 // CUDA's built-in variables, intrinsics and warp functions for the host compiler. Included by device.cuh when
 // INFINILM_CUDA_EMULATOR is defined; compiled with the kernels. Left out on purpose: __activemask (no fixed meaning)
-// and volatile spinning (use load_acquire of ptx.cuh, which lets other threads run).
+// and volatile spinning (use load_acquire_system of ptx.cuh, which lets other threads run).
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "engine/check_spec.h"
-#include "engine/device_turns.h"
+#include "engine/device_claim.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -51,15 +51,14 @@ std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions
 
 // A task that every rank runs. The last one to be done tells how it went.
 struct InferEngine::Joint {
-    Joint(Task task, bool is_step, size_t num_ranks, const void* engine, const std::vector<int>& devices)
-        : task(std::move(task)), is_step(is_step), errors(num_ranks), left(num_ranks), turn(engine, devices) {}
+    Joint(Task task, bool is_step, size_t num_ranks)
+        : task(std::move(task)), is_step(is_step), errors(num_ranks), left(num_ranks) {}
     const Task task;
     const bool is_step;
     std::promise<StepOutput> promise;
     StepOutput output;                       // of gives_output()
     std::vector<std::exception_ptr> errors;  // [num_ranks]
     std::atomic<size_t> left;
-    DeviceTurn turn;
 };
 
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
@@ -71,8 +70,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
         if (refused != nullptr && device.kind == DeviceKind::cuda)
             throw ConfigError(concat("models with ", refused, " do not run on ", to_string(device),
                                      " in this version; use device 'cpu'"));
-    for (const Device& device : options.devices)
-        if (size > 1 && device.kind == DeviceKind::cuda) shared_devices_.push_back(device.index);
+    claim_.emplace(options.devices);
     const PipelineOptions& pipeline = options.pipeline;
     stage_spec(spec, pipeline.first_here(), pipeline.num_stages);  // refuses before anything is made
     connections_ = connect_stages(pipeline);
@@ -125,7 +123,7 @@ std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {
     std::lock_guard lock(mutex_);  // nothing is submitted after close() took the workers
     if (workers_.empty()) throw EngineDeadError("the engine is closed; make a new one");
     if (dead_) cause_.throw_dead();
-    const auto joint = std::make_shared<Joint>(std::move(task), is_step, ranks_.size(), this, shared_devices_);
+    const auto joint = std::make_shared<Joint>(std::move(task), is_step, ranks_.size());
     std::future<StepOutput> future = joint->promise.get_future();
     try {
         for (size_t r = 0; r < workers_.size(); ++r)
@@ -142,12 +140,7 @@ std::future<StepOutput> InferEngine::submit_to_ranks(Task task, bool is_step) {
 // first.
 void InferEngine::run_task(const std::shared_ptr<Joint>& joint, Rank& rank) {
     Arrival* arrival = nullptr;
-    if (!joint->turn.has_come()) {  // another engine has the devices, or waits for what is under way here
-        settle(rank);
-        joint->turn.wait();
-    }
     attempt(*joint, rank, [&] {
-        const DeviceTurn::Running running(joint->turn);
         if (dead_) cause_.throw_dead();
         if (!joint->is_step) settle(rank);
         StepOutput output = joint->task(rank);
@@ -179,7 +172,6 @@ void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
 
 void InferEngine::conclude(Joint& joint) {
     if (joint.left.fetch_sub(1) != 1) return;
-    joint.turn.end();
     if (const std::exception_ptr error = outcome(joint.errors))
         joint.promise.set_exception(error);
     else
@@ -194,8 +186,11 @@ void InferEngine::settle_oldest(Rank& rank) {
     const UnderWay step = std::move(rank.under_way.front());
     rank.under_way.pop_front();
     attempt(*step.joint, rank, [&] {
-        Tensor sampled = step.arrival->take();
-        rank.communicator->check();
+        Tensor sampled = together([&] {
+            Tensor out = step.arrival->take();
+            rank.communicator->check();
+            return out;
+        });
         if (gives_output(rank)) step.joint->output.sampled = std::move(sampled);
     });
     conclude(*step.joint);
@@ -494,8 +489,11 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         rank.arrival = &queue->fetch(gives_output(rank) ? output.sampled : Tensor());
         return {};
     }
-    output = to_host(*rank.backend, output, spec_.vocab_size);
-    rank.communicator->check();
+    output = together([&] {
+        StepOutput out = to_host(*rank.backend, output, spec_.vocab_size);
+        rank.communicator->check();
+        return out;
+    });
     rank.cache.end_states(step);
     if (!queue && output.sampled) rank.previous_ids = Sampled(output.sampled).ids;
     return output;
@@ -555,6 +553,7 @@ void InferEngine::close() {
         rank->previous_ids = {};
         rank->backend.reset();
     }
+    claim_.reset();
 }
 
 }  // namespace infinilm

@@ -15,11 +15,13 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dist/communicator.h"
 #include "dist/stage_link.h"
+#include "engine/device_claim.h"
 #include "engine/rank_worker.h"
 #include "engine/step_graphs.h"
 #include "model/batch.h"
@@ -170,7 +172,7 @@ private:
     const OwnerProcess process_;
     ModelSpec spec_;
     const int ranks_per_stage_;
-    std::vector<int> shared_devices_;  // GPUs whose kernels may wait for those of other ranks, see DeviceTurn
+    std::optional<DeviceClaim> claim_;                            // until all memory of its devices is free
     std::vector<std::shared_ptr<CommunicatorGroup>> groups_;      // of each stage here
     std::vector<std::shared_ptr<StageConnections>> connections_;  // the same; none where there is one stage
     std::vector<std::shared_ptr<Rank>> ranks_;

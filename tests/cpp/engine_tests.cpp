@@ -18,16 +18,40 @@ namespace {
 
 std::atomic<int> backends{0};                     // that there are
 std::function<void(int attention)> on_attention;  // called by each rank, with how many it has computed in this engine
+std::function<void(int rank)> on_arrival;  // where there is one, backends have queues: called by who waits for one
 
 struct FakeLinear final : PreparedLinear {};
 
+struct FakeArrival final : Arrival {
+    bool done() noexcept override { return true; }
+    Tensor take() override {
+        on_arrival(rank);
+        return sampled;
+    }
+    int rank = 0;
+    Tensor sampled;
+};
+
 class FakeCpu final : public FakeBackend {
 public:
-    FakeCpu() : FakeBackend(0) { ++backends; }
+    FakeCpu() : FakeBackend(0) { arrival_.rank = backends++; }
     ~FakeCpu() override { --backends; }
 
     Device device() const override { return {}; }
-    DeviceQueue* queue() override { return nullptr; }
+    DeviceQueue* queue() override { return on_arrival ? this : nullptr; }
+    std::vector<TensorView> upload(Upload, std::span<const TensorView> arrays) override {
+        uploaded_.clear();
+        for (const TensorView& array : arrays) {
+            uploaded_.push_back(array ? allocate_host(array.dtype(), array.shape()) : Tensor());
+            if (array) copy(array, uploaded_.back());
+        }
+        return {uploaded_.begin(), uploaded_.end()};
+    }
+    Arrival& fetch(const TensorView& sampled) override {
+        if (sampled)
+            arrival_.sampled = allocate_host(sampled.dtype(), sampled.shape()), copy(sampled, arrival_.sampled);
+        return arrival_;
+    }
     Tensor allocate(DType dtype, std::span<const int64_t> shape) override { return allocate_host(dtype, shape); }
     void copy(const TensorView& src, const TensorView& dst) override {
         if (src.is_contiguous() && dst.is_contiguous()) return FakeBackend::copy(src, dst);
@@ -72,6 +96,8 @@ private:
         for (int64_t row = 0; row < out.shape(0); ++row) *out.select(0, row).as<float>() = 1;
     }
     int count_ = 0;
+    FakeArrival arrival_;
+    std::vector<Tensor> uploaded_;
 };
 
 constexpr int num_layers = 6;
@@ -219,6 +245,33 @@ TEST(an_aborted_step_leaves_the_engine_usable) {
         CHECK(second.get().aborted);
         check_done(third.get());
     }
+}
+
+// The device of a rank fails behind all that the host has to do for a step, while those of the others wait for it: they
+// are told, though no rank comes to another step.
+TEST(a_device_that_fails_behind_the_host) {
+    std::atomic<bool> failed{false};
+    std::atomic<InferEngine*> engine{nullptr};
+    std::atomic<bool> told{false};
+    const Batch batch = step_of_three();
+    on_arrival = [](int) {};
+    const auto owner = make_engine(2);
+    engine = owner.get();
+    check_done(owner->forward(batch));
+    on_arrival = [&](int rank) {
+        if (rank == 1) {
+            failed = true;
+            throw DeviceError("a fault of the device");
+        }
+        const auto dead = [&] { return contains(error_of([&] { engine.load()->submit(batch); }), "a fault").holds; };
+        for (int i = 0; i < 60'000 && !(failed && dead()); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        told = failed && dead();
+    };
+    CHECK(contains(error_of([&] { owner->forward(batch); }), "a fault of the device"));
+    CHECK(told);
+    owner->close();
+    on_arrival = nullptr;
 }
 
 // The first of two stages begins with a step while the second one is at the step before.

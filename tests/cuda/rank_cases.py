@@ -9,11 +9,11 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pytest
 from device_cases import EPSILON, GOLDEN, make_model
 from emulation import ON_GPU, Gpu
 from numpy.typing import NDArray
@@ -252,28 +252,18 @@ def joined_by_one_kernel(gpu: Gpu, folder: str, nccl: str) -> None:
 
 
 def two_engines(_: Gpu, folder: str, nccl: str) -> None:
-    """Two engines on the same devices, used at the same time: their sums never wait beside each other, for which there
-    are too few multiprocessors.
-    """
+    """A second engine of several GPUs is refused while the first has one of them; one of a single GPU runs beside it."""
     fake = FakeNccl(nccl)
     model = make_model("llama", Path(folder), num_hidden_layers=1)
-    engines = [open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"]) for _ in range(2)]
     tokens = np.random.default_rng(2).integers(0, 131, (2, 20)).astype(np.int32)
-
-    def run(engine: _core.InferEngine) -> list[bytes]:
-        outputs = [engine.forward(make_step(tokens, 0)).logits for _ in range(3)]
-        return [logits.numpy().tobytes() for logits in outputs if logits is not None]
-
-    want = run(engines[0])
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, engines)) == [want, want]
-        steps = [[engine.submit(make_step(tokens, 0)) for engine in engines] for _ in range(2)]  # by one thread
-        for step in steps:
-            for waiting in step:
-                logits = waiting.result().logits
-                assert logits is not None and logits.numpy().tobytes() == want[0]
-    for engine in engines:
-        engine.close()
+    for _ in range(2):
+        engine = open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"])
+        with pytest.raises(infinilm.ConfigError, match="cuda:1 is in use by another engine.*close that engine first"):
+            open_engine(model, "bfloat16", 2, ["cuda:1", "cuda:2"])
+        alone = open_engine(model, "bfloat16", 1, ["cuda:1"])
+        for each in (engine, alone):
+            assert each.forward(make_step(tokens, 0)).logits is not None
+            each.close()
     fake.check()
 
 

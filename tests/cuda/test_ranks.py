@@ -87,7 +87,7 @@ def test_what_ranks_have_is_joined_by_one_kernel(simulate: Run, models: str, fak
 
 
 def test_two_engines_on_the_same_devices(simulate: Run, models: str, fake_nccl: str) -> None:
-    devices = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
+    devices = {"INFINILM_EMULATOR_DEVICES": "3"}
     outcome = simulate("rank_cases:two_engines", settings=devices, folder=models, nccl=fake_nccl)
     assert outcome.ok, outcome.text
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ tes
 # Each with the number of rounds under a sanitizer, which is slower; plain runs the test's own number.
 NAMES = {
     "a_copy_that_fails": 1,
+    "a_device_that_fails_behind_the_host": 1,
     "a_stage_does_not_wait_for_the_next": 1,
     "a_thread_per_core": 1,
     "abort_anytime": 150,
@@ -39,6 +40,7 @@ NAMES = {
     "gguf_blocks": 1,
     "gguf_header": 1,
     "gguf_mutations": 5000,
+    "gpus_are_claimed_once": 1,
     "lists_of_cpus": 1,
     "messages_that_are_not_due": 1,
     "mismatches": 5,
@@ -60,9 +62,6 @@ NAMES = {
     "the_kind_of_group": 1,
     "weight_bytes_while_loading": 1,
     "packed_memory": 1,
-    "turns_are_waited_for": 1,
-    "turns_come_in_order": 1,
-    "turns_within_turns": 1,
     "worker_on_its_cpus": 1,
     "worker_runs_tasks_in_order": 1,
     "worker_sleeps_when_idle": 1,

@@ -5,8 +5,9 @@
 //
 // Invariant: an output is ONE accumulator to which the products of k = 0, 1, .. are added in that order, in the steps
 // of its format: one k (widened weights), two (vdpbf16ps), 32 (bf16 tiles), or as many as one scale of x is for
-// (integers, whose sums over these are exact), the last step filled with zeros; then the scale of the output, + bias,
-// act_mul, + residual. So a row of the result has the same bits for 1 token or 1000, any threads, any split.
+// (integers, whose sums over these are exact; e4m3 of scaled groups beside bf16, where the products of a group are
+// added so from zero), the last step filled with zeros; then the scale of the output, + bias, act_mul, + residual. So a
+// row of the result has the same bits for 1 token or 1000, any threads, any split.
 //
 // pack_x packs x for groups of T tokens, [blocks of k][groups][groups of k][rows][T], so that a tile reads it from
 // end to end. A tile (linear_tile.h) is a group times one panel or two, over one block of k: its outer products need no
@@ -195,7 +196,7 @@ void multiply(const LinearArgs& args, Share share) {
     char* const expanded = (char*)(scratch + scratch_shape<F>(groups).num_sums);
     const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
     // No block of weights is read twice: panels are read from end to end, which is what memory does best.
-    const bool in_one_piece = groups.count == 1 && P == 1;
+    const bool in_one_piece = groups.count == 1 && P == 1 && !is_expanded<F>;  // which have room for a block
     TileArgs tile{};
     const int64_t panel_stride = k_groups * group_bytes;
     tile.panel_stride = panel_stride;
