@@ -68,6 +68,8 @@ def read_bytes(path: Path, *, error: type[InfinilmError] = ConfigError, limit: i
         # A read takes the memory of what it asks for at first: that of this file, and of those whose size is not told.
         size = max(os.fstat(file.fileno()).st_size, _OF_UNKNOWN_SIZE)
         content = file.read(min(size, limit) + 1)
+        if len(content) > size:
+            content += file.read(max(limit + 1 - len(content), 0))
     if len(content) > limit:
         raise error(f"{path}: expected at most {limit} bytes, got more; is it another file?")
     return content

@@ -108,8 +108,16 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_file_that_does_not_tell_its_size() -> None:
+def test_a_file_that_does_not_tell_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.read_bytes(Path("/proc/self/cmdline"))
+    path, content = tmp_path / "large", bytes(range(256)) * 10_000
+    path.write_bytes(content)
+    fstat = os.fstat
+    monkeypatch.setattr(files.os, "fstat", lambda file: os.stat_result((*fstat(file)[:6], 0, *fstat(file)[7:])))
+    assert files.read_bytes(path) == content
+    assert files.read_bytes(path, limit=len(content)) == content
+    with pytest.raises(ConfigError, match="at most 2559999 bytes"):
+        files.read_bytes(path, limit=len(content) - 1)
 
 
 @pytest.mark.parametrize(

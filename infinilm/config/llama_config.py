@@ -536,7 +536,7 @@ def _family(model_type: Any, architectures: Any) -> families.Family:
         raise ConfigError(f"architectures must be a list of names; got {architectures!r}")
     if model_type is not None:
         by_type = families.family_of_model_type(model_type)
-        if set(names) == {by_type.saved_architecture}:
+        if by_type.saved_architecture and all(name == by_type.saved_architecture for name in names):
             return by_type
     found = [families.family_of(name) for name in names]
     model_types = (None, found[0].model_type, *found[0].other_model_types)

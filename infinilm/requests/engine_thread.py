@@ -497,7 +497,7 @@ class EngineThread:
                     )
         now = time.perf_counter()
         sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
-        news: list[News] = [s.owner.next_token for s in sampled.streamed if not s.owner.rests]
+        news: list[News] = [s.owner.next_token for s in sampled.streamed if s.owner.is_told]
         changed: list[Work] = []  # works that have ended, or that others wait for
         for sequence, row, token_id in sampled.owner_tokens:
             work: Completion = sequence.owner

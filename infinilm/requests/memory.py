@@ -208,7 +208,9 @@ def divide_memory(
     else:
         budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0)), DEFAULT_BLOCK_SIZE
         if budget == 0:  # a share of nothing
-            raise CacheFullError(_no_room(weight_bytes, workspace_bytes, -free_bytes, max_num_seqs, bool(cache.parts)))
+            raise CacheFullError(
+                _no_room(weight_bytes, workspace_bytes, max(1 - free_bytes, 1), max_num_seqs, bool(cache.parts))
+            )
         free_bytes = max(free_bytes, 0)
         if state_bytes:
             # Snapshots are worth it where most of the budget is left for what they save.

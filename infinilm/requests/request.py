@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.steps import Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "Completion",
@@ -233,7 +237,8 @@ class Completion(Work):
         self.num_given = 0  # tokens of the output that came with the request, see `go_on`
         self.given_text = ""  # of these, if the engine thread makes the text
         self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
-        self.rests = False  # the reader looks for tokens of a plain sequence itself, and is told only of the end
+        # Where it runs, the reader looks for tokens of a plain sequence itself, and is told only of the end.
+        self.rests_in: asyncio.AbstractEventLoop | None = None
         params = sequence.params
         top = params.logprobs
         sees_all = params.stop or top is not None or pipeline.changes is not None or pipeline.draws_on_host
@@ -248,6 +253,11 @@ class Completion(Work):
         sequence.needs_logits = sequence.draws_on_host or (top is not None and top > MAX_LOGPROBS)
         sequence.num_logprobs = -1 if top is None or sequence.needs_logits else top
         self.constrain(None)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the reader hears of each token: it does not rest, or its loop is closed and it will never look."""
+        return self.rests_in is None or self.rests_in.is_closed()
 
     def constrain(self, matcher: Matcher | None) -> None:
         """Say only what the parameters and a matcher allow, which this completion alone has; before it is submitted."""

@@ -84,7 +84,7 @@ class AsyncRequests:
     def _rest(self, rests: bool) -> None:
         self._rests = rests
         for completion in self._completions:
-            completion.rests = rests
+            completion.rests_in = self._mailbox.loop if rests else None
 
     def _end_rest(self) -> None:
         # First the engine thread is told: of a token that comes after this look there is news.

@@ -252,13 +252,13 @@ def joined_by_one_kernel(gpu: Gpu, folder: str, nccl: str) -> None:
 
 
 def two_engines(_: Gpu, folder: str, nccl: str) -> None:
-    """A second engine of several GPUs is refused while the first has one of them; one of a single GPU runs beside it."""
+    """A second engine of several GPUs is refused while the first has one of them; one of a single GPU is not."""
     fake = FakeNccl(nccl)
     model = make_model("llama", Path(folder), num_hidden_layers=1)
     tokens = np.random.default_rng(2).integers(0, 131, (2, 20)).astype(np.int32)
     for _ in range(2):
         engine = open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"])
-        with pytest.raises(infinilm.ConfigError, match="cuda:1 is in use by another engine.*close that engine first"):
+        with pytest.raises(infinilm.ConfigError, match=r"cuda:1 is in use by .*; close that engine first"):
             open_engine(model, "bfloat16", 2, ["cuda:1", "cuda:2"])
         alone = open_engine(model, "bfloat16", 1, ["cuda:1"])
         for each in (engine, alone):

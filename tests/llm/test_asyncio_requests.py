@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infinilm import LLM, RequestError
+from infinilm import LLM, HookRegistry, RequestError, SamplingParams
 from infinilm.requests import mailbox
+from infinilm.requests.streams import AsyncRequests
 from infinilm.text.tokenizer import Tokenizer
 from llm.support import PATIENCE, idle, wait_for
 
@@ -126,18 +127,35 @@ def test_a_loop_that_was_closed_harms_nobody(llm: LLM) -> None:
     wait_for(lambda: idle(llm))
 
 
-def test_a_stream_that_outlives_its_loop_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_stream_that_outlives_its_loop_is_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture, rests: bool
+) -> None:
+    has_begun, is_closed = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> None:
+        assert not has_begun.is_set() or is_closed.wait(PATIENCE)
+
     async def begin(llm: LLM) -> Any:
-        events = llm.astream("the", temperature=0, ignore_eos=True, max_tokens=100)
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=100)
+        running = AsyncRequests(llm, llm._thread, llm._requests.make("the", params, {}))
+        events: Any = running.deltas(lambda: 1e9) if rests else running.steps()
         await anext(events)
+        has_begun.set()
+        if rests:
+            await anext(events)  # behind which it rests
         return events
 
-    with LLM(folder) as model:
+    registry = HookRegistry()
+    registry.register_hook("layer0_residual", hold)
+    with LLM(folder, hooks=registry) as model:
         loop = asyncio.new_event_loop()  # which is closed without ending its generators, as asyncio.run would
         events = loop.run_until_complete(begin(model))
         loop.close()
+        is_closed.set()
         wait_for(lambda: idle(model))
         assert caplog.text.count("a request was cancelled, since its news cannot be delivered") == 1
+        assert model.metrics().num_output_tokens < 100
         del events
 
 
