@@ -10,6 +10,7 @@ content, so no text is lost.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,11 +84,21 @@ _LLAMA3 = ToolCallFormat(
 PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
 """For models that were taught no way, whose calls are forced."""
 
+# The mark, what Jinja has around texts and line ends, then the JSON or what writes it.
+_HERMES_CALL = re.compile(
+    r"""<tool_call>(?:\\n|[\s"'{}~+-])*(?:\{\s*\\?["'](?:name|arguments)|[\w.\['"\]]+\s*\|\s*tojson)"""
+)
+
 
 def tool_call_format(template: str) -> ToolCallFormat | None:
-    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known."""
-    if "<tool_call>" in template:
+    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known.
+
+    A mark alone does not tell the format: several families write `<tool_call>` around what is no JSON.
+    """
+    if _HERMES_CALL.search(template):
         return _HERMES
+    if "[CALL_ID]" in template:
+        return None
     if "[TOOL_CALLS]" in template:
         return _MISTRAL_NAMES if "[ARGS]" in template else _MISTRAL
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:

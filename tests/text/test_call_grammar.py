@@ -44,7 +44,7 @@ def form_of(template: str) -> ToolCallFormat:
 
 
 FORMS = {
-    "hermes": form_of("<tool_call>"),
+    "hermes": form_of('<tool_call>{"name": '),
     "llama3": form_of("<|python_tag|>"),
     "mistral": form_of("[TOOL_CALLS]"),
     "mistral names": form_of("[TOOL_CALLS] [ARGS]"),

@@ -124,3 +124,23 @@ def test_an_answer_that_is_cut_within_the_end_of_a_call() -> None:
 
 def test_templates_without_calls() -> None:
     assert tool_call_format("{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ('<tool_call>\n{"name": <function-name>', "hermes"),
+        (r"""{{- '<tool_call>\n{\"name\": "' }}""", "hermes"),
+        ("""{{- "<tool_call>\n" }}\n{{- '{"name": <name>}' }}""", "hermes"),
+        ("<tool_call>\n{{ call.function | tojson }}\n</tool_call>", "hermes"),
+        ("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}", None),
+        (r"{{ '<tool_call>\n<function=' + name + '>\n' }}<parameter=", None),
+        ("<tool_call>{function-name}\n<arg_key>", None),
+        ("{% set begin = space ~ '<tool_call>' %}{{ begin }}<invoke name=", None),
+        ("functions within <tool_call></tool_call> tags: <tool_calls>[{", None),
+    ],
+)
+def test_formats_with_one_mark_are_told_apart(template: str, name: str | None) -> None:
+    """What is not parsed has no format, so that a request with tools is refused: its calls would be content."""
+    form = tool_call_format(template)
+    assert (form and form.name) == name
