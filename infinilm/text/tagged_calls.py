@@ -16,8 +16,7 @@ from infinilm.text.detokenize import overlap
 __all__ = ["TaggedCall", "Tags", "typed_value"]
 
 _SPACE = " \t\r\n"
-_MAX_NAME = 256  # characters, of tools and of parameters
-_MAX_DEPTH = 16  # of schemas in schemas
+_MAX_KEY = 256  # characters: what goes on for longer is no name of a parameter
 _WORDS = {"True": True, "False": False, "None": None}  # as templates write them that convert values to text by Python
 
 
@@ -106,7 +105,7 @@ class TaggedCall:
         begin += len(before)
         found = re.compile(re.escape(behind) if behind else r"[\s<]").search(text, begin)
         if found is None:
-            self.is_broken = len(text) - begin > _MAX_NAME
+            self.is_broken = not any(name.startswith(text[begin:]) for name in self._schemas)
             return 0
         name = text[begin : found.start()]
         if name not in self._schemas:
@@ -132,11 +131,14 @@ class TaggedCall:
         return 0
 
     def _read_key(self, text: str, final: bool) -> int:
-        key, mark, rest = text.partition(self._tags.key[1])
-        begin = self._tags.value[0]
+        mark, begin = self._tags.key[1], self._tags.value[0]
+        key, found, rest = text.partition(mark)
+        if not found or len(key) > _MAX_KEY:
+            self.is_broken = len(key) > _MAX_KEY + (0 if found else len(mark) - 1)  # a part of the mark may be there
+            return 0
         stripped = rest.lstrip(_SPACE) if begin else rest
-        if not mark or not stripped.startswith(begin):
-            self.is_broken = not begin.startswith(stripped) if mark else len(text) > _MAX_NAME
+        if not stripped.startswith(begin):
+            self.is_broken = not begin.startswith(stripped)
             return 0
         self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", "", False
         root = self._schemas[self.name or ""]
@@ -217,17 +219,25 @@ def _property(root: Mapping[str, Any], key: str) -> object:
     return properties.get(key) if isinstance(properties, Mapping) else None
 
 
-def _kinds(schema: object, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def _kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
     """Types that a schema names, integers as numbers; none where it does not say."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return set()
-    named = schema.get("type")
-    if named is not None:
-        listed: Collection[Any] = named if isinstance(named, list) else [named]
-        return {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
-    if isinstance(values := schema.get("enum"), list) or "const" in schema:
-        return {_kind(value) for value in (values if isinstance(values, list) else [schema["const"]])}
-    return {kind for inner in _inner(schema, root) for kind in _kinds(inner, root, depth + 1)}
+    kinds: set[str] = set()
+    todo, seen = [schema], set[int]()  # each once: schemas may refer to themselves
+    while todo:
+        inner = todo.pop()
+        if not isinstance(inner, Mapping) or id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        if (named := inner.get("type")) is not None:
+            listed: Collection[Any] = named if isinstance(named, list) else [named]
+            kinds |= {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
+        elif isinstance(values := inner.get("enum"), list):
+            kinds |= {_kind(value) for value in values}
+        elif "const" in inner:
+            kinds.add(_kind(inner["const"]))
+        else:
+            todo += _inner(inner, root)
+    return kinds
 
 
 def _inner(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[object]:

@@ -126,6 +126,8 @@ def tool_call_format(template: str) -> ToolCallFormat | None:
         if "[ARGS]" not in template:
             return _MISTRAL
         return _MISTRAL_IDS if _CALL_ID in template else _MISTRAL_NAMES
+    if "<function=" in template:  # Functionary's, which have the tag of Llama 3 for code alone
+        return None
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
         return _LLAMA3
     return None

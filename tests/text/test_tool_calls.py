@@ -29,9 +29,9 @@ PARAMETERS: dict[str, Any] = {
         "named": {"$ref": "#/$defs/name"},
         "loop": {"$ref": "#/$defs/loop"},
     },
-    "$defs": {"name": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}},
+    "$defs": {"name": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}] * 9}},
 }
-NAMES = ("get_weather", "search", "f-1")
+NAMES = ("get_weather", "search", "f-1", "f-1" * 70)
 SCHEMAS = dict.fromkeys(NAMES, PARAMETERS)
 
 
@@ -147,6 +147,7 @@ NEARLY = st.lists(
             *('{"name": "search"', '{"name": "nobody"', ', "arguments": ', '{"a": "}"}', "{}", "}", '"{}"', "null"),
             *("search", "text", "\\", '"', ",", "{", '{"parameters": {"b": 1}, "name": "search"}'),
             *("<function=", "search>", "<parameter=", "text>", "number>", "</parameter>", "</function>", "</", "<"),
+            *("k" * 256, "k", "f-1" * 70 + ">"),
             *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[CALL_ID]", "7", "<tool_call>search\n"),
             *("<tool_call>\n<function=search>\n", "<parameter=text>\n", "<arg_key>text</arg_key>\n<arg_value>"),
         ]
@@ -238,6 +239,8 @@ def test_templates_without_calls() -> None:
         (r"{{ '<tool_call>\n<function=' + name + '>\n' }}<parameter=", "qwen3 coder"),
         ("<tool_call>{function-name}\n<arg_key>", "glm"),
         ("{% set begin = space ~ '<tool_call>' %}{{ begin }}<invoke name=", None),
+        ("<|python_tag|>", "llama3"),
+        ("<function={{ name }}>{{ arguments | tojson }}</function> or <|python_tag|>", None),
         ("functions within <tool_call></tool_call> tags: <tool_calls>[{", None),
     ],
 )
