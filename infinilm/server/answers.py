@@ -161,8 +161,8 @@ class ChoiceMaker:
         The model's template marks its reasoning.
     form : ToolCallFormat or None
         How calls are written; None: there are no tools, and what looks like a call is content.
-    names : sequence of str
-        Of the tools.
+    schemas : mapping of str to mapping
+        JSON schemas of the parameters of the tools, by name.
     max_calls : int or None
         Calls behind these are dropped: with parallel calls switched off.
     """
@@ -173,11 +173,11 @@ class ChoiceMaker:
         *,
         has_reasoning: bool,
         form: ToolCallFormat | None = None,
-        names: Sequence[str] = (),
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
         max_calls: int | None = None,
     ) -> None:
         self._splitter = ReasoningSplitter.after(prompt) if has_reasoning else None
-        self._parser = ToolCallParser(form, names) if form is not None else None
+        self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
         self._max_calls = max_calls
         self._has_short_ids = form is not None and form.has_short_ids
         self.num_calls = 0

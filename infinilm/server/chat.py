@@ -57,13 +57,14 @@ class ChatCall:
 
     def makers(self) -> list[ChoiceMaker]:
         """One for each choice."""
-        names = [tool["function"]["name"] for tool in self.tools]
+        functions = [tool["function"] for tool in self.tools]
+        schemas = {function["name"]: function.get("parameters") or {} for function in functions}
         return [
             ChoiceMaker(
                 self.prompt,
                 has_reasoning=self.has_reasoning,
                 form=self.form,
-                names=names,
+                schemas=schemas,
                 max_calls=self.max_calls,
             )
             for _ in range(self.params.n)

@@ -18,7 +18,7 @@ from infinilm.text.tool_calls import ToolCallFormat
 
 __all__ = ["AnswerGrammar", "Tool"]
 
-_PARTS = re.compile(r"\$(?:NAME|TOOL|ARGUMENTS)")
+_PARTS = re.compile(r"(\$(?:NAME|TOOL|ID|ARGUMENTS))")
 _ANY_TEXT = "/(?s:.*)/"
 
 
@@ -104,15 +104,13 @@ class AnswerGrammar:
         return "\n".join([*rules, *self._rules]) + "\n"
 
     def _call(self, pattern: str, name: str, arguments: str) -> str:
-        place, parts = 0, []
-        for part in _PARTS.finditer(pattern):
-            parts.append(pattern[place : part.start()])
-            parts.append({"$NAME": json.dumps(name), "$TOOL": name}.get(part[0], ""))
-            if part[0] == "$ARGUMENTS":
-                joined = self._text("".join(parts))
-                return f"{joined} {arguments} {self._text(pattern[part.end() :])}"
-            place = part.end()
-        raise AssertionError(pattern)
+        rules = {
+            "$NAME": self._text(json.dumps(name)),
+            "$TOOL": self._text(name),
+            "$ID": "/[a-zA-Z0-9]{9}/",
+            "$ARGUMENTS": arguments,
+        }
+        return " ".join(rules.get(part) or self._text(part) for part in _PARTS.split(pattern) if part)
 
     def _special(self, mark: str) -> str | None:
         """How a grammar names a mark that is a special token; None: it is text."""

@@ -26,7 +26,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 # documentation gives to clients for the same purpose (fine-grained tool streaming).
 _INVALID = "INVALID_JSON"
 
-_MEASURES = frozenset({"tojson", "length", "count", "items", "dictsort"})  # filters that give something else
+_LENGTHS = frozenset({"length", "count"})  # filters
+_MEASURES = _LENGTHS | {"tojson", "items", "dictsort"}  # filters that give something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ class TemplateTraits:
         joined = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
         joined += [operand for concat in tree.find_all(nodes.Concat) for operand in concat.nodes]
         needs_text = any(arguments.is_read_by(operand) for operand in joined)
+        # None has no length. Who measures the content treats the empty text as none.
+        measured = any(item.name in _LENGTHS and content.is_read_by(item.node) for item in tree.find_all(nodes.Filter))
         return cls(
             reads_parts=loops or indexes,
-            reads_none=any(test.name == "none" and content.is_read_by(test.node) for test in tests),
+            reads_none=not measured and any(test.name == "none" and content.is_read_by(test.node) for test in tests),
             knows_developer="developer" in source,
             reads_text_arguments=needs_text
             or any(test.name in ("string", "mapping") and arguments.is_read_by(test.node) for test in tests),

@@ -10,20 +10,23 @@ content, so no text is lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from infinilm.text.detokenize import overlap
+from infinilm.text.tagged_calls import TaggedCall, Tags
 
 __all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "takes_one_call", "tool_call_format"]
 
 _SPACE = " \t\r\n"
+_CALL_ID = "[CALL_ID]"  # between the name and an id, before the arguments
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How a model writes calls: `begin`, then JSON objects with a name and arguments, then `end`.
+    """How a model writes calls: `begin`, then JSON objects with a name and arguments or tagged texts, then `end`.
 
     Attributes
     ----------
@@ -38,11 +41,14 @@ class ToolCallFormat:
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
     pattern : str
         How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
-        as it is, and $ARGUMENTS the arguments.
+        as it is, $ID nine letters and digits, and $ARGUMENTS the arguments.
     between : str
         What stands between two calls.
     around : tuple of str
         What stands before the first and behind the last.
+    tags : Tags, optional
+        Of models that write calls between tags. JSON is read, too: calls that a grammar forces are such, since it can
+        hold JSON to any schema.
     has_short_ids : bool
         The template takes ids of calls that are nine letters and digits, and refuses any other.
     """
@@ -55,6 +61,7 @@ class ToolCallFormat:
     pattern: str = '{"name": $NAME, "arguments": $ARGUMENTS}'
     between: str = "\n"
     around: tuple[str, str] = ("", "")
+    tags: Tags | None = None
     has_short_ids: bool = False
 
 
@@ -64,6 +71,16 @@ _HERMES = ToolCallFormat(  # Hermes 2 and 3, Qwen2.5, Qwen3
     "<tool_call>",
     "</tool_call>",
     pattern='<tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</tool_call>',
+)
+_QWEN3_CODER = replace(  # and Qwen3.5, Nemotron 3, Step 3.5
+    _HERMES,
+    name="qwen3 coder",
+    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), end="</function>", has_lines=True),
+)
+_GLM = replace(  # of 4.5 and later
+    _HERMES,
+    name="glm",
+    tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
 )
 _MISTRAL = ToolCallFormat(
     "mistral",
@@ -77,19 +94,40 @@ _MISTRAL = ToolCallFormat(
 _MISTRAL_NAMES = replace(  # of 2025
     _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
 )
+_MISTRAL_IDS = replace(  # Mistral Small 3.2; the client gets an id of the server's, as with all other formats
+    _MISTRAL_NAMES, name="mistral ids", pattern=f"[TOOL_CALLS]$TOOL{_CALL_ID}$ID[ARGS]$ARGUMENTS"
+)
 _LLAMA3 = ToolCallFormat(
     "llama3", "", separators=_SPACE + ";", pattern='{"name": $NAME, "parameters": $ARGUMENTS}', between="; "
 )
 PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
 """For models that were taught no way, whose calls are forced."""
 
+# The mark, what Jinja has around texts and line ends, then the JSON or what writes it.
+_HERMES_CALL = re.compile(
+    r"""<tool_call>(?:\\n|[\s"'{}~+-])*(?:\{\s*\\?["'](?:name|arguments)|[\w.\['"\]]+\s*\|\s*tojson)"""
+)
+
+_QWEN3_CODER_CALL = re.compile(r"<tool_call>(?:\\n|\s)*<function=")
+
 
 def tool_call_format(template: str) -> ToolCallFormat | None:
-    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known."""
-    if "<tool_call>" in template:
+    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known.
+
+    A mark alone does not tell the format: several families write `<tool_call>` around what is no JSON.
+    """
+    if _HERMES_CALL.search(template):
         return _HERMES
+    if _QWEN3_CODER_CALL.search(template):
+        return _QWEN3_CODER
+    if "<tool_call>" in template and "<arg_key>" in template:
+        return _GLM
     if "[TOOL_CALLS]" in template:
-        return _MISTRAL_NAMES if "[ARGS]" in template else _MISTRAL
+        if "[ARGS]" not in template:
+            return _MISTRAL
+        return _MISTRAL_IDS if _CALL_ID in template else _MISTRAL_NAMES
+    if "<function=" in template:  # Functionary's, which have the tag of Llama 3 for code alone
+        return None
     if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
         return _LLAMA3
     return None
@@ -127,15 +165,17 @@ class ToolCallParser:
     Parameters
     ----------
     form : ToolCallFormat
-    names : collection of str
-        Of the tools there are; a call of any other is content.
+    schemas : mapping of str to mapping
+        JSON schemas of the parameters of the tools there are, by name; a call of any other is content.
     """
 
-    def __init__(self, form: ToolCallFormat, names: Collection[str]) -> None:
+    def __init__(self, form: ToolCallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._form = form
-        self._names = frozenset(names)
+        self._schemas = schemas
+        self._names = frozenset(schemas)
         self._text = ""  # not yet read
-        self._call: _Call | None = None  # being read
+        self._call: _Call | TaggedCall | None = None  # being read
+        self._has_begun = False  # `begin` was read, and what follows says how the call is written
         self._in_calls = False  # after `begin`
         self._at_start = True  # nothing but space has come
         self._after_call = False  # space here separates, and is no content
@@ -166,14 +206,16 @@ class ToolCallParser:
 
     def _read(self, final: bool) -> Iterator[ToolCallDelta]:
         while True:
-            before = len(self._text), self._in_calls, self._call is not None
-            if self._call is not None:
+            before = len(self._text), self._in_calls, self._has_begun, self._call is not None
+            if self._has_begun:
+                self._begin_call(final)
+            elif self._call is not None:
                 yield from self._read_call(self._call, final)
             elif self._in_calls:
                 yield from self._read_between(final)
             else:
                 yield from self._read_content(final)
-            if before == (len(self._text), self._in_calls, self._call is not None):
+            if before == (len(self._text), self._in_calls, self._has_begun, self._call is not None):
                 return
 
     def _read_content(self, final: bool) -> Iterator[ToolCallDelta]:
@@ -192,12 +234,21 @@ class ToolCallParser:
         place = self._text.find(begin) if begin else -1
         if place >= 0:
             yield ToolCallDelta(self._text[:place])
-            self._text, self._in_calls = self._text[place + len(begin) :], True
-            self._call = _Call(self._form, self._names, begin, self.num_calls)
+            self._text, self._in_calls, self._has_begun = self._text[place + len(begin) :], True, True
             return
         keep = overlap(self._text, begin) if begin and not final else 0
         yield ToolCallDelta(self._text[: len(self._text) - keep])
         self._text = self._text[len(self._text) - keep :]
+
+    def _begin_call(self, final: bool) -> None:
+        form, text = self._form, self._text.lstrip(_SPACE)
+        if not text and not final:
+            return
+        self._has_begun = False
+        if form.tags is None or text.startswith("{"):
+            self._call = _Call(form, self._names, form.begin, self.num_calls)
+        else:
+            self._call = TaggedCall(form.tags, form.end, self._schemas, form.begin, self.num_calls)
 
     def _read_between(self, final: bool) -> Iterator[ToolCallDelta]:
         """After a call: the end mark, another object, another mark, or content again."""
@@ -218,9 +269,14 @@ class ToolCallParser:
                 self._in_calls = True
         yield from ()
 
-    def _read_call(self, call: _Call, final: bool) -> Iterator[ToolCallDelta]:
-        self._text = self._text[call.push(self._text) :]
-        yield from call.deltas()
+    def _read_call(self, call: _Call | TaggedCall, final: bool) -> Iterator[ToolCallDelta]:
+        is_told = call.name is not None
+        self._text = self._text[call.push(self._text, final) :]
+        if call.name is not None:
+            if not is_told:
+                yield ToolCallDelta(index=call.index, name=call.name)
+            if arguments := call.take_arguments():
+                yield ToolCallDelta(index=call.index, arguments=arguments)
         if call.is_done:
             self._call = None
         elif call.is_broken or final:
@@ -249,7 +305,6 @@ class _Call:
         self.raw = mark
         self.name: str | None = None
         self.is_done = self.is_broken = False
-        self._is_told = False  # the name is given out
         self._arguments = ""  # not given out yet
         self._has_arguments = False
         self._plain_name = False  # it stood before the object, which is the arguments
@@ -259,7 +314,7 @@ class _Call:
         self._depth = 0
         self._in_string = self._escaped = False
 
-    def push(self, text: str) -> int:
+    def push(self, text: str, final: bool) -> int:
         """Read text up to the end of the call; returns how many characters were read."""
         for count, char in enumerate(text):
             if self.is_done or self.is_broken:
@@ -268,18 +323,12 @@ class _Call:
             self._step(char)
         return len(text)
 
-    def deltas(self) -> Iterator[ToolCallDelta]:
-        """What became certain: the name first, then arguments."""
-        if self.name is None:
-            return
-        if not self._is_told:
-            self._is_told = True
-            yield ToolCallDelta(index=self.index, name=self.name)
+    def take_arguments(self) -> str:
+        """JSON text of the arguments that was not taken yet."""
         if self.is_done and not self._has_arguments:
             self._arguments, self._has_arguments = "{}", True
-        if self._arguments:
-            yield ToolCallDelta(index=self.index, arguments=self._arguments)
-            self._arguments = ""
+        taken, self._arguments = self._arguments, ""
+        return taken
 
     def _step(self, char: str) -> None:
         if self._state == "value":
@@ -313,7 +362,8 @@ class _Call:
     def _read_plain_name(self, char: str) -> None:
         """A name in plain text, up to the mark before the arguments or the arguments themselves."""
         if char == "{":
-            self._set_name(self._value.strip(_SPACE).removesuffix(self._form.name_before).strip(_SPACE))
+            name = self._value.strip(_SPACE).removesuffix(self._form.name_before).partition(_CALL_ID)[0]
+            self._set_name(name.strip(_SPACE))
             self._plain_name = True
             self._begin_value("arguments")
             self._read_value(char)

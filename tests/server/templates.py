@@ -1,4 +1,4 @@
-"""Chat templates that teach tools as those of three families do, and how these families write a call."""
+"""Chat templates that teach tools as those of several families do, and how these families write a call."""
 
 from __future__ import annotations
 
@@ -35,6 +35,33 @@ Answer with <tool_call>
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+# Calls between tags, each family's around the same conversation.
+_TAGGED = """
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for message in messages %}<|{{ message.role }}|>{{ message.content }}
+{%- for call in message.tool_calls or [] %}CALL{% endfor %}
+{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+QWEN3_CODER = _TAGGED.replace(
+    "CALL",
+    """
+<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>""",
+)
+
+GLM = _TAGGED.replace(
+    "CALL",
+    """<tool_call>{{ call.function.name }}{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}\
+</arg_key><arg_value>{{ value if value is string else value | tojson }}</arg_value>{% endfor %}</tool_call>""",
+)
+
 LLAMA3 = """
 {%- if tools %}Give a JSON for a function call. Respond in the format {"name": function name, "parameters": dictionary \
 of argument name and its value}.
@@ -60,7 +87,13 @@ MISTRAL = """
 
 THINKING = QWEN + "{# reasoning stands before </think> #}<think>\n"
 
-TEMPLATES: Mapping[str, str] = {"qwen": QWEN, "llama3": LLAMA3, "mistral": MISTRAL}
+TEMPLATES: Mapping[str, str] = {
+    "qwen": QWEN,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "qwen3 coder": QWEN3_CODER,
+    "glm": GLM,
+}
 
 Call = tuple[str, dict[str, Any]]
 
@@ -78,4 +111,32 @@ def _mistral(calls: list[Call]) -> str:
     return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
 
 
-WRITERS: Mapping[str, Callable[[list[Call]], str]] = {"qwen": _qwen, "llama3": _llama3, "mistral": _mistral}
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _qwen3_coder(calls: list[Call]) -> str:
+    texts = [
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    ]
+    return "\n".join(texts)
+
+
+def _glm(calls: list[Call]) -> str:
+    texts = [
+        "".join(f"<arg_key>{key}</arg_key><arg_value>{_text(value)}</arg_value>" for key, value in arguments.items())
+        for _, arguments in calls
+    ]
+    return "".join(f"<tool_call>{name}{text}</tool_call>" for (name, _), text in zip(calls, texts, strict=True))
+
+
+WRITERS: Mapping[str, Callable[[list[Call]], str]] = {
+    "qwen": _qwen,
+    "llama3": _llama3,
+    "mistral": _mistral,
+    "qwen3 coder": _qwen3_coder,
+    "glm": _glm,
+}

@@ -34,7 +34,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 TOOLS = [Tool(name, schema) for name, schema in SCHEMAS.items()]
 VOCAB_SIZE = 1600
-MARKS = ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"]
 
 
 def form_of(template: str) -> ToolCallFormat:
@@ -44,10 +44,12 @@ def form_of(template: str) -> ToolCallFormat:
 
 
 FORMS = {
-    "hermes": form_of("<tool_call>"),
+    "hermes": form_of('<tool_call>{"name": '),
     "llama3": form_of("<|python_tag|>"),
     "mistral": form_of("[TOOL_CALLS]"),
     "mistral names": form_of("[TOOL_CALLS] [ARGS]"),
+    "mistral ids": form_of("[TOOL_CALLS] [CALL_ID] [ARGS]"),
+    "tagged": form_of("<tool_call>\n<function="),
     "plain": PLAIN_CALLS,
 }
 

@@ -161,6 +161,13 @@ def test_no_content_beside_tool_calls() -> None:
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert render(CALLS, messages) == "<assistant>look({})"
     assert render("{% if messages[0].content is none %}none{% endif %}", messages) == "none"
+    # Tells content from none and then measures it: None has no length.
+    measuring = (
+        "{% set m = messages[0] %}{% if m.content is none and not m.tool_calls %}{{ raise_exception() }}"
+        "{% elif m.content is string and m.content != '' %}{{ m.content }}"
+        "{% elif m.content | length > 0 %}parts{% endif %}{{ m.tool_calls[0].function.name }}"
+    )
+    assert render(measuring, messages) == "look"
 
 
 AS_OBJECTS = "{% for k, v in messages[0].tool_calls[0].function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
@@ -239,6 +246,7 @@ def test_tool_calls_that_are_none(calls: Any) -> None:
         ("{{ messages[0]['content'][0]['text'] }}", TemplateTraits(reads_parts=True)),
         ("{% for c in m.content | selectattr('type', 'equalto', 'text') %}{% endfor %}", TemplateTraits(True)),
         ("{% if m['content'] is not none %}{% endif %}", TemplateTraits(reads_none=True)),
+        ("{% if m['content'] is none or m['content'] | length == 0 %}{% endif %}", TemplateTraits()),
         ("{% if m.role == 'developer' %}{% endif %}", TemplateTraits(knows_developer=True)),
         ("{% generation %}{{ m.content }}{% endgeneration %}", TemplateTraits()),
         (AS_OBJECTS, TemplateTraits()),

@@ -1,0 +1,252 @@
+"""Calls between tags instead of JSON: `<function=f><parameter=key>value</parameter></function>` and the like.
+
+Values are plain text, so the tool's JSON schema says what they are, as in vLLM's parsers of these families.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infinilm.text.detokenize import overlap
+
+__all__ = ["TaggedCall", "Tags", "typed_value"]
+
+_SPACE = " \t\r\n"
+_MAX_KEY = 256  # characters: what goes on for longer is no name of a parameter
+_WORDS = {"True": True, "False": False, "None": None}  # as templates write them that convert values to text by Python
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands around the parts of a call: `name[0] NAME name[1] (key[0] KEY key[1] value[0] VALUE value[1])* end`.
+
+    Space may stand between any two of them.
+
+    Attributes
+    ----------
+    name, key, value : (str, str)
+        Without a tag behind it, a name ends at space or at the next tag.
+    end : str
+        "" where the end mark of the format ends the call.
+    has_lines : bool
+        A line end behind the first tag of a value, and one before the last, are not of the value.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""
+    has_lines: bool = False
+
+
+class TaggedCall:
+    """One call being read.
+
+    Parameters
+    ----------
+    tags : Tags
+    end : str
+        Mark of the format that ends a call; it is left in the text.
+    schemas : mapping of str to mapping
+        JSON schemas of the parameters of the tools, by name.
+    mark : str
+        What began the call.
+    index : int
+
+    Attributes
+    ----------
+    name : str or None
+        Once it is known, and that of a tool; a call that has one is given out.
+    raw : str
+        The content, if this is no call.
+    """
+
+    def __init__(self, tags: Tags, end: str, schemas: Mapping[str, Mapping[str, Any]], mark: str, index: int) -> None:
+        self._tags, self._end, self._schemas = tags, end, schemas
+        self.raw, self.index = mark, index
+        self.name: str | None = None
+        self.is_done = self.is_broken = False
+        self._arguments = ""  # not given out yet
+        self._has_arguments = False
+        self._state = "name"  # then next, key, value, next ...
+        self._key = ""
+        self._value = ""  # read so far and not given out
+        self._is_string = self._has_begun = False  # of the value
+
+    def push(self, text: str, final: bool) -> int:
+        """Read what is certain; returns how many characters were read. `final`: no more text comes."""
+        place = 0
+        while not self.is_done and not self.is_broken:
+            step = {"name": self._read_name, "next": self._read_next, "key": self._read_key, "value": self._read_value}
+            state, count = self._state, step[self._state](text[place:], final)
+            place += count
+            if count == 0 and state == self._state:
+                break
+        if final and self.name is not None and not (self.is_done or self.is_broken):  # it was cut
+            self._arguments += self._value if self._state == "value" else ""
+            return len(text)
+        return place
+
+    def take_arguments(self) -> str:
+        """JSON text of the arguments that was not taken yet."""
+        taken, self._arguments = self._arguments, ""
+        return taken
+
+    def _read_name(self, text: str, final: bool) -> int:
+        before, behind = self._tags.name
+        begin = len(text) - len(text.lstrip(_SPACE))
+        if not text.startswith(before, begin):
+            self.is_broken = not before.startswith(text[begin:])
+            return 0
+        begin += len(before)
+        found = re.compile(re.escape(behind) if behind else r"[\s<]").search(text, begin)
+        if found is None:
+            self.is_broken = not any(name.startswith(text[begin:]) for name in self._schemas)
+            return 0
+        name = text[begin : found.start()]
+        if name not in self._schemas:
+            self.is_broken = True
+            return 0
+        self.name, self._state = name, "next"
+        return found.end() if behind else found.start()
+
+    def _read_next(self, text: str, final: bool) -> int:
+        """Behind the name or a value: another key, or the end."""
+        key, end = self._tags.key[0], self._tags.end
+        rest = text.lstrip(_SPACE)
+        space = len(text) - len(rest)
+        if rest.startswith(key):
+            self._state = "key"
+            return space + len(key)
+        ends = [mark for mark in (end, self._end) if mark]
+        if any(rest.startswith(mark) for mark in ends) or (final and len(rest) > 1 and ends[0].startswith(rest)):
+            self._arguments += "}" if self._has_arguments else "{}"
+            self.is_done = True
+            return space + (min(len(end), len(rest)) if end and not rest.startswith(self._end) else 0)
+        self.is_broken = not any(mark.startswith(rest) for mark in (key, *ends))
+        return 0
+
+    def _read_key(self, text: str, final: bool) -> int:
+        mark, begin = self._tags.key[1], self._tags.value[0]
+        key, found, rest = text.partition(mark)
+        if not found or len(key) > _MAX_KEY:
+            self.is_broken = len(key) > _MAX_KEY + (0 if found else len(mark) - 1)  # a part of the mark may be there
+            return 0
+        stripped = rest.lstrip(_SPACE) if begin else rest
+        if not stripped.startswith(begin):
+            self.is_broken = not begin.startswith(stripped)
+            return 0
+        self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", "", False
+        root = self._schemas[self.name or ""]
+        self._is_string = _kinds(_property(root, self._key), root) == {"string"}
+        self._arguments += (", " if self._has_arguments else "{") + json.dumps(self._key, ensure_ascii=False) + ": "
+        self._arguments += '"' if self._is_string else ""
+        self._has_arguments = True
+        return len(text) - len(stripped) + len(begin)
+
+    def _read_value(self, text: str, final: bool) -> int:
+        if not text:
+            return 0
+        begin = 1 if self._tags.has_lines and not self._has_begun and text[0] == "\n" else 0
+        mark = self._tags.value[1]
+        line_end = "\n" if self._tags.has_lines else ""
+        place = text.find(mark, begin)
+        if place < 0:
+            keep = max(overlap(text[begin:], mark), overlap(text[begin:], line_end + mark))
+            self._take(text[begin : len(text) - keep])
+            self._has_begun = self._has_begun or begin > 0 or len(text) > keep
+            return len(text) - keep
+        self._take(text[begin:place].removesuffix(line_end) if line_end else text[begin:place])
+        if self._is_string:
+            self._arguments += '"'
+        else:
+            root = self._schemas[self.name or ""]
+            value = typed_value(self._value, _property(root, self._key), root)
+            self._arguments += json.dumps(value, ensure_ascii=False)
+        self._state = "next"
+        return place + len(mark)
+
+    def _take(self, text: str) -> None:
+        """A part of the value."""
+        if self._is_string:
+            self._arguments += json.dumps(text, ensure_ascii=False)[1:-1]
+        else:
+            self._value += text
+
+
+def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
+    """The value that a text is by its schema: a string where that says so, otherwise JSON if it is, else a string.
+
+    Parameters
+    ----------
+    text : str
+    schema : object
+        Of the value.
+    root : mapping
+        The schema that `$ref` in it refers to.
+    """
+    kinds = _kinds(schema, root)
+    if kinds == {"string"}:
+        return text
+    try:
+        stripped = text.strip(_SPACE)
+        value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_refuse)
+        # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return text
+    return text if "string" in kinds and _kind(value) not in kinds - {"string"} else value
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)  # NaN and Infinity, which are no JSON
+
+
+def _kind(value: object) -> str:
+    """The type of a value by the name that JSON schema gives it; integers are numbers."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    names = {str: "string", int: "number", float: "number", list: "array", dict: "object"}
+    return names.get(type(value), "")
+
+
+def _property(root: Mapping[str, Any], key: str) -> object:
+    properties = root.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else None
+
+
+def _kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
+    """Types that a schema names, integers as numbers; none where it does not say."""
+    kinds: set[str] = set()
+    todo, seen = [schema], set[int]()  # each once: schemas may refer to themselves
+    while todo:
+        inner = todo.pop()
+        if not isinstance(inner, Mapping) or id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        if (named := inner.get("type")) is not None:
+            listed: Collection[Any] = named if isinstance(named, list) else [named]
+            kinds |= {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
+        elif isinstance(values := inner.get("enum"), list):
+            kinds |= {_kind(value) for value in values}
+        elif "const" in inner:
+            kinds.add(_kind(inner["const"]))
+        else:
+            todo += _inner(inner, root)
+    return kinds
+
+
+def _inner(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[object]:
+    """Schemas that say what this one is."""
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(listed := schema.get(word), list):
+            yield from listed
+    if isinstance(place := schema.get("$ref"), str) and place.startswith("#/"):
+        found: object = root
+        for name in place[2:].split("/"):
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        yield found
