@@ -253,7 +253,7 @@ class CompletionLogprobs:
     Parameters
     ----------
     top : int
-        How many of the most probable tokens are told.
+        How many of the most probable tokens are told; the token that was chosen always is.
     tokenizer : Tokenizer
     skips_special : bool
         Special tokens are not in the text.
@@ -270,6 +270,8 @@ class CompletionLogprobs:
         for token_id, logprob, tops in tokens:
             data = self._tokenizer.token_bytes(token_id)
             best = None if tops is None else dict(list(tops.items())[: self._top])
+            if best is not None and logprob is not None:  # as OpenAI has it: the chosen token, however improbable
+                best.setdefault(token_id, logprob)
             result["tokens"].append(_token_name(data))
             result["token_logprobs"].append(None if logprob is None else _finite(logprob))
             result["top_logprobs"].append(
