@@ -214,7 +214,7 @@ class MessageBuilder(BlockBuilder):
             delta = {"type": f"{block['type']}_delta", block["type"]: text}
         yield {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    def _close(self, kind: str) -> Iterator[Event]:
+    def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
         if kind == "call":
             self.blocks[-1]["input"] = _object(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}

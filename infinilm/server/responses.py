@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -245,9 +246,11 @@ class ResponseBuilder(BlockBuilder):
         more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
         yield self._event(f"{part['type']}.delta", **self._place(), content_index=0, delta=text, **more)
 
-    def _close(self, kind: str) -> Iterator[Event]:
+    def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
         item, place = self.blocks[-1], self._place()
-        item["status"] = "completed"
+        # The limit may come right behind the arguments of a call, which a client can then make.
+        is_cut = is_cut and not (kind == "call" and _is_json(item["arguments"]))
+        item["status"] = "incomplete" if is_cut else "completed"
         if kind == "call":
             yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
         else:
@@ -256,3 +259,11 @@ class ResponseBuilder(BlockBuilder):
             yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
             yield self._event("content_part.done", **place, content_index=0, part=dict(part))
         yield self._event("output_item.done", output_index=place["output_index"], item=dict(item))
+
+
+def _is_json(value: str) -> bool:
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from llm import tiny
+
+from server.support import SECONDS, Hosted, ScriptedLLM, hosted
+from server.templates import THINKING, WRITERS
+
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ScriptedLLM, Hosted]]:
+    """A model whose answers begin inside its reasoning."""
+    folder = tiny.make_checkpoint(tmp_path_factory.mktemp("forms") / "tiny", max_position_embeddings=4096)
+    with ScriptedLLM(folder, chat_template=THINKING) as llm, hosted(llm) as host:
+        yield llm, host
+
+
+@pytest.fixture
+def thinking(thinker: tuple[ScriptedLLM, Hosted]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker[1].url}/v1", api_key="none", max_retries=0, timeout=SECONDS) as made:
+        yield made
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -29,3 +52,35 @@ def test_the_chosen_token_is_among_the_log_probabilities(client: openai.OpenAI, 
         assert best[token] == logprob
     sizes = {len(best) for _, _, best in told[1:]}
     assert sizes == ({1} if top == 0 else {top, top + 1})  # both happen
+
+
+def test_items_that_are_cut(thinker: tuple[ScriptedLLM, Hosted], thinking: openai.OpenAI) -> None:
+    """At any token: the last item is not complete, unless it is a call whose arguments are there."""
+    llm, _ = thinker
+    llm.script = "Hm.</think>Well. " + WRITERS["qwen"]([("f", {"a": "b"}), ("f", {})])
+    length = len(llm.tokenizer.encode(llm.script, add_special_tokens=False)) + 1
+    tools: Any = [{"type": "function", "name": "f", "parameters": NOTHING, "strict": False}]
+    call: dict[str, Any] = {"model": "tiny", "input": "Hi", "tools": tools}
+    seen = set()
+    for limit in range(1, length + 1):
+        response = thinking.responses.create(**call, max_output_tokens=limit)
+        is_cut = limit < length
+        assert response.status == ("incomplete" if is_cut else "completed")
+        items: Any = response.output
+        done = []
+        for event in thinking.responses.create(**call, max_output_tokens=limit, stream=True):
+            if event.type == "response.output_item.done":
+                done.append((event.item.type, event.item.status))
+        assert done == [(item.type, item.status) for item in items]
+        for item in items[:-1]:
+            assert item.status == "completed"
+        if items:
+            last = items[-1]
+            is_whole = not is_cut
+            if last.type == "function_call" and is_cut:
+                is_whole = last.arguments.endswith("}")
+                assert not is_whole or json.loads(last.arguments) in ({"a": "b"}, {})
+            assert last.status == ("completed" if is_whole else "incomplete"), (limit, last)
+            seen.add((last.type, last.status))
+    kinds = ("reasoning", "message", "function_call")
+    assert seen == {(kind, "incomplete") for kind in kinds} | {("function_call", "completed")}
