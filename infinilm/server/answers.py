@@ -41,8 +41,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Tokens of prompts and answers, and how many of the prompts were found in the cache."""
+def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:
+    """Tokens of prompts and answers, and how many of the prompts were found in the cache.
+
+    `num_reasoning`: of the answers, where that is asked for.
+    """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     cached = sum(output.metrics.cached_tokens for output in outputs if output.metrics is not None)
@@ -51,6 +54,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
     }
 
 

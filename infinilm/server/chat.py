@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infinilm.outputs import RequestOutput
 from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
@@ -31,7 +33,8 @@ from infinilm.server.structured import (
     take_tool_choice,
     take_tools,
 )
-from infinilm.text.reasoning import thinks
+from infinilm.text.reasoning import num_reasoning, thinks
+from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
@@ -54,6 +57,7 @@ class ChatCall:
     include_usage: bool
     return_token_ids: bool
     model: str
+    tokenizer: Tokenizer
 
     def makers(self) -> list[ChoiceMaker]:
         """One for each choice."""
@@ -68,6 +72,18 @@ class ChatCall:
             )
             for _ in range(self.params.n)
         ]
+
+    def usage(self, output: RequestOutput) -> dict[str, Any]:
+        """Tokens of the prompt and of the answers, so far."""
+        count = sum(num_reasoning(self.prompt, self._texts(choice.token_ids)) for choice in output.outputs)
+        return usage([output], count)
+
+    def _texts(self, token_ids: Sequence[int]) -> Iterator[str]:
+        """What each token adds to the text in which the reasoning is looked for."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in token_ids if self.has_reasoning else ():
+            is_hidden = self.params.skip_special_tokens and self.tokenizer.is_special(token_id)
+            yield "" if is_hidden else decoder.decode(self.tokenizer.token_bytes(token_id))
 
 
 def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
@@ -161,6 +177,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         include_usage=include_usage,
         return_token_ids=return_token_ids,
         model=model,
+        tokenizer=llm.tokenizer,
     )
 
 
@@ -196,7 +213,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         "created": int(time.time()),
         "model": call.model,
         "choices": choices,
-        "usage": usage([output]),
+        "usage": call.usage(output),
         "service_tier": None,
         "system_fingerprint": service.fingerprint,
     }
@@ -263,4 +280,4 @@ class ChatStream:
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
         if self._call.include_usage:
-            yield self._writer.usage(usage(self._running.outputs()))
+            yield self._writer.usage(self._call.usage(self._running.outputs()[0]))

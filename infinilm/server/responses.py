@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infinilm.outputs import RequestOutput
-from infinilm.server.answers import new_id, usage
+from infinilm.server.answers import new_id
 from infinilm.server.blocks import BlockBuilder, Event
 from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, text
 from infinilm.server.chat import ChatCall, read_chat
@@ -55,7 +55,8 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     }
     body.skip("client_metadata")
     chat |= body.rest()
-    return read_chat(service, chat, _NAMES), ResponseBuilder(values, instructions, spaces)
+    call = read_chat(service, chat, _NAMES)
+    return call, ResponseBuilder(values, instructions, spaces, call.usage)
 
 
 def _format(value: Any) -> Any:
@@ -146,12 +147,19 @@ class ResponseBuilder(BlockBuilder):
     instructions : str or None
     spaces : mapping of str to (str, str)
         Namespace and name of functions that are in one, by the name that the model knows.
+    usage : callable
+        Counts tokens, as chats tell them.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], instructions: str | None, spaces: Mapping[str, tuple[str, str]]
+        self,
+        values: Mapping[str, Any],
+        instructions: str | None,
+        spaces: Mapping[str, tuple[str, str]],
+        usage: Callable[[RequestOutput], Mapping[str, Any]],
     ) -> None:
         super().__init__()
+        self._usage = usage
         self._values, self._instructions, self._spaces = values, instructions, spaces
         self._id, self._created = new_id("resp"), int(time.time())
         self._number = 0
@@ -165,7 +173,7 @@ class ResponseBuilder(BlockBuilder):
         reason = output.outputs[0].finish_reason
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
         said = self._values.get
-        counted = usage([output])
+        counted = self._usage(output)
         return {
             "id": self._id,
             "object": "response",
@@ -194,7 +202,7 @@ class ResponseBuilder(BlockBuilder):
                 "input_tokens": counted["prompt_tokens"],
                 "input_tokens_details": counted["prompt_tokens_details"],
                 "output_tokens": counted["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": counted["completion_tokens_details"],
                 "total_tokens": counted["total_tokens"],
             },
         }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from llm import tiny
 
+from infinilm.text.reasoning import num_reasoning
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted
 from server.templates import THINKING, WRITERS
 
@@ -84,3 +84,46 @@ def test_items_that_are_cut(thinker: tuple[ScriptedLLM, Hosted], thinking: opena
             seen.add((last.type, last.status))
     kinds = ("reasoning", "message", "function_call")
     assert seen == {(kind, "incomplete") for kind in kinds} | {("function_call", "completed")}
+
+
+def test_tokens_of_the_reasoning_are_counted(thinker: tuple[ScriptedLLM, Hosted], thinking: openai.OpenAI) -> None:
+    """To the end of its mark, with the opening one where the model writes it; and none where it does not reason."""
+    llm, _ = thinker
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    for reasoning, rest in (("Hm, é.</think>", "\n\nWell."), ("</think>", ""), ("Hm", ""), ("", "")):
+        llm.script = reasoning + rest
+        ends = "</think>" in reasoning
+        count = len(llm.tokenizer.encode(reasoning, add_special_tokens=False)) + (not ends)  # the end of the text
+        call: Any = {"model": "tiny", "messages": messages, "n": 2}
+        answer = thinking.chat.completions.create(**call)
+        chunks = thinking.chat.completions.create(**call, stream=True, stream_options={"include_usage": True})
+        for usage in (answer.usage, list(chunks)[-1].usage):
+            assert usage is not None and usage.completion_tokens_details is not None
+            assert usage.completion_tokens_details.reasoning_tokens == 2 * count
+        response = thinking.responses.create(model="tiny", input="Hi")
+        events: Any = list(thinking.responses.create(model="tiny", input="Hi", stream=True))
+        for told in (response.usage, events[-1].response.usage):
+            assert told is not None and told.output_tokens_details.reasoning_tokens == count
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "count"),
+    [
+        ("", ["Well", "</think>"], 0),
+        ("", [" ", "<thi", "nk>", "a", "</think", ">", "b", "</think>"], 6),
+        ("", ["<think>", "a"], 2),
+        ("", [" ", "<th"], 0),
+        ("", ["<", "b>", "<think>"], 0),
+        ("<think>", ["a</th", "ink>b", "c"], 2),
+        ("<think></think>", ["a", "</think>"], 0),
+    ],
+)
+def test_pieces_that_are_reasoning(prompt: str, pieces: list[str], count: int) -> None:
+    assert num_reasoning(prompt, pieces) == count
+
+
+def test_models_that_do_not_reason(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    usage = client.chat.completions.create(model="demo", messages=messages, max_tokens=3).usage
+    assert usage is not None and usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.reasoning_tokens == 0
