@@ -154,7 +154,8 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         has_reasoning=thinks(template),
         several=not is_single,
     )
-    keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
+    room = service.room(len(ids), "messages")
+    keywords = take_sampling(body, llm.default_sampling_params.max_tokens, room)
     body.finish()
     keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:

@@ -19,6 +19,7 @@ from infinilm.server.structured import take_constraint
 
 __all__ = ["CompletionCall", "CompletionStream", "read_completion", "whole_completion"]
 
+_DEFAULT_LENGTH = 16  # tokens, as OpenAI's, whatever a model's generation_config.json says
 _MAX_PROMPTS = 1024
 _MAX_CHOICES = 4096  # of all prompts together
 
@@ -60,7 +61,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     if scores_only and not echo:
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
     room = service.room(longest - (1 if scores_only else 0), "prompt")
-    keywords = take_sampling(body, llm.default_sampling_params, room)
+    keywords = take_sampling(body, _DEFAULT_LENGTH, room)
     constraint = take_constraint(body)
     body.finish()
     n = keywords.get("n", llm.default_sampling_params.n)
@@ -68,8 +69,6 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
     if len(prompts) * n > _MAX_CHOICES:
         raise ApiError(f"n: expected at most {_MAX_CHOICES} answers to all prompts together", param="n")
-    if values.get("max_tokens") is None and llm.default_sampling_params.max_tokens is None:
-        keywords["max_tokens"] = min(16, room)  # OpenAI's default
     if scores_only:
         keywords["max_tokens"] = 1  # not told: a request has at least one token
     if constraint is not None and not scores_only:

@@ -46,14 +46,14 @@ HARMLESS = (
 )
 
 
-def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, Any]:
+def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str, Any]:
     """Keywords for `SamplingParams`, as changes to the model's defaults.
 
     Parameters
     ----------
     body : Body
-    defaults : SamplingParams
-        Of the model.
+    default_length : int or None
+        Tokens of an answer where the body does not limit it; None: what there is room for.
     room : int
         Tokens that the context has left beside the prompt; more than that is never asked for.
     """
@@ -78,7 +78,7 @@ def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, 
         keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
     limits = [body.take(name, integer(0)) for name in ("max_completion_tokens", "max_tokens")]
     said = [limit for limit in limits if limit is not None]
-    limit = min(said) if said else defaults.max_tokens
+    limit = min(said) if said else default_length
     keywords["max_tokens"] = room if limit is None else min(limit, room)
     body.skip(*HARMLESS)
     return keywords

@@ -104,10 +104,13 @@ def test_completions_are_what_the_library_says(client: openai.OpenAI, demo: LLM)
     assert [c.text for c in by_ids.choices] == streamed
 
 
-def test_default_length_of_completions(client: openai.OpenAI, demo: LLM) -> None:
-    answer = client.completions.create(model="demo", prompt=PROMPT, extra_body={"ignore_eos": True})
+@pytest.mark.parametrize("said", [{}, {"max_tokens": None}, {"max_completion_tokens": 20}], ids=str)
+def test_default_length_of_completions(client: openai.OpenAI, demo: LLM, said: dict[str, Any]) -> None:
+    """OpenAI's, and not that of the model."""
+    assert demo.default_sampling_params.max_tokens != 16
+    answer = client.completions.create(model="demo", prompt=PROMPT, extra_body={"ignore_eos": True, **said})
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == demo.default_sampling_params.max_tokens
+    assert answer.usage.completion_tokens == said.get("max_completion_tokens", 16)
 
 
 @pytest.mark.parametrize("stream", [False, True])
