@@ -95,6 +95,11 @@ class ChunkWriter:
         self._begin = f"data: {_to_json(head)[:-1]},"
         self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
+    def count(self, num_prompt: int, num_new: int) -> None:
+        """From now on chunks tell a usage, of so many tokens of the prompt and of the choice."""
+        counted = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        self._end = f',"usage":{_to_json(counted)}}}\n\n'
+
     def chunk(self, choice: Mapping[str, Any]) -> str:
         """A piece of one choice."""
         return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'

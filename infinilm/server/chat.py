@@ -24,7 +24,7 @@ from infinilm.server.answers import (
     usage,
 )
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling, take_stream_options
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import (
     answer_constraint,
@@ -54,7 +54,7 @@ class ChatCall:
     is_named: bool  # the client named the function to call
     top_logprobs: int | None
     is_stream: bool
-    include_usage: bool
+    stream_options: StreamOptions
     return_token_ids: bool
     model: str
     tokenizer: Tokenizer
@@ -118,7 +118,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         kwargs.setdefault("enable_thinking", effort != "none")
     generate = body.take("add_generation_prompt", boolean)
     is_stream = bool(body.take("stream", boolean))
-    include_usage = take_stream_options(body, is_stream)
+    stream_options = take_stream_options(body, is_stream)
     wants_logprobs = bool(body.take("logprobs", boolean))
     top = body.take("top_logprobs", integer(0, MAX_TOP_LOGPROBS))
     if top is not None and not wants_logprobs:
@@ -175,7 +175,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,
-        include_usage=include_usage,
+        stream_options=stream_options,
         return_token_ids=return_token_ids,
         model=model,
         tokenizer=llm.tokenizer,
@@ -242,20 +242,28 @@ class ChatStream:
             "model": call.model,
             "system_fingerprint": service.fingerprint,
         }
-        self._writer = ChunkWriter(shared | dict(head or {}), call.include_usage)
+        self._writer = ChunkWriter(shared | dict(head or {}), call.stream_options.include_usage)
+        self._num_tokens = [0] * len(self._makers)  # of each choice, so far
 
     def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
         return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})
 
+    def _count(self, index: int, num_new: int) -> None:
+        if self._call.stream_options.continuous_usage_stats:
+            self._num_tokens[index] += num_new
+            self._writer.count(len(self._call.prompt_token_ids), self._num_tokens[index])
+
     def begin(self) -> Iterator[str]:
         """The role of each choice."""
         for index in range(len(self._makers)):
+            self._count(index, 0)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """A chunk for each choice that has something new, and one for its end."""
         call = self._call
         for index, piece, made_of in chat_pieces(self._makers, deltas):
+            self._count(index, len(made_of.token_ids))
             more: dict[str, Any] = {}
             if call.top_logprobs is not None and made_of.token_ids:
                 tokens = [(t, tops[t], tops) for t, tops in zip(made_of.token_ids, made_of.top_logprobs, strict=True)]
@@ -280,5 +288,5 @@ class ChatStream:
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
-        if self._call.include_usage:
+        if self._call.stream_options.include_usage:
             yield self._writer.usage(self._call.usage(self._running.outputs()[0]))

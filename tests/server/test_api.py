@@ -281,6 +281,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -127,3 +127,30 @@ def test_models_that_do_not_reason(client: openai.OpenAI) -> None:
     usage = client.chat.completions.create(model="demo", messages=messages, max_tokens=3).usage
     assert usage is not None and usage.completion_tokens_details is not None
     assert usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_usage_in_every_chunk(client: openai.OpenAI, is_chat: bool, logprobs: bool) -> None:
+    """As vLLM has it: of the prompt and the choice that the chunk is of."""
+    texts = ["Once upon a time", "The"]
+    call: Any = {"model": "demo", "max_tokens": 9, "n": 2, "seed": 5, "stream": True}
+    call["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if is_chat:
+        answer: Any = client.chat.completions.create(
+            messages=[{"role": "user", "content": texts[0]}], logprobs=logprobs, **call
+        )
+    else:
+        answer = client.completions.create(prompt=texts, logprobs=1 if logprobs else None, **call)
+    *chunks, last = list(answer)
+    assert not last.choices
+    found: dict[int, list[tuple[int, int]]] = {}
+    for chunk in chunks:
+        usage = chunk.usage
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        found.setdefault(chunk.choices[0].index, []).append((usage.prompt_tokens, usage.completion_tokens))
+    prompts = {index: counts[0][0] for index, counts in found.items()}
+    for counts in found.values():
+        assert len({prompt for prompt, _ in counts}) == 1 and counts == sorted(counts)
+    assert sum(counts[-1][1] for counts in found.values()) == last.usage.completion_tokens
+    assert sum(prompts.values()) / 2 == last.usage.prompt_tokens
