@@ -49,8 +49,9 @@ def read_message(
     body.skip(*_HARMLESS)
     body.refuse("mcp_servers", "tools are called by the client", [])
     body.refuse("container", "tools are called by the client")
-    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop"):
+    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop", "stream_options"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     chosen = None if not choice else one_of("auto", "any", "tool", "none")("tool_choice.type", choice.get("type"))
     named = {"type": "function", "function": {"name": choice.get("name")}}
     chat: dict[str, Any] = {
@@ -65,7 +66,12 @@ def read_message(
         "response_format": form,
     }
     if thinking is not None:
-        kind = one_of("enabled", "disabled", "adaptive")("thinking.type", thinking.get("type"))
+        thought = Body(thinking, "thinking.")
+        kind = thought.need("type", one_of("enabled", "disabled", "adaptive"))
+        # No effect: the answer's length is limited as a whole, and the thoughts are always told.
+        thought.take("budget_tokens", integer(1))
+        thought.take("display", one_of("summarized", "omitted"))
+        thought.finish()
         chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
     chat |= body.rest()
     call = read_chat(service, chat, _NAMES)

@@ -19,6 +19,17 @@ __all__ = ["ResponseBuilder", "read_response"]
 
 _NAMES = {"response_format": "text.format", "messages": "input", "reasoning_effort": "reasoning.effort"}
 
+# Taken without effect: what they add is of items that are never made here.
+_INCLUDED = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+
 
 def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall, ResponseBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
@@ -35,9 +46,12 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     body.refuse("max_tool_calls", "tools are called by the client")
     for name in ("messages", "n", "logprobs"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     for item in body.take("include", list_of(text)) or []:
         if item == "message.output_text.logprobs":
             raise ApiError(f"include: {item} is not supported; ask /v1/chat/completions", param="include")
+        if item not in _INCLUDED:
+            raise ApiError(f"include: expected some of {', '.join(_INCLUDED)}; got {item!r:.80}", param="include")
     reasoning = Body(body.take("reasoning", mapping) or {}, "reasoning.")
     style = Body(body.take("text", mapping) or {}, "text.")
     effort, form = reasoning.take("effort", anything), style.take("format", anything)
@@ -56,6 +70,9 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     body.skip("client_metadata")
     chat |= body.rest()
     call = read_chat(service, chat, _NAMES)
+    if call.stream_options.continuous_usage_stats:
+        name = "stream_options.continuous_usage_stats"
+        raise ApiError(f"{name} is not supported: ask /v1/chat/completions", param=name)
     return call, ResponseBuilder(values, instructions, spaces, call.usage)
 
 
