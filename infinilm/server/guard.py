@@ -115,7 +115,7 @@ class Guard:
         except ClientDisconnect:
             pass  # before its request was all there
         except Exception:
-            logger.exception("the request %s to %s failed", request_id, scope["path"])
+            logger.exception("the request %s to %.200r failed", request_id, scope["path"])
             if not started:
                 await send_error(sending, ApiError("the server failed; its log says why", 500), scope["path"])
             elif not complete:

@@ -300,6 +300,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, "temprature"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
+    ({"messages": [*MESSAGES, {"role": "critic", "content": "no"}]}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, ""),
