@@ -16,6 +16,7 @@ from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = [
+    "CALL_PREFIX",
     "AnswerStream",
     "Choice",
     "ChoiceMaker",
@@ -31,14 +32,16 @@ __all__ = [
     "usage",
 ]
 
+CALL_PREFIX = "call_"  # of the ids of calls
+
 TokenBytes = Callable[[int], bytes]
 TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
 """A token id, its log-probability, and those of the most probable tokens."""
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other answer has."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """An id that no other answer has, such as `new_id("chatcmpl-")`."""
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
 def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:
@@ -218,7 +221,7 @@ class ChoiceMaker:
             return {"index": index, "function": {"arguments": arguments}}
         return {
             "index": index,
-            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id("call"),
+            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id(CALL_PREFIX),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }

@@ -209,7 +209,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
             }
         )
     return {
-        "id": new_id("chatcmpl"),
+        "id": new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": call.model,
@@ -236,7 +236,7 @@ class ChatStream:
         self._service, self._call, self._running = service, call, running
         self._makers = call.makers()
         shared = {
-            "id": new_id("chatcmpl"),
+            "id": new_id("chatcmpl-"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": call.model,

@@ -100,7 +100,7 @@ def whole_completion(service: Service, call: CompletionCall, running: AsyncReque
 
 def _head(service: Service, call: CompletionCall) -> dict[str, Any]:
     return {
-        "id": new_id("cmpl"),
+        "id": new_id("cmpl-"),
         "object": "text_completion",
         "created": int(time.time()),
         "model": call.model,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infinilm.outputs import RequestOutput
-from infinilm.server.answers import finish_reason, new_id, usage
+from infinilm.server.answers import CALL_PREFIX, finish_reason, new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.chat import ChatCall, read_chat
@@ -156,7 +156,7 @@ class MessageBuilder(BlockBuilder):
 
     def __init__(self, model: str) -> None:
         super().__init__()
-        self._model, self._id = model, new_id("msg")
+        self._model, self._id = model, new_id("msg_")
         self._arguments = ""  # of the call that is open, JSON text
 
     def _usage(self, output: RequestOutput) -> dict[str, Any]:
@@ -203,7 +203,10 @@ class MessageBuilder(BlockBuilder):
     def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]:
         block: dict[str, Any] = {"type": "text", "text": ""}
         if kind == "call":
-            block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+            call_id = call["id"]
+            if call_id.startswith(CALL_PREFIX):  # those of some families have a form of their own
+                call_id = "toolu_" + call_id.removeprefix(CALL_PREFIX)
+            block = {"type": "tool_use", "id": call_id, "name": call["function"]["name"], "input": {}}
             self._arguments = ""
         elif kind == "reasoning":
             block = {"type": "thinking", "thinking": "", "signature": ""}

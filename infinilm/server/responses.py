@@ -178,7 +178,7 @@ class ResponseBuilder(BlockBuilder):
         super().__init__()
         self._usage = usage
         self._values, self._instructions, self._spaces = values, instructions, spaces
-        self._id, self._created = new_id("resp"), int(time.time())
+        self._id, self._created = new_id("resp_"), int(time.time())
         self._number = 0
 
     def _event(self, kind: str, **fields: Any) -> Event:
@@ -241,14 +241,14 @@ class ResponseBuilder(BlockBuilder):
     def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]:
         item: dict[str, Any]
         if kind == "call":
-            item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "arguments": ""}
+            item = {"type": "function_call", "id": new_id("fc_"), "call_id": call["id"], "arguments": ""}
             name = call["function"]["name"]
             space, inner = self._spaces.get(name, (None, name))
             item |= {"name": inner} | ({} if space is None else {"namespace": space})
         elif kind == "text":
-            item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
+            item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "content": []}
         else:
-            item = {"type": "reasoning", "id": new_id("rs"), "summary": [], "content": []}
+            item = {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": []}
         item["status"] = "in_progress"
         self.blocks.append(item)
         shown = item | ({"content": []} if kind != "call" else {})

@@ -172,8 +172,12 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(
 
 def test_types_of_errors(host: Hosted) -> None:
     """By the names of each API."""
-    for path, told in (("chat/completions", "not_found_error"), ("messages", "not_found_error")):
-        assert post(host, path, {**PATHS[path][2], "model": "other"}).json()["error"]["type"] == told
+    for path, told in (("chat/completions", "invalid_request_error"), ("messages", "not_found_error")):
+        answer = post(host, path, {**PATHS[path][2], "model": "other"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (404, told, "model_not_found")
+        shown = answer.headers["x-request-id"] if path == "messages" else None
+        assert answer.json().get("request_id") == shown
     host.service.is_draining = True
     try:
         for path, told in (("responses", "server_error"), ("messages", "overloaded_error")):

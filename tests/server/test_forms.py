@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import httpx
 import openai
 import pytest
 from llm import tiny
 
 from infinilm.text.reasoning import num_reasoning
-from server.support import SECONDS, Hosted, ScriptedLLM, hosted
+from server.support import SECONDS, Hosted, ScriptedLLM, ServerProcess, hosted
 from server.templates import THINKING, WRITERS
 
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
@@ -154,3 +156,35 @@ def test_usage_in_every_chunk(client: openai.OpenAI, is_chat: bool, logprobs: bo
         assert len({prompt for prompt, _ in counts}) == 1 and counts == sorted(counts)
     assert sum(counts[-1][1] for counts in found.values()) == last.usage.completion_tokens
     assert sum(prompts.values()) / 2 == last.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(("path", "told"), [("models", "invalid_request_error"), ("messages", "authentication_error")])
+def test_errors_of_keys(server: ServerProcess, path: str, told: str) -> None:
+    answer = httpx.request("GET" if path == "models" else "POST", f"{server.url}/v1/{path}", timeout=SECONDS)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (401, told, "invalid_api_key")
+
+
+def test_ids_begin_as_those_of_the_originals(thinker: tuple[ScriptedLLM, Hosted], thinking: openai.OpenAI) -> None:
+    llm, host = thinker
+    llm.script = "Hm.</think>Well. " + WRITERS["qwen"]([("f", {})])
+    function = {"name": "f", "parameters": NOTHING}
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    chat = thinking.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        tools=[{"type": "function", "function": function}],  # type: ignore[typeddict-item]
+    )
+    assert chat.id.startswith("chatcmpl-")
+    assert [call.id[:5] for call in chat.choices[0].message.tool_calls or ()] == ["call_"]
+    flat: Any = [{"type": "function", **function}]
+    response: Any = thinking.responses.create(model="tiny", input="Hi", tools=flat)
+    assert response.id.startswith("resp_")
+    assert [item.id.split("_")[0] for item in response.output] == ["rs", "msg", "fc"]
+    assert response.output[-1].call_id.startswith("call_")
+    with anthropic.Anthropic(base_url=host.url, api_key="none", max_retries=0, timeout=SECONDS) as client:
+        tools: Any = [{"name": "f", "input_schema": NOTHING}]
+        message: Any = client.messages.create(model="tiny", max_tokens=300, messages=messages, tools=tools)
+    assert message.id.startswith("msg_") and message.content[-1].id.startswith("toolu_")
+    llm.script = "x"
+    assert thinking.completions.create(model="tiny", prompt="x").id.startswith("cmpl-")
