@@ -46,7 +46,7 @@ def make_app(
     async def named(scope: Message, receive: Receive, send: Send) -> None:
         """Give every request its name here, so that the logs of router and replica have the same."""
         if scope["type"] == "http" and not any(name == b"x-request-id" for name, _ in scope["headers"]):
-            scope = {**scope, "headers": [*scope["headers"], (b"x-request-id", new_id("req").encode())]}
+            scope = {**scope, "headers": [*scope["headers"], (b"x-request-id", new_id("req_").encode())]}
         await guard(scope, receive, send)
 
     return named

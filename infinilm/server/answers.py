@@ -16,6 +16,7 @@ from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = [
+    "CALL_PREFIX",
     "AnswerStream",
     "Choice",
     "ChoiceMaker",
@@ -31,18 +32,23 @@ __all__ = [
     "usage",
 ]
 
+CALL_PREFIX = "call_"  # of the ids of calls
+
 TokenBytes = Callable[[int], bytes]
 TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
 """A token id, its log-probability, and those of the most probable tokens."""
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other answer has."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """An id that no other answer has, such as `new_id("chatcmpl-")`."""
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Tokens of prompts and answers, and how many of the prompts were found in the cache."""
+def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:
+    """Tokens of prompts and answers, and how many of the prompts were found in the cache.
+
+    `num_reasoning`: of the answers, where that is asked for.
+    """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     cached = sum(output.metrics.cached_tokens for output in outputs if output.metrics is not None)
@@ -51,6 +57,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
     }
 
 
@@ -90,6 +97,11 @@ class ChunkWriter:
     def __init__(self, head: Mapping[str, Any], include_usage: bool) -> None:
         self._begin = f"data: {_to_json(head)[:-1]},"
         self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
+
+    def count(self, num_prompt: int, num_new: int) -> None:
+        """From now on chunks tell a usage, of so many tokens of the prompt and of the choice."""
+        counted = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        self._end = f',"usage":{_to_json(counted)}}}\n\n'
 
     def chunk(self, choice: Mapping[str, Any]) -> str:
         """A piece of one choice."""
@@ -209,7 +221,7 @@ class ChoiceMaker:
             return {"index": index, "function": {"arguments": arguments}}
         return {
             "index": index,
-            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id("call"),
+            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id(CALL_PREFIX),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
@@ -253,7 +265,7 @@ class CompletionLogprobs:
     Parameters
     ----------
     top : int
-        How many of the most probable tokens are told.
+        How many of the most probable tokens are told; the token that was chosen always is.
     tokenizer : Tokenizer
     skips_special : bool
         Special tokens are not in the text.
@@ -270,6 +282,8 @@ class CompletionLogprobs:
         for token_id, logprob, tops in tokens:
             data = self._tokenizer.token_bytes(token_id)
             best = None if tops is None else dict(list(tops.items())[: self._top])
+            if best is not None and logprob is not None:  # as OpenAI has it: the chosen token, however improbable
+                best.setdefault(token_id, logprob)
             result["tokens"].append(_token_name(data))
             result["token_logprobs"].append(None if logprob is None else _finite(logprob))
             result["top_logprobs"].append(

@@ -82,7 +82,7 @@ def _hint(path: str) -> str:
 
 async def _chat(service: Service, request: Request) -> Response:
     values = await _json(service, request)
-    part = Resumption(request.headers, values, "chatcmpl")
+    part = Resumption(request.headers, values, "chatcmpl-")
     call = await _read(service, request, read_chat, values)
     prompts = [call.prompt_token_ids]
     part.check(prompts, call.params, call.is_stream)
@@ -95,7 +95,7 @@ async def _chat(service: Service, request: Request) -> Response:
 
 async def _completion(service: Service, request: Request) -> Response:
     values = await _json(service, request)
-    part = Resumption(request.headers, values, "cmpl")
+    part = Resumption(request.headers, values, "cmpl-")
     call = await _read(service, request, read_completion, values)
     part.check(call.prompts, call.params, call.is_stream)
     if call.is_stream:

@@ -38,17 +38,17 @@ class BlockBuilder(ABC):
             if part.text:
                 yield from self._add(part.kind, part.text)
 
-    def end_block(self) -> Iterator[Event]:
-        """Close the block that is open; gives its events."""
+    def end_block(self, is_cut: bool = False) -> Iterator[Event]:
+        """Close the block that is open; gives its events. `is_cut`: there was no room for more of it."""
         if self._kind is not None:
-            yield from self._close(self._kind)
+            yield from self._close(self._kind, is_cut)
             self._kind = None
 
     def whole(self, call: ChatCall, output: RequestOutput) -> dict[str, Any]:
         """The answer of a request that has ended."""
         for _ in self.push(call.makers()[0].push(output.outputs[0].text, final=True)):
             pass
-        for _ in self.end_block():
+        for _ in self.end_block(_is_cut(output)):
             pass
         return self.answer(output)
 
@@ -71,7 +71,11 @@ class BlockBuilder(ABC):
     def _add(self, kind: str, text: str) -> Iterator[Event]: ...
 
     @abstractmethod
-    def _close(self, kind: str) -> Iterator[Event]: ...
+    def _close(self, kind: str, is_cut: bool) -> Iterator[Event]: ...
+
+
+def _is_cut(output: RequestOutput) -> bool:
+    return output.outputs[0].finish_reason == "length"
 
 
 class BlockStream:
@@ -92,5 +96,6 @@ class BlockStream:
 
     def end(self) -> Iterator[str]:
         """The end of the last block, and the whole answer."""
-        yield from map(sent_event, self._builder.end_block())
-        yield from map(sent_event, self._builder.end(self._running.outputs()[0]))
+        output = self._running.outputs()[0]
+        yield from map(sent_event, self._builder.end_block(_is_cut(output)))
+        yield from map(sent_event, self._builder.end(output))

@@ -46,8 +46,9 @@ class ApiError(Exception):
     @property
     def type(self) -> str:
         """The kind of error, by OpenAI's names."""
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        return kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 class Body:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infinilm.outputs import RequestOutput
 from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
@@ -22,7 +24,7 @@ from infinilm.server.answers import (
     usage,
 )
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling, take_stream_options
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import (
     answer_constraint,
@@ -31,7 +33,8 @@ from infinilm.server.structured import (
     take_tool_choice,
     take_tools,
 )
-from infinilm.text.reasoning import thinks
+from infinilm.text.reasoning import num_reasoning, thinks
+from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
@@ -51,9 +54,10 @@ class ChatCall:
     is_named: bool  # the client named the function to call
     top_logprobs: int | None
     is_stream: bool
-    include_usage: bool
+    stream_options: StreamOptions
     return_token_ids: bool
     model: str
+    tokenizer: Tokenizer
 
     def makers(self) -> list[ChoiceMaker]:
         """One for each choice."""
@@ -69,6 +73,18 @@ class ChatCall:
             )
             for _ in range(self.params.n)
         ]
+
+    def usage(self, output: RequestOutput) -> dict[str, Any]:
+        """Tokens of the prompt and of the answers, so far."""
+        count = sum(num_reasoning(self.prompt, self._texts(choice.token_ids)) for choice in output.outputs)
+        return usage([output], count)
+
+    def _texts(self, token_ids: Sequence[int]) -> Iterator[str]:
+        """What each token adds to the text in which the reasoning is looked for."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in token_ids if self.has_reasoning else ():
+            is_hidden = self.params.skip_special_tokens and self.tokenizer.is_special(token_id)
+            yield "" if is_hidden else decoder.decode(self.tokenizer.token_bytes(token_id))
 
 
 def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
@@ -103,7 +119,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         kwargs.setdefault("enable_thinking", effort != "none")
     generate = body.take("add_generation_prompt", boolean)
     is_stream = bool(body.take("stream", boolean))
-    include_usage = take_stream_options(body, is_stream)
+    stream_options = take_stream_options(body, is_stream)
     wants_logprobs = bool(body.take("logprobs", boolean))
     top = body.take("top_logprobs", integer(0, MAX_TOP_LOGPROBS))
     if top is not None and not wants_logprobs:
@@ -139,7 +155,8 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         has_reasoning=thinks(template),
         several=not is_single,
     )
-    keywords = take_sampling(body, llm.default_sampling_params, service.room(len(ids), "messages"))
+    room = service.room(len(ids), "messages")
+    keywords = take_sampling(body, llm.default_sampling_params.max_tokens, room)
     body.finish()
     keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
@@ -159,9 +176,10 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,
-        include_usage=include_usage,
+        stream_options=stream_options,
         return_token_ids=return_token_ids,
         model=model,
+        tokenizer=llm.tokenizer,
     )
 
 
@@ -192,12 +210,12 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
             }
         )
     return {
-        "id": new_id("chatcmpl"),
+        "id": new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": call.model,
         "choices": choices,
-        "usage": usage([output]),
+        "usage": call.usage(output),
         "service_tier": None,
         "system_fingerprint": service.fingerprint,
     }
@@ -219,26 +237,34 @@ class ChatStream:
         self._service, self._call, self._running = service, call, running
         self._makers = call.makers()
         shared = {
-            "id": new_id("chatcmpl"),
+            "id": new_id("chatcmpl-"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": call.model,
             "system_fingerprint": service.fingerprint,
         }
-        self._writer = ChunkWriter(shared | dict(head or {}), call.include_usage)
+        self._writer = ChunkWriter(shared | dict(head or {}), call.stream_options.include_usage)
+        self._num_tokens = [0] * len(self._makers)  # of each choice, so far
 
     def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
         return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})
 
+    def _count(self, index: int, num_new: int) -> None:
+        if self._call.stream_options.continuous_usage_stats:
+            self._num_tokens[index] += num_new
+            self._writer.count(len(self._call.prompt_token_ids), self._num_tokens[index])
+
     def begin(self) -> Iterator[str]:
         """The role of each choice."""
         for index in range(len(self._makers)):
+            self._count(index, 0)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """A chunk for each choice that has something new, and one for its end."""
         call = self._call
         for index, piece, made_of in chat_pieces(self._makers, deltas):
+            self._count(index, len(made_of.token_ids))
             more: dict[str, Any] = {}
             if call.top_logprobs is not None and made_of.token_ids:
                 tokens = [(t, tops[t], tops) for t, tops in zip(made_of.token_ids, made_of.top_logprobs, strict=True)]
@@ -263,5 +289,5 @@ class ChatStream:
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
-        if self._call.include_usage:
-            yield self._writer.usage(usage(self._running.outputs()))
+        if self._call.stream_options.include_usage:
+            yield self._writer.usage(self._call.usage(self._running.outputs()[0]))

@@ -13,12 +13,13 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, make_params, take_sampling, take_stream_options
+from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import take_constraint
 
 __all__ = ["CompletionCall", "CompletionStream", "read_completion", "whole_completion"]
 
+_DEFAULT_LENGTH = 16  # tokens, as OpenAI's, whatever a model's generation_config.json says
 _MAX_PROMPTS = 1024
 _MAX_CHOICES = 4096  # of all prompts together
 
@@ -33,7 +34,7 @@ class CompletionCall:
     scores_only: bool  # max_tokens 0: the prompt itself is all that is wanted
     logprobs: int | None
     is_stream: bool
-    include_usage: bool
+    stream_options: StreamOptions
     return_token_ids: bool
     model: str
 
@@ -51,7 +52,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     echo = bool(body.take("echo", boolean))
     top = body.take("logprobs", integer(0, MAX_TOP_LOGPROBS))
     is_stream = bool(body.take("stream", boolean))
-    include_usage = take_stream_options(body, is_stream)
+    stream_options = take_stream_options(body, is_stream)
     return_token_ids = bool(body.take("return_token_ids", boolean))
     body.refuse("suffix", "no model that is known here fills in a middle", "")
     best_of = body.take("best_of", integer(1))
@@ -60,7 +61,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     if scores_only and not echo:
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
     room = service.room(longest - (1 if scores_only else 0), "prompt")
-    keywords = take_sampling(body, llm.default_sampling_params, room)
+    keywords = take_sampling(body, _DEFAULT_LENGTH, room)
     constraint = take_constraint(body)
     body.finish()
     n = keywords.get("n", llm.default_sampling_params.n)
@@ -68,8 +69,6 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
     if len(prompts) * n > _MAX_CHOICES:
         raise ApiError(f"n: expected at most {_MAX_CHOICES} answers to all prompts together", param="n")
-    if values.get("max_tokens") is None and llm.default_sampling_params.max_tokens is None:
-        keywords["max_tokens"] = min(16, room)  # OpenAI's default
     if scores_only:
         keywords["max_tokens"] = 1  # not told: a request has at least one token
     if constraint is not None and not scores_only:
@@ -86,7 +85,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         scores_only,
         top,
         is_stream,
-        include_usage,
+        stream_options,
         return_token_ids,
         model,
     )
@@ -101,7 +100,7 @@ def whole_completion(service: Service, call: CompletionCall, running: AsyncReque
 
 def _head(service: Service, call: CompletionCall) -> dict[str, Any]:
     return {
-        "id": new_id("cmpl"),
+        "id": new_id("cmpl-"),
         "object": "text_completion",
         "created": int(time.time()),
         "model": call.model,
@@ -153,7 +152,8 @@ class CompletionStream:
     ) -> None:
         """`head`: fields that all chunks share and that others have chosen, such as the id."""
         self._service, self._call, self._running = service, call, running
-        self._writer = ChunkWriter(_head(service, call) | dict(head or {}), call.include_usage)
+        self._writer = ChunkWriter(_head(service, call) | dict(head or {}), call.stream_options.include_usage)
+        self._num_tokens: dict[int, int] = {}  # of each choice, so far
         self._makers: dict[int, CompletionLogprobs | None] = {}  # of choices that have begun
         self._is_plain = call.logprobs is None and not (call.return_token_ids or call.scores_only)
 
@@ -165,6 +165,10 @@ class CompletionStream:
         """A chunk for each choice that has something new."""
         call = self._call
         for index, delta in by_choice(deltas, call.params.n):
+            if call.stream_options.continuous_usage_stats:
+                num_new = 0 if call.scores_only else len(delta.token_ids)
+                self._num_tokens[index] = self._num_tokens.get(index, 0) + num_new
+                self._writer.count(len(call.prompts[delta.index]), self._num_tokens[index])
             if self._is_plain and delta.finish_reason is None and index in self._makers:
                 if delta.text:
                     yield self._writer.text(index, '"text":', delta.text)
@@ -197,7 +201,7 @@ class CompletionStream:
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
-        if self._call.include_usage:
+        if self._call.stream_options.include_usage:
             yield self._writer.usage(_usage(self._call, self._running.outputs()))
 
 

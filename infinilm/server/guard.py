@@ -34,15 +34,26 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
 
 
 # Types of errors that Anthropic names otherwise.
-_MESSAGES_TYPES = {403: "permission_error", 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
-def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read, and on the paths of Anthropic's also in that of theirs."""
+def error_body(error: ApiError, path: str = "", request_id: str | None = None) -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read, and on the paths of Anthropic's also in that of theirs.
+
+    `request_id`: which Anthropic's tell in the body, too.
+    """
     told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     if path.startswith("/v1/messages"):
         otherwise = "api_error" if error.status >= 500 else error.type
-        return {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}
+        body = {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}
+        return body if request_id is None else body | {"request_id": request_id}
     return {"error": told}
 
 
@@ -80,7 +91,7 @@ class Guard:
             send = _whole(send)
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
         started = complete = False
 
         async def sending(message: Message) -> None:
@@ -111,13 +122,14 @@ class Guard:
         except ApiError as error:
             if started:
                 raise
-            await send_error(sending, error, scope["path"])
+            await send_error(sending, error, scope["path"], request_id)
         except ClientDisconnect:
             pass  # before its request was all there
         except Exception:
-            logger.exception("the request %s to %s failed", request_id, scope["path"])
+            logger.exception("the request %s to %.200r failed", request_id, scope["path"])
             if not started:
-                await send_error(sending, ApiError("the server failed; its log says why", 500), scope["path"])
+                failure = ApiError("the server failed; its log says why", 500)
+                await send_error(sending, failure, scope["path"], request_id)
             elif not complete:
                 raise  # the connection is closed: nobody takes half an answer for a whole one
 
@@ -210,9 +222,9 @@ def _plain_path(path: str) -> str:
     return "/" + "/".join(name for name in path.split("/") if name)
 
 
-async def send_error(send: Send, error: ApiError, path: str) -> None:
+async def send_error(send: Send, error: ApiError, path: str, request_id: str) -> None:
     """Answer with an error."""
-    body = json.dumps(error_body(error, path)).encode()
+    body = json.dumps(error_body(error, path, request_id)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infinilm.outputs import RequestOutput
-from infinilm.server.answers import finish_reason, new_id, usage
+from infinilm.server.answers import CALL_PREFIX, finish_reason, new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
 from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.chat import ChatCall, read_chat
@@ -49,8 +49,9 @@ def read_message(
     body.skip(*_HARMLESS)
     body.refuse("mcp_servers", "tools are called by the client", [])
     body.refuse("container", "tools are called by the client")
-    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop"):
+    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop", "stream_options"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     chosen = None if not choice else one_of("auto", "any", "tool", "none")("tool_choice.type", choice.get("type"))
     named = {"type": "function", "function": {"name": choice.get("name")}}
     chat: dict[str, Any] = {
@@ -65,7 +66,12 @@ def read_message(
         "response_format": form,
     }
     if thinking is not None:
-        kind = one_of("enabled", "disabled", "adaptive")("thinking.type", thinking.get("type"))
+        thought = Body(thinking, "thinking.")
+        kind = thought.need("type", one_of("enabled", "disabled", "adaptive"))
+        # No effect: the answer's length is limited as a whole, and the thoughts are always told.
+        thought.take("budget_tokens", integer(1))
+        thought.take("display", one_of("summarized", "omitted"))
+        thought.finish()
         chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
     chat |= body.rest()
     call = read_chat(service, chat, _NAMES)
@@ -150,7 +156,7 @@ class MessageBuilder(BlockBuilder):
 
     def __init__(self, model: str) -> None:
         super().__init__()
-        self._model, self._id = model, new_id("msg")
+        self._model, self._id = model, new_id("msg_")
         self._arguments = ""  # of the call that is open, JSON text
 
     def _usage(self, output: RequestOutput) -> dict[str, Any]:
@@ -197,7 +203,10 @@ class MessageBuilder(BlockBuilder):
     def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]:
         block: dict[str, Any] = {"type": "text", "text": ""}
         if kind == "call":
-            block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}}
+            call_id = call["id"]
+            if call_id.startswith(CALL_PREFIX):  # those of some families have a form of their own
+                call_id = "toolu_" + call_id.removeprefix(CALL_PREFIX)
+            block = {"type": "tool_use", "id": call_id, "name": call["function"]["name"], "input": {}}
             self._arguments = ""
         elif kind == "reasoning":
             block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -214,7 +223,7 @@ class MessageBuilder(BlockBuilder):
             delta = {"type": f"{block['type']}_delta", block["type"]: text}
         yield {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    def _close(self, kind: str) -> Iterator[Event]:
+    def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
         if kind == "call":
             self.blocks[-1]["input"] = _object(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}

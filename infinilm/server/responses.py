@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infinilm.outputs import RequestOutput
-from infinilm.server.answers import new_id, usage
+from infinilm.server.answers import new_id
 from infinilm.server.blocks import BlockBuilder, Event
 from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, text
 from infinilm.server.chat import ChatCall, read_chat
@@ -17,6 +18,17 @@ __all__ = ["ResponseBuilder", "read_response"]
 
 
 _NAMES = {"response_format": "text.format", "messages": "input", "reasoning_effort": "reasoning.effort"}
+
+# Taken without effect: what they add is of items that are never made here.
+_INCLUDED = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 
 def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall, ResponseBuilder]:
@@ -34,9 +46,12 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     body.refuse("max_tool_calls", "tools are called by the client")
     for name in ("messages", "n", "logprobs"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     for item in body.take("include", list_of(text)) or []:
         if item == "message.output_text.logprobs":
             raise ApiError(f"include: {item} is not supported; ask /v1/chat/completions", param="include")
+        if item not in _INCLUDED:
+            raise ApiError(f"include: expected some of {', '.join(_INCLUDED)}; got {item!r:.80}", param="include")
     reasoning = Body(body.take("reasoning", mapping) or {}, "reasoning.")
     style = Body(body.take("text", mapping) or {}, "text.")
     effort, form = reasoning.take("effort", anything), style.take("format", anything)
@@ -54,7 +69,11 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     }
     body.skip("client_metadata")
     chat |= body.rest()
-    return read_chat(service, chat, _NAMES), ResponseBuilder(values, instructions, spaces)
+    call = read_chat(service, chat, _NAMES)
+    if call.stream_options.continuous_usage_stats:
+        name = "stream_options.continuous_usage_stats"
+        raise ApiError(f"{name} is not supported: ask /v1/chat/completions", param=name)
+    return call, ResponseBuilder(values, instructions, spaces, call.usage)
 
 
 def _format(value: Any) -> Any:
@@ -145,14 +164,21 @@ class ResponseBuilder(BlockBuilder):
     instructions : str or None
     spaces : mapping of str to (str, str)
         Namespace and name of functions that are in one, by the name that the model knows.
+    usage : callable
+        Counts tokens, as chats tell them.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], instructions: str | None, spaces: Mapping[str, tuple[str, str]]
+        self,
+        values: Mapping[str, Any],
+        instructions: str | None,
+        spaces: Mapping[str, tuple[str, str]],
+        usage: Callable[[RequestOutput], Mapping[str, Any]],
     ) -> None:
         super().__init__()
+        self._usage = usage
         self._values, self._instructions, self._spaces = values, instructions, spaces
-        self._id, self._created = new_id("resp"), int(time.time())
+        self._id, self._created = new_id("resp_"), int(time.time())
         self._number = 0
 
     def _event(self, kind: str, **fields: Any) -> Event:
@@ -164,7 +190,7 @@ class ResponseBuilder(BlockBuilder):
         reason = output.outputs[0].finish_reason
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
         said = self._values.get
-        counted = usage([output])
+        counted = self._usage(output)
         return {
             "id": self._id,
             "object": "response",
@@ -193,7 +219,7 @@ class ResponseBuilder(BlockBuilder):
                 "input_tokens": counted["prompt_tokens"],
                 "input_tokens_details": counted["prompt_tokens_details"],
                 "output_tokens": counted["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": counted["completion_tokens_details"],
                 "total_tokens": counted["total_tokens"],
             },
         }
@@ -215,14 +241,14 @@ class ResponseBuilder(BlockBuilder):
     def _open(self, kind: str, call: Mapping[str, Any]) -> Iterator[Event]:
         item: dict[str, Any]
         if kind == "call":
-            item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "arguments": ""}
+            item = {"type": "function_call", "id": new_id("fc_"), "call_id": call["id"], "arguments": ""}
             name = call["function"]["name"]
             space, inner = self._spaces.get(name, (None, name))
             item |= {"name": inner} | ({} if space is None else {"namespace": space})
         elif kind == "text":
-            item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
+            item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "content": []}
         else:
-            item = {"type": "reasoning", "id": new_id("rs"), "summary": [], "content": []}
+            item = {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": []}
         item["status"] = "in_progress"
         self.blocks.append(item)
         shown = item | ({"content": []} if kind != "call" else {})
@@ -245,9 +271,11 @@ class ResponseBuilder(BlockBuilder):
         more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
         yield self._event(f"{part['type']}.delta", **self._place(), content_index=0, delta=text, **more)
 
-    def _close(self, kind: str) -> Iterator[Event]:
+    def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
         item, place = self.blocks[-1], self._place()
-        item["status"] = "completed"
+        # The limit may come right behind the arguments of a call, which a client can then make.
+        is_cut = is_cut and not (kind == "call" and _is_json(item["arguments"]))
+        item["status"] = "incomplete" if is_cut else "completed"
         if kind == "call":
             yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
         else:
@@ -256,3 +284,11 @@ class ResponseBuilder(BlockBuilder):
             yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
             yield self._event("content_part.done", **place, content_index=0, part=dict(part))
         yield self._event("output_item.done", output_index=place["output_index"], item=dict(item))
+
+
+def _is_json(value: str) -> bool:
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True

@@ -9,12 +9,21 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, some_text
 from infinilm.server.service import bad_request
 
-__all__ = ["HARMLESS", "MAX_CHOICES", "MAX_TOP_LOGPROBS", "make_params", "take_sampling", "take_stream_options"]
+__all__ = [
+    "HARMLESS",
+    "MAX_CHOICES",
+    "MAX_TOP_LOGPROBS",
+    "StreamOptions",
+    "make_params",
+    "take_sampling",
+    "take_stream_options",
+]
 
 MAX_CHOICES = 128  # n, as OpenAI's
 MAX_TOP_LOGPROBS = 20
 _MAX_STOP_STRINGS = 16
 _INT64 = 2**63
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")  # the second is vLLM's
 
 _FIELDS = {
     "temperature": number(0, 2),
@@ -46,14 +55,14 @@ HARMLESS = (
 )
 
 
-def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, Any]:
+def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str, Any]:
     """Keywords for `SamplingParams`, as changes to the model's defaults.
 
     Parameters
     ----------
     body : Body
-    defaults : SamplingParams
-        Of the model.
+    default_length : int or None
+        Tokens of an answer where the body does not limit it; None: what there is room for.
     room : int
         Tokens that the context has left beside the prompt; more than that is never asked for.
     """
@@ -78,22 +87,33 @@ def take_sampling(body: Body, defaults: SamplingParams, room: int) -> dict[str, 
         keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
     limits = [body.take(name, integer(0)) for name in ("max_completion_tokens", "max_tokens")]
     said = [limit for limit in limits if limit is not None]
-    limit = min(said) if said else defaults.max_tokens
+    limit = min(said) if said else default_length
     keywords["max_tokens"] = room if limit is None else min(limit, room)
     body.skip(*HARMLESS)
     return keywords
 
 
-def take_stream_options(body: Body, is_stream: bool) -> bool:
-    """Whether a stream shall end with its usage. ApiError: there are options, but no stream."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a stream tells beside the answer: its usage at the end, and in every chunk that so far."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+def take_stream_options(body: Body, is_stream: bool) -> StreamOptions:
+    """Read the field. ApiError: there are options, but no stream."""
     values = body.take("stream_options", mapping)
     if values and not is_stream:
         raise ApiError("stream_options needs stream: true", param="stream_options")
     options = Body(values or {}, "stream_options.")
-    options.skip("include_obfuscation", "continuous_usage_stats")
-    include_usage = bool(options.take("include_usage", boolean))
+    options.skip("include_obfuscation")
+    told = StreamOptions(**{name: bool(options.take(name, boolean)) for name in _STREAM_OPTIONS})
     options.finish()
-    return include_usage
+    if told.continuous_usage_stats and not told.include_usage:
+        name = "stream_options.continuous_usage_stats"
+        raise ApiError(f"{name} needs include_usage: true beside it", param=name)
+    return told
 
 
 def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:

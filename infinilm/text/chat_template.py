@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,13 @@ Message = Mapping[str, Any]
 
 _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
 _MAX_INDENT = 100
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})  # of all APIs
 _MAX_TOLD = 32  # names of variables: those of clients have no end
+
+
+def _shown(name: str) -> str:
+    """The name of a variable as the log shows it: it may be any text of a client, which does not belong there."""
+    return repr(name) if re.fullmatch("[A-Za-z0-9_]{1,40}", name) else "a name"
 
 
 def _tojson(
@@ -254,8 +261,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text of a conversation.
 
-        Messages whose content the template leaves out, as some do with the role "system", are told in the log, once per
-        role; and so are variables that it does not read.
+        Messages of usual roles whose content the template leaves out, as some do with the role "system", are told in
+        the log, once per role; and so are variables that it does not read.
 
         Parameters
         ----------
@@ -273,6 +280,7 @@ class ChatTemplate:
         ------
         RequestError
             The messages are malformed, or hold more than text, or the template refuses them: its own message is given.
+            Or one has a role of its own, and the template leaves out what it says.
             Or there are tools and the template does not use them, so that the model would not know of them.
         ConfigError
             There is no template, or it is not valid Jinja.
@@ -299,12 +307,19 @@ class ChatTemplate:
                 f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
                 "describe them in a message, or pass a chat_template that does"
             )
-        for name in kwargs.keys() - compiled.traits.variables - self._told_variables:
-            if len(self._told_variables) == _MAX_TOLD:
-                break
-            self._told_variables.add(name)
-            logger.warning("the chat template of %s does not read %r, which has no effect", self.source, name)
-        for role in compiled.unseen_roles(variables, conversation, text) - self._told:
+        unread = {_shown(name) for name in kwargs.keys() - compiled.traits.variables}
+        for shown in sorted(unread - self._told_variables)[: _MAX_TOLD - len(self._told_variables)]:
+            self._told_variables.add(shown)
+            logger.warning("the chat template of %s does not read %s, which has no effect", self.source, shown)
+        for i in compiled.unseen_messages(variables, conversation, text):
+            role = conversation[i]["role"]
+            if role not in _ROLES:
+                raise RequestError(
+                    f"messages[{i}].role: the chat template of {self.source} does not know the role {role!r:.80} and "
+                    "shows nothing of what the message says; write it in one of the role 'user'"
+                )
+            if role in self._told:
+                continue
             self._told.add(role)
             logger.warning(
                 "the chat template of %s leaves out what messages of the role %r say: the model does not see it",
@@ -342,10 +357,10 @@ class _Compiled:
         except Exception:  # it refuses what is tried
             return None
 
-    def unseen_roles(
+    def unseen_messages(
         self, variables: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]], text: str
-    ) -> set[str]:
-        """Roles of messages of which `text`, the rendered conversation, shows nothing.
+    ) -> list[int]:
+        """Messages of which `text`, the rendered conversation, shows nothing.
 
         Templates may change what they show (trim it, cut reasoning off). So where the content itself is not found, the
         conversation is rendered once more with a mark in the place of each such content.
@@ -357,7 +372,7 @@ class _Compiled:
             if isinstance(content, str) and content.strip() and content.strip() not in text
         }
         if not missing:
-            return set()
+            return []
         marked = [{**m, "content": missing[i]} if i in missing else m for i, m in enumerate(conversation)]
         shown = self.try_render({**variables, "messages": marked})
-        return set() if shown is None else {conversation[i]["role"] for i, mark in missing.items() if mark not in shown}
+        return [] if shown is None else [i for i, mark in missing.items() if mark not in shown]

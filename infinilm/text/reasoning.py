@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from infinilm.text.detokenize import overlap
 
-__all__ = ["MARKS", "ReasoningSplitter", "thinks"]
+__all__ = ["MARKS", "ReasoningSplitter", "num_reasoning", "thinks"]
 
 MARKS = _BEGIN, _END = "<think>", "</think>"
 
@@ -31,6 +33,11 @@ class ReasoningSplitter:
     def after(cls, prompt: str) -> ReasoningSplitter:
         """For the answer to a rendered prompt."""
         return cls(prompt.rfind(_BEGIN) > prompt.rfind(_END))
+
+    @property
+    def state(self) -> str:
+        """Where the text is now: "start", before which nothing is certain, "reasoning" or "answer"."""
+        return "answer" if self._state == "gap" else self._state
 
     def push(self, text: str) -> tuple[str, str]:
         """Take more text; return the reasoning and the answer that are certain now."""
@@ -65,3 +72,20 @@ class ReasoningSplitter:
         if self._state == "answer":
             answer, self._text = self._text, ""
         return reasoning, answer
+
+
+def num_reasoning(prompt: str, pieces: Iterable[str]) -> int:
+    """How many pieces of the answer to a rendered prompt, such as the texts of its tokens, are reasoning.
+
+    The piece that ends the closing mark is, and so are those before the opening one.
+    """
+    splitter = ReasoningSplitter.after(prompt)
+    count = 0
+    for i, piece in enumerate(pieces, 1):
+        before = splitter.state
+        splitter.push(piece)
+        if before == "reasoning" or splitter.state == "reasoning":
+            count = i
+        if splitter.state == "answer":
+            break
+    return count

@@ -104,10 +104,13 @@ def test_completions_are_what_the_library_says(client: openai.OpenAI, demo: LLM)
     assert [c.text for c in by_ids.choices] == streamed
 
 
-def test_default_length_of_completions(client: openai.OpenAI, demo: LLM) -> None:
-    answer = client.completions.create(model="demo", prompt=PROMPT, extra_body={"ignore_eos": True})
+@pytest.mark.parametrize("said", [{}, {"max_tokens": None}, {"max_completion_tokens": 20}], ids=str)
+def test_default_length_of_completions(client: openai.OpenAI, demo: LLM, said: dict[str, Any]) -> None:
+    """OpenAI's, and not that of the model."""
+    assert demo.default_sampling_params.max_tokens != 16
+    answer = client.completions.create(model="demo", prompt=PROMPT, extra_body={"ignore_eos": True, **said})
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == demo.default_sampling_params.max_tokens
+    assert answer.usage.completion_tokens == said.get("max_completion_tokens", 16)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -278,6 +281,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"includ_usage": True}}, "stream_options.includ_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -296,6 +300,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"temprature": 1}, "temprature"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
+    ({"messages": [*MESSAGES, {"role": "critic", "content": "no"}]}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, ""),

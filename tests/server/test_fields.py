@@ -118,6 +118,14 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
     ("responses", {"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0]"),
     ("responses", {"max_output_tokens": 0}, "max_output_tokens"),
+    ("responses", {"include": ["nonsense"]}, "include"),
+    ("responses", {"include": ["message.output_text.logprobs"]}, "include"),
+    ("responses", {"return_token_ids": True}, "return_token_ids"),
+    (
+        "responses",
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+    ),
     ("responses", {"reasoning": {"effrt": "low"}}, "reasoning.effrt"),
     ("responses", {"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ("responses", {"text": {"formt": {}}}, "text.formt"),
@@ -126,6 +134,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
     ("messages", {"max_tokens": 0}, "max_tokens"),
     ("messages", {"thinking": {"type": "sometimes"}}, "thinking.type"),
+    ("messages", {"thinking": {}}, "thinking.type"),
+    ("messages", {"thinking": {"type": "enabled", "budget_tokns": 5}}, "thinking.budget_tokns"),
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": "5"}}, "thinking.budget_tokens"),
+    ("messages", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
+    ("messages", {"return_token_ids": True}, "return_token_ids"),
     ("messages", {"tool_choice": {"type": []}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "required"}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice"),
@@ -159,8 +172,12 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(
 
 def test_types_of_errors(host: Hosted) -> None:
     """By the names of each API."""
-    for path, told in (("chat/completions", "not_found_error"), ("messages", "not_found_error")):
-        assert post(host, path, {**PATHS[path][2], "model": "other"}).json()["error"]["type"] == told
+    for path, told in (("chat/completions", "invalid_request_error"), ("messages", "not_found_error")):
+        answer = post(host, path, {**PATHS[path][2], "model": "other"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (404, told, "model_not_found")
+        shown = answer.headers["x-request-id"] if path == "messages" else None
+        assert answer.json().get("request_id") == shown
     host.service.is_draining = True
     try:
         for path, told in (("responses", "server_error"), ("messages", "overloaded_error")):

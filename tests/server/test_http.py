@@ -245,7 +245,7 @@ def test_requests_have_names(llm: LLM) -> None:
         assert ask(host, post("X-Request-Id: mine-1"))[1]["x-request-id"] == "mine-1"
         for bad in ("a b", "x" * 129, "\u00fc", ""):
             found = ask(host, post(f"X-Request-Id: {bad}"))[1]["x-request-id"]
-            assert found != bad and found.startswith("req-")
+            assert found != bad and found.startswith("req_")
         message = head("POST /v1/messages HTTP/1.1", "Host: a", JSON, length=2) + b"{}"
         headers = ask(host, message)[1]
         assert headers["request-id"] == headers["x-request-id"]
@@ -302,7 +302,7 @@ def test_methods(host: Hosted) -> None:
         assert path in json.loads(body)["error"]["message"]
     for path in ("/v2", "/v1/files", "/%ff", "/../etc/passwd", "/v1/responses/resp_1"):
         status, _, body = ask(host, head(f"GET {path} HTTP/1.1", "Host: a"))
-        assert status == 404 and json.loads(body)["error"]["type"] == "not_found_error"
+        assert status == 404 and json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_addresses_that_are_nearly_right(host: Hosted) -> None:

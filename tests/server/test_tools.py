@@ -231,7 +231,7 @@ def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cut
     def blocks(places: list[int]) -> list[Any]:
         form = tool_call_format(TEMPLATES[name])
         maker = ChoiceMaker("", has_reasoning=False, form=form, schemas=dict.fromkeys(("weather", "time"), PARAMETERS))
-        builder: Any = MessageBuilder("m") if messages else ResponseBuilder({}, None, {})
+        builder: Any = MessageBuilder("m") if messages else ResponseBuilder({}, None, {}, lambda output: {})
         edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
         events: list[Any] = []
         for a, b in itertools.pairwise(edges):

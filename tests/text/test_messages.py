@@ -116,8 +116,13 @@ def test_a_variable_that_a_template_does_not_read_is_told_once(caplog: pytest.Lo
         assert [r.getMessage() for r in caplog.records] == [
             "the chat template of here does not read 'enable_thinkin', which has no effect"
         ]
+        for name in ("a\nb", "x" * 41, "é", ""):
+            template.render(HELLO, **{name: 1})
+        assert [r.getMessage() for r in caplog.records[1:]] == [
+            "the chat template of here does not read a name, which has no effect"
+        ]
         template.render(HELLO, **{f"x{i}": i for i in range(1000)})
-    assert len(caplog.records) <= 32
+    assert len(caplog.records) == 32
 
 
 def test_what_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,6 +133,19 @@ def test_what_a_template_leaves_out_is_told_once(caplog: pytest.LogCaptureFixtur
     assert [r.getMessage() for r in caplog.records] == [
         "the chat template of here leaves out what messages of the role 'system' say: the model does not see it"
     ]
+
+
+def test_a_role_that_a_template_does_not_know_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """The message would vanish. One that is rendered may have any role; what clients write is not in the log."""
+    critic = {"role": "critic", "content": "no"}
+    known = "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}"
+    with caplog.at_level(logging.WARNING, "infinilm"):
+        with pytest.raises(RequestError, match=r"messages\[1\].role: .* 'critic'"):
+            render(known, [*HELLO, critic])
+        assert render(TEXT, [*HELLO, critic]) == "<user>hello<critic>no"
+        for role in ("developer", "tool", "function"):
+            assert render(known, [*HELLO, {"role": role, "content": "no"}]) == "hello"
+    assert not any("critic" in record.getMessage() for record in caplog.records)
 
 
 def test_what_a_template_changes_is_not_left_out(caplog: pytest.LogCaptureFixture) -> None:
