@@ -37,8 +37,8 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     result = json.loads(out.read_text())
     rows = result["rows"]
     assert {row["group"] for row in rows} == {
-        "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "row-wise",
-        "sampling", "decode", "prefill",
+        "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "delta rule",
+        "row-wise", "sampling", "decode", "prefill",
     }  # fmt: skip
     for row in rows:
         assert row["floor_ms"] > 0 and row["name"] in done.stdout
