@@ -19,7 +19,7 @@ from infinilm.config.families import build_spec
 if TYPE_CHECKING:
     from infinilm.llm import LLM
 
-__all__ = ["OpWork", "Work", "count_work"]
+__all__ = ["OpWork", "Work", "count_work", "work_of"]
 
 # The op that reads a parameter, by the part of its name in front of ".weight" or ".bias".
 _OPS = {
@@ -179,8 +179,13 @@ def count_work(llm: LLM) -> Work:
     """Count the work of a loaded model's steps."""
     plan = llm._plan
     spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len, quantization=plan.quantization)
-    shapes = _core.param_shapes(spec)
     kept = plan.stored_dtype if llm.dtype == "float32" and plan.stored_dtype in DTYPES else llm.dtype
+    return work_of(spec, kept, llm.memory.kv_bytes_per_token, llm.num_stages)
+
+
+def work_of(spec: _core.ModelSpec, kept: str, kv_bytes_per_token: int, num_stages: int = 1) -> Work:
+    """Count the work of a model's steps. kept: the dtype in which weights are that are not quantised."""
+    shapes = _core.param_shapes(spec)
     elements: dict[str, int] = {}
     num_bytes: dict[str, int] = {}
     for name, count in _core.param_bytes(spec, kept).items():
@@ -204,12 +209,12 @@ def count_work(llm: LLM) -> Work:
         elements=elements,
         weight_bytes_by_op=num_bytes,
         embedding_bytes_per_token=table_bytes / spec.vocab_size,
-        kv_bytes_per_token_layer=llm.memory.kv_bytes_per_token // max(1, num_kv_layers),
+        kv_bytes_per_token_layer=kv_bytes_per_token // max(1, num_kv_layers),
         multiplied=spec.attention.num_heads * sum(head_dims + value_dims) // max(1, len(head_dims)),
         vocab_size=spec.vocab_size,
         sliding_window=tuple(layer.sliding_window for layer in attention),
         num_experts=max(1, spec.experts.count),
         top_k=max(1, spec.experts.top_k),
         num_kv_layers=num_kv_layers,
-        num_stages=llm.num_stages,
+        num_stages=num_stages,
     )

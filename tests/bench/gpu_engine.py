@@ -11,7 +11,6 @@ runs, as the engine's thread does ("ahead"); and alone, kernel by kernel ("eager
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from synthetic import SHAPES, shape
 
 from infinilm import _core
 from infinilm.bench.limits import Spread
+from infinilm.bench.work import work_of
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import DeviceError, InfinilmError
@@ -38,8 +38,34 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_scaling": {**SHAPES["llama-1b"]["rope_scaling"], "factor": 8.0},
     },
     "Qwen3-8B": shape("qwen3", 4096, 36, (32, 8, 128), 12288, 151936, 40960, 1e6, **UNTIED),
+    # With states; experts beside states; wide heads; experts and latents:
+    "Qwen3.5-4B": {**SHAPES["qwen3-5"], "num_hidden_layers": 32, "vocab_size": 248320},
+    "4 layers of a Qwen3.5 with experts": SHAPES["qwen3-5-moe"],
+    "6 layers of a Gemma 4": SHAPES["gemma4"],
+    "3 layers of DeepSeek-V2-Lite": SHAPES["deepseek-v2-lite"],
 }
-TINY = {"tiny": shape("qwen3", 64, 2, (4, 2, 16), 96, 136, 512, 1e4)}
+TINY = {
+    "tiny": shape("qwen3", 64, 2, (4, 2, 16), 96, 136, 512, 1e4),
+    "tiny states": {
+        **SHAPES["qwen3-5"],
+        **shape("qwen3_5_text", 32, 2, (2, 1, 16), 32, 136, 512, 1e7),
+        **{"linear_num_key_heads": 1, "linear_num_value_heads": 2},
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "tiny wide heads": {
+        **SHAPES["gemma4"],
+        **shape("gemma4_text", 32, 2, (2, 1, 16), 32, 136, 512, None),
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 264,
+        "num_global_key_value_heads": 1,
+    },
+    "tiny latents": {
+        **SHAPES["deepseek-v2-lite"],
+        **shape("deepseek_v2", 32, 2, (2, 2, 64), 32, 136, 512, 1e4),
+        **{"kv_lora_rank": 512, "qk_nope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 16},
+        "n_routed_experts": 8,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -57,46 +83,24 @@ QUICK = Sizes({name: MODELS[name] for name in ("Llama-3.2-1B", "Llama-3.1-8B")},
 SIMULATED = Sizes(TINY, (1, 3), (20,), context=36, rounds=1, steps=1)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What steps of a model cost, by its shapes; weights and cache have 2 bytes an element."""
-
-    layer_elements: int  # of the linears of all layers
-    head_elements: int
-    layers: int
-    attention_width: int  # num_heads * head_dim
-    kv_bytes_per_token: int
-
-    @classmethod
-    def of(cls, spec: _core.ModelSpec) -> Work:
-        matrices = {name: math.prod(s) for name, s in _core.param_shapes(spec).items() if len(s) == 2}
-        embedding = matrices["model.embed_tokens.weight"]
-        head = matrices.get("lm_head.weight", 0)
-        return cls(
-            layer_elements=sum(matrices.values()) - embedding - head,
-            head_elements=head or embedding,
-            layers=spec.num_layers,
-            attention_width=spec.attention.num_heads * spec.attention.head_dim,
-            kv_bytes_per_token=spec.kv_bytes_per_token(spec.dtype),
-        )
-
-    def floor(self, limits: Limits, tokens: int, sampled: int, pairs: int, cached: int) -> float:
-        """Milliseconds; pairs of a query and a key it sees, and tokens whose keys and values are read."""
-        linears = limits.milliseconds(
-            2 * (self.layer_elements + self.head_elements),
-            2 * (tokens * self.layer_elements + sampled * self.head_elements),
-        )
-        attention = limits.milliseconds(
-            cached * self.kv_bytes_per_token, 4 * pairs * self.attention_width * self.layers
-        )
-        return linears + attention
+def floor_of(spec: _core.ModelSpec, limits: Limits, sequences: int, new: int, context: int) -> float:
+    """Milliseconds of a step of `new` tokens of each sequence, up to `context`; weights and cache have 2 bytes."""
+    ops = work_of(spec, spec.dtype, spec.kv_bytes_per_token(spec.dtype)).ops(sequences, new, context)
+    attention = ops.pop("attention")
+    linears = [op for name, op in ops.items() if name not in ("embedding", "sampling")]
+    return (
+        limits.milliseconds(sum(op.num_bytes for op in linears), sum(op.flops for op in linears))
+        + limits.milliseconds(attention.num_bytes, attention.flops)
+        + limits.milliseconds(2 * sequences * spec.state_bytes(), 0, copies=True)  # read, and written
+    )
 
 
 class Steps:
     """Batches for an engine whose cache has room for `most` sequences of `context` tokens."""
 
-    def __init__(self, vocab_size: int, context: int, most: int) -> None:
-        self.vocab_size, self.context = vocab_size, context
+    def __init__(self, spec: _core.ModelSpec, context: int, most: int) -> None:
+        self.vocab_size, self.context = spec.vocab_size, context
+        self.num_states = 2 * most if spec.state_bytes() else 0
         self.rng = np.random.default_rng(0)
         per_sequence = -(-context // BLOCK)
         self.num_blocks = most * per_sequence
@@ -123,13 +127,17 @@ class Steps:
             "min_p": np.zeros(rows, np.float32),
             "random_val": np.zeros(rows, np.float32),
         }
+        if self.num_states:  # a step leaves the state that it goes on from, so that it can be timed again
+            state = np.arange(sequences.start, sequences.stop, dtype=np.int32)
+            arrays["state_in"] = state if first else np.full(rows, -1, np.int32)
+            arrays["state_out"] = state + np.int32(self.num_states // 2 if first else 0)
         return _core.Batch(**arrays)
 
     def fill(self) -> Iterator[_core.Batch]:
-        """Prompts that fill the cache: keys and values that are read must not be zeros."""
+        """Prompts that fill the cache up to the last token: keys and values that are read must not be zeros."""
         together = max(1, 8192 // self.context)
         for begin in range(0, len(self.table), together):
-            yield self.batch(range(begin, min(begin + together, len(self.table))), 0, self.context)
+            yield self.batch(range(begin, min(begin + together, len(self.table))), 0, self.context - 1)
 
 
 def seconds_of(engine: _core.InferEngine, batch: _core.Batch) -> float:
@@ -157,12 +165,12 @@ def open_engine(config: dict[str, Any], max_model_len: int, graphs: bool = True)
     return engine
 
 
-def cache_for(engine: _core.InferEngine, vocab_size: int, sizes: Sizes) -> tuple[Steps, tuple[int, ...]]:
+def cache_for(engine: _core.InferEngine, sizes: Sizes) -> tuple[Steps, tuple[int, ...]]:
     """A cache for the largest batch that fits, and the batches that do."""
     for i in range(len(sizes.batches), 0, -1):
-        steps = Steps(vocab_size, sizes.context, sizes.batches[i - 1])
+        steps = Steps(engine.spec, sizes.context, sizes.batches[i - 1])
         try:
-            engine.reset_cache(steps.num_blocks, BLOCK)
+            engine.reset_cache(steps.num_blocks, BLOCK, num_states=steps.num_states)
         except InfinilmError:
             continue
         return steps, sizes.batches[:i]
@@ -176,7 +184,7 @@ def time_decode(
     engine: _core.InferEngine, name: str, sizes: Sizes, reporter: Reporter, ahead: bool = True
 ) -> tuple[Times, Times]:
     """Steps alone, and submitted ahead unless told."""
-    steps, batches = cache_for(engine, engine.spec.vocab_size, sizes)
+    steps, batches = cache_for(engine, sizes)
     for size in sizes.batches[len(batches) :]:
         reporter.skip(f"decode: {name}, batch {size}", "not enough memory")
     for batch in steps.fill():
@@ -211,10 +219,9 @@ def time_eager(name: str, config: dict[str, Any], sizes: Sizes, reporter: Report
 def measure_decode(
     engine: _core.InferEngine, name: str, sizes: Sizes, limits: Limits, reporter: Reporter, eager: Times
 ) -> None:
-    work = Work.of(engine.spec)
     alone, ahead = time_decode(engine, name, sizes, reporter)
     for size in alone:
-        floor = work.floor(limits, size, size, size * sizes.context, size * sizes.context)
+        floor = floor_of(engine.spec, limits, size, 1, sizes.context)
         times = {"infinilm": alone[size], "ahead": ahead[size], "eager": eager.get(size, [])}
         spreads = {what: Spread.of(values) for what, values in times.items() if values}
         reporter.emit(
@@ -229,13 +236,12 @@ def measure_prefill(engine: _core.InferEngine, name: str, sizes: Sizes, limits: 
         if reporter.left <= 0:
             reporter.skip(f"prefill: {name}, {length} tokens")
             continue
-        steps = Steps(engine.spec.vocab_size, length, 1)
+        steps = Steps(engine.spec, length, 1)
         batch = steps.batch(range(1), 0, length)
-        engine.reset_cache(steps.num_blocks, BLOCK)
+        engine.reset_cache(steps.num_blocks, BLOCK, num_states=steps.num_states)
         engine.forward(batch)
         runs = {"infinilm": lambda b=batch: 1e3 * seconds_of(engine, b)}
-        work = Work.of(engine.spec)
-        floor = work.floor(limits, length, 1, length * (length + 1) // 2, length)
+        floor = floor_of(engine.spec, limits, 1, length, length)
         reporter.row("prefill", f"{name}, {length} tokens", floor, measure(runs, sizes.rounds))
 
 
@@ -247,7 +253,7 @@ def measure_model(name: str, config: dict[str, Any], sizes: Sizes, limits: Limit
     r.emit("fact", name=f"{name}: random weights made and packed", value=f"{time.perf_counter() - started:.1f} s")
     try:
         measure_decode(engine, name, sizes, limits, r, eager)
-        engine.reset_cache(1, BLOCK)  # gives the memory back
+        engine.reset_cache(1, BLOCK, num_states=1 if engine.spec.state_bytes() else 0)  # gives the memory back
         measure_prefill(engine, name, sizes, limits, r)
     finally:
         engine.close()

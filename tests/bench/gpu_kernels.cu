@@ -363,6 +363,36 @@ int bench_attention_bits(int context, int num_heads, int num_kv_heads, int head_
     });
 }
 
+// num_seqs sequences of `queries` tokens each, whose states are changed in place.
+int bench_delta_rule(int num_seqs, int queries, int num_k_heads, int num_v_heads, int k_dim, int v_dim,
+                     int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        DeltaRuleArgs args{};
+        args.num_tokens = num_seqs * queries, args.num_k_heads = num_k_heads, args.num_v_heads = num_v_heads;
+        args.k_dim = k_dim, args.v_dim = v_dim, args.eps = 1e-6f, args.type = Type::bf16;
+        const int64_t values = int64_t{num_v_heads} * v_dim, width = 2 * int64_t{num_k_heads} * k_dim + values;
+        const int64_t tokens = args.num_tokens, state = num_seqs * values * k_dim;
+        const int64_t count = copies(4 * state, flush_bytes, calls);
+        const Memory qkv(Type::bf16, tokens * width, 1), z(Type::bf16, tokens * values, 1);
+        const Memory gates(Type::bf16, tokens * num_v_heads, 1), states(Type::f32, count * state, 1);
+        const std::vector<float> ones(static_cast<size_t>(std::max(num_v_heads, v_dim)), 1.0f);
+        const Memory rates(ones), norm(ones), out(static_cast<size_t>(tokens * values) * 2);
+        std::vector<int> edges(static_cast<size_t>(num_seqs) + 1), which(static_cast<size_t>(num_seqs));
+        for (size_t i = 0; i < edges.size(); ++i) edges[i] = static_cast<int>(i) * queries;
+        std::iota(which.begin(), which.end(), 0);
+        const Memory cu_seqlens(edges), at(which);
+        args.qkv = qkv.as<void>(), args.z = z.as<void>(), args.a = args.b = gates.as<void>();
+        args.decay_rate = args.dt_bias = rates.as<float>(), args.norm = norm.as<float>();
+        args.sequences = {cu_seqlens.as<int>(), at.as<int>(), at.as<int>(), num_seqs};
+        args.out = out.as<void>();
+        args.qkv_stride = width, args.z_stride = args.out_stride = values, args.a_stride = args.b_stride = num_v_heads;
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            args.state = static_cast<float*>(states.at(i % count, 4 * state));
+            return delta_rule(args, stream);
+        });
+    });
+}
+
 int bench_rms_norm(int num_tokens, int hidden_size, int64_t flush_bytes, int calls, float* milliseconds) {
     return guarded([&] {
         const int64_t elements = int64_t{num_tokens} * hidden_size, count = copies(4 * elements, flush_bytes, calls);

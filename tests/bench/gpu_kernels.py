@@ -70,6 +70,21 @@ TINY_WIDE = (Heads("tiny wide heads", 4, 2, 264, 264), Heads("tiny latents", 20,
 
 
 @dataclass(frozen=True)
+class States:
+    """Of a layer with a delta rule."""
+
+    name: str
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+
+
+DELTA = States("Qwen3.5-4B", 16, 32, 128, 128)
+TINY_DELTA = States("tiny", 1, 2, 16, 16)
+
+
+@dataclass(frozen=True)
 class Row:
     """One line: what must be moved and done, how our kernels are called (but for `calls`), and who else does it."""
 
@@ -95,11 +110,12 @@ class Sizes:
     prefill_contexts: tuple[int, ...] = (2048, 8192)
     rows: tuple[int, ...] = (1, 64)
     wide: tuple[Heads, ...] = WIDE
+    delta: States = DELTA
 
 
 FULL = Sizes()
 QUICK = Sizes((LLAMA_8B,), (1, 64), (2048,), (1, 64), (1, 64), (1024,), (2048,), (1, 64))
-SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,), TINY_WIDE)
+SIMULATED = Sizes((TINY,), (1, 40), (130,), (33,), (1, 2), (40,), (24,), (2,), TINY_WIDE, TINY_DELTA)
 
 
 def linear_row(bench: Bench, model: Model, which: str, num_tokens: int) -> Row:
@@ -159,6 +175,24 @@ def attention_row(bench: Bench, of: Heads, num_seqs: int, queries: int, context:
             )
         },
         peers=peers if own_values else None,
+    )
+
+
+def delta_row(bench: Bench, of: States, num_seqs: int, queries: int) -> Row:
+    """States are read and written once, whatever the tokens; each token reads a state, changes it and reads it."""
+    tokens, values = num_seqs * queries, of.v_heads * of.v_dim
+    return Row(
+        group="delta rule",
+        name=f"{of.name}, {num_seqs} x {queries}",
+        num_bytes=2 * 4 * num_seqs * values * of.k_dim + 2 * tokens * (2 * of.k_heads * of.k_dim + 3 * values),
+        flops=6 * tokens * values * of.k_dim,
+        ours={
+            "infinilm": (
+                "bench_delta_rule",
+                (num_seqs, queries, of.k_heads, of.v_heads, of.k_dim, of.v_dim, bench.flush_bytes),
+            )
+        },
+        copies=True,
     )
 
 
@@ -222,6 +256,8 @@ def all_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
         yield from (attention_row(bench, heads, 1, tokens, tokens) for tokens in sizes.prefill_contexts)
         for context in sizes.contexts:
             yield from (attention_row(bench, heads, batch, 1, context) for batch in sizes.batches)
+    yield from (delta_row(bench, sizes.delta, batch, 1) for batch in sizes.batches)
+    yield from (delta_row(bench, sizes.delta, 1, tokens) for tokens in sizes.prefill_contexts)
 
 
 def measure_row(bench: Bench, peers: Peers | None, limits: Limits, row: Row, rounds: int, reporter: Reporter) -> bool:

@@ -37,8 +37,8 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     result = json.loads(out.read_text())
     rows = result["rows"]
     assert {row["group"] for row in rows} == {
-        "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "row-wise",
-        "sampling", "decode", "prefill",
+        "decode linear", "prefill linear", "quantised linear", "decode attention", "prefill attention", "delta rule",
+        "row-wise", "sampling", "decode", "prefill",
     }  # fmt: skip
     for row in rows:
         assert row["floor_ms"] > 0 and row["name"] in done.stdout
@@ -75,7 +75,7 @@ def test_no_gpu() -> None:
 
 def test_floors() -> None:
     """Computed by hand for 4.3 TB/s and 790 Tflop/s: steps of a batch, then of a prompt, in milliseconds."""
-    from gpu_engine import MODELS, Work
+    from gpu_engine import MODELS, floor_of
     from gpu_measure import Limits
 
     from infinilm.config.families import build_spec
@@ -89,7 +89,6 @@ def test_floors() -> None:
     }
     for name, (one, many, prompt) in expected.items():
         spec = build_spec(LlamaConfig.from_dict(MODELS[name]), dtype="bfloat16", max_model_len=8192)
-        work = Work.of(spec)
-        got = [work.floor(limits, n, n, 1024 * n, 1024 * n) for n in (1, 256)]
-        got.append(work.floor(limits, 2048, 1, 2048 * 2049 // 2, 2048))
+        got = [floor_of(spec, limits, n, 1, 1024) for n in (1, 256)]
+        got.append(floor_of(spec, limits, 1, 2048, 2048))
         assert got == pytest.approx([one, many, prompt], rel=0.01), name

@@ -27,6 +27,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("llama", "fp8_block", [[128, 128], "F32"], "bfloat16", 2, True),
         ("qwen2-moe", "ct_fp8", ["block", [64, 32]], "bfloat16", 1, True),
         ("qwen2-moe", "ct_fp4", ["mxfp4"], "float16", 2, True),
+        # With states, with experts beside layers of several shapes, and with latents, as their publishers write them:
+        ("qwen3-5-dense", "fp8_block", [[128, 128], "F32"], "bfloat16", 1, True),
+        ("gemma4-a4b", "ct_packed", [4, 32], "bfloat16", 1, True),
+        ("deepseek-v3", "fp8_block", [[128, 128], "F32"], "bfloat16", 1, True),
         ("llama", "awq", [32], "bfloat16", 1, False),
         ("llama", "bnb4", [True], "float16", 1, False),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf_files.conversion import convert
 from quantised_files.conversion import quantise
-from quantised_files.writers import Format, fp8_block, gptq
+from quantised_files.writers import Format, awq, ct_fp4, ct_int8, fp8_block, gptq
 
 from llm import tiny
 
@@ -32,7 +32,10 @@ def _safetensors(form: Format) -> Callable[[Path, Path], Path]:
 _WRITERS = {
     "q4_k_m": _gguf,
     "gptq with zero points": _safetensors(gptq(4, 32, sym=False)),
+    "awq": _safetensors(awq(64)),
+    "w8a8": _safetensors(ct_int8()),
     "fp8 in blocks": _safetensors(fp8_block((128, 128), "F32")),
+    "mxfp4": _safetensors(ct_fp4("mxfp4")),
 }
 FILES = tuple(_WRITERS)
 

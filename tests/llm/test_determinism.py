@@ -8,14 +8,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from quantised_files.conversion import resized
 
 import infinilm
-from infinilm import LLM, SamplingParams
+from infinilm import LLM, PagedKVCacheConfig, SamplingParams
 from llm import tiny
 from llm.files import FILES, make_files
 from llm.support import PATIENCE, wait_for
@@ -152,8 +154,8 @@ class Models:
     """One checkpoint in one form: an LLM for each kind of settings, the last few kept, and answers given alone."""
 
     form: dict[str, str]  # model, and tokenizer, dtype or quantization
-    _kept: OrderedDict[tuple[Any, ...], LLM] = field(default_factory=OrderedDict)
-    _answers: dict[Any, Any] = field(default_factory=dict)
+    _kept: OrderedDict[tuple[Any, ...], LLM] = field(default_factory=OrderedDict, repr=False)
+    _answers: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._alone = LLM(
@@ -169,8 +171,7 @@ class Models:
         key = tuple(chosen.values())
         if key not in self._kept:
             more = dict(chosen)
-            bytes_per_block = self._alone.memory.kv_bytes_per_token * BLOCK_SIZE
-            more["kv_cache"] = more.pop("num_blocks") * bytes_per_block
+            more["kv_cache"] = PagedKVCacheConfig(num_blocks=more.pop("num_blocks"), block_size=BLOCK_SIZE)
             self._kept[key] = LLM(**self.form, max_model_len=MAX_MODEL_LEN, use_tqdm=False, **more)
         self._kept.move_to_end(key)
         while len(self._kept) > 16:
@@ -193,6 +194,28 @@ class Models:
 
 
 CHANGES: dict[str, dict[str, Any]] = {"full": {}, "window": WINDOW, "experts": EXPERTS}
+# Goldens that `prompts` fit, few layers of each kind. States are so small that a snapshot is due at each block.
+GOLDEN = Path(__file__).parents[1] / "golden"
+RESIZED: dict[str, dict[str, Any]] = {
+    "qwen3-5": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "deepseek-v3": {"num_hidden_layers": 2},
+    "gemma4-e2b": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": tiny.VOCAB_SIZE,
+    },
+}
+
+
+def make_form(name: str, folder: Path) -> Path:
+    if name in CHANGES:
+        return tiny.make_checkpoint(folder, **CHANGES[name])
+    made = resized(GOLDEN / name, folder, vocab_size=tiny.VOCAB_SIZE, **RESIZED[name])
+    tiny.add_tokenizer(made)
+    return made
+
+
 FORMS = [
     ("full", "float32", None),
     ("full", "bfloat16", None),
@@ -201,6 +224,9 @@ FORMS = [
     ("experts", "float32", None),
     ("experts", "bfloat16", None),
     ("experts", "bfloat16", "int4"),
+    ("qwen3-5", "float32", None),
+    ("deepseek-v3", "bfloat16", None),
+    ("gemma4-e2b", "bfloat16", None),
 ]
 
 
@@ -216,7 +242,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert made.native_types
     else:
         name, dtype, quantization = request.param
-        model = tiny.make_checkpoint(folder / name, **CHANGES[name])
+        model = make_form(name, folder / name)
         made = Models({"model": str(model), "dtype": dtype} | ({"quantization": quantization} if quantization else {}))
     yield made
     made.close()
@@ -280,4 +306,6 @@ def test_asked_again(models: Models, jobs: list[Job], chosen: dict[str, Any]) ->
         assert output.metrics is not None
         reused = output.metrics.cached_tokens
         if job.params.prompt_logprobs is None:  # else its timings are those of the scored prompt
+            every = llm.memory.snapshot_interval or BLOCK_SIZE
+            assert every == BLOCK_SIZE  # or these prompts are too short for a hit
             assert reused == (len(job.prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE

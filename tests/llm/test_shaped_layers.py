@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from lora.adapters import make_adapter
+from quantised_files.writers import save
 from reference.checkpoint import read_checkpoint
 from safetensors.numpy import save_file
 
 from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, plan_memory
+from infinilm.checkpoint import Checkpoint
+from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.engine.hooks import SITES
 from infinilm.models.reference import ReferenceModel
 
@@ -45,6 +49,30 @@ def test_answers_do_not_depend_on_chunks_neighbours_prefixes_or_memory(name: str
         {"kv_cache": PagedKVCacheConfig(block_size=4, num_blocks=34)},  # some are set back, and computed again
     ):
         assert answers(name, prompts, **options) == alone
+
+
+def test_the_text_part_of_a_model_that_also_sees(tmp_path: Path) -> None:
+    """As Gemma 4 26B-A4B is published: layers of experts, under names of the text part, beside what sees."""
+    plain = GOLDEN / "gemma4-a4b"
+    text = json.loads((plain / "config.json").read_text())
+    outer = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    del text["architectures"]
+    outer["text_config"] = text | {"use_bidirectional_attention": "vision"}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    with Checkpoint(plain) as checkpoint:
+        tensors = {
+            name.replace("model.", "model.language_model.", 1): (DTYPE_CODES[info.dtype], checkpoint.array(name))
+            for name, info in checkpoint.tensors.items()
+        }
+    save(tmp_path / "model.safetensors", tensors | {"model.vision_tower.std_scale": ("F32", np.ones(8, np.float32))})
+    ids, greedy = expected("gemma4-a4b")
+    logits = []
+    for folder in (plain, tmp_path):
+        with LLM(folder, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
+            logits.append(llm.forward(ids).tobytes())
+            (output,) = llm.generate(ids, temperature=0, max_tokens=16, ignore_eos=True, use_tqdm=False)
+            assert list(output.outputs[0].token_ids) == greedy
+    assert logits[0] == logits[1]
 
 
 @pytest.mark.parametrize("name", NAMES)

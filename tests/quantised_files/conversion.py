@@ -17,6 +17,9 @@ from infinilm.config import AutoConfig
 from infinilm.config.families import build_spec
 from quantised_files.writers import Format, Tensors, ct_fp4, of_bf16, save
 
+# The few rows that make gates of states (in_proj_b, in_proj_a) stay as they are.
+LINEARS = ("_proj.weight", "_proj_with_mqa.weight", "in_proj_qkv.weight", "in_proj_z.weight")
+
 
 def quantise(source: Path, folder: Path, form: Format, *, rounded: bool = False) -> dict[str, np.ndarray]:
     """Write a folder whose linears are drawn in a format; returns all weights as float32, under their plain names.
@@ -31,7 +34,7 @@ def quantise(source: Path, folder: Path, form: Format, *, rounded: bool = False)
     with Checkpoint(source) as checkpoint:
         for name, info in checkpoint.tensors.items():
             array = checkpoint.array(name)
-            if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):
+            if name.endswith(LINEARS):
                 rng = np.random.default_rng(zlib.crc32(name.encode()))
                 parts, exact = form.write(rng, *info.shape, **({"weights": of_bf16(array)} if rounded else {}))
                 tensors |= {name.removesuffix(".weight") + suffix: tensor for suffix, tensor in parts.items()}

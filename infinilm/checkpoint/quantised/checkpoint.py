@@ -284,8 +284,12 @@ class QuantisedCheckpoint(Checkpoint):
 
 def _is_aligned(source: Source) -> bool:
     """Whether 8 rows, from a multiple of 8 on, are so many neighbours of the tensor, from a multiple of 8 on."""
-    is_view = source.order is None and source.step == 1 and not source.columns and not source.transposed
-    return is_view and source.begin % 8 == 0
+    if source.begin % 8 or source.step != 1 or source.columns or source.transposed:
+        return False
+    if source.order is None:
+        return True
+    eights = source.order[: len(source.order) // 8 * 8].reshape(-1, 8)
+    return not (len(source.order) % 8 or (eights[:, 0] % 8).any() or (eights - eights[:, :1] - np.arange(8)).any())
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:
