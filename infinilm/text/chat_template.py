@@ -35,6 +35,7 @@ Message = Mapping[str, Any]
 _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
 _MAX_INDENT = 100
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})  # of all APIs
+_THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # a server sets both, and templates read one of them
 _MAX_TOLD = 32  # names of variables: those of clients have no end
 
 
@@ -307,8 +308,10 @@ class ChatTemplate:
                 f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
                 "describe them in a message, or pass a chat_template that does"
             )
-        unread = {_shown(name) for name in kwargs.keys() - compiled.traits.variables}
-        for shown in sorted(unread - self._told_variables)[: _MAX_TOLD - len(self._told_variables)]:
+        unread = kwargs.keys() - compiled.traits.variables
+        if kwargs.keys() & _THINKING & compiled.traits.variables:
+            unread -= _THINKING
+        for shown in sorted({_shown(name) for name in unread} - self._told_variables)[: _MAX_TOLD - len(self._told_variables)]:
             self._told_variables.add(shown)
             logger.warning("the chat template of %s does not read %s, which has no effect", self.source, shown)
         for i in compiled.unseen_messages(variables, conversation, text):
