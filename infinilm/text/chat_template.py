@@ -311,9 +311,8 @@ class ChatTemplate:
         unread = kwargs.keys() - compiled.traits.variables
         if kwargs.keys() & _THINKING & compiled.traits.variables:
             unread -= _THINKING
-        for shown in sorted({_shown(name) for name in unread} - self._told_variables)[
-            : _MAX_TOLD - len(self._told_variables)
-        ]:
+        news = sorted({_shown(name) for name in unread} - self._told_variables)
+        for shown in news[: _MAX_TOLD - len(self._told_variables)]:
             self._told_variables.add(shown)
             logger.warning("the chat template of %s does not read %s, which has no effect", self.source, shown)
         for i in compiled.unseen_messages(variables, conversation, text):
