@@ -56,7 +56,7 @@ async def measure(llm: LLM, args: argparse.Namespace) -> tuple[float, float]:
             if count == len(ids):
                 completion.finish_reason = "length"
                 news = News(completion, token_id, num_tokens=count, finish_reason="length")
-            if news is not completion.next_token or not completion.rests:
+            if news is not completion.next_token or completion.is_told:
                 completion.deliver(news)
         wake_loops()
         now += args.step

@@ -214,10 +214,10 @@ def test_a_rest_that_ends_with_its_stream(llm: LLM, reason: str, rest_ends: str)
         for token_id in ids[:-1]:  # as the engine thread does it
             completion.sequence.output_token_ids.append(token_id)
             completion.sequence.token_times.append(0.0)
-            if not completion.rests:
+            if completion.is_told:
                 completion.deliver(completion.next_token)
             await woken()
-        assert completion.rests
+        assert not completion.is_told
         end_rest("before the last token")
         await woken()
         completion.sequence.output_token_ids.append(ids[-1])
