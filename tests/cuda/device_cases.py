@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 import infinilm
 from infinilm import LLM, AutoConfig, InferEngine, PagedKVCacheConfig, _core
 from infinilm.config.families import build_spec
+from infinilm.devices import system
 from infinilm.engine.hooks import ModelSites
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -390,7 +391,8 @@ def too_large(gpu: Gpu, folder: str) -> None:
 
 
 def no_device(gpu: Gpu, expected: str) -> None:
-    """The reason is told by backends() and by the error, and "auto" means the CPU."""
+    """The reason is told by backends() and by the error, and "auto" means the CPU, if no GPU was found before."""
+    system._has_found_gpus = False  # as in a process of its own: this one has run other cases
     fails_with(gpu, expected)
     cuda = infinilm.backends()["cuda"]
     assert not cuda["available"] and expected in cuda["reason"]

@@ -133,15 +133,25 @@ def outputs(engine: _core.InferEngine, batch: _core.Batch) -> list[NDArray[Any] 
 
 
 class Twins:
-    """Two engines that differ in `graphs` alone; every step runs on both and gives the same bits."""
+    """Two engines that differ in `graphs` alone; every step runs on both and gives the same bits.
+
+    Engines of several GPUs have each its own.
+    """
 
     def __init__(
-        self, folder: str, name: str, dtype: str, *, devices: Sequence[str] = ("cuda:0",), **sequences: int
+        self,
+        folder: str,
+        name: str,
+        dtype: str,
+        *,
+        devices: Sequence[Sequence[str]] = (("cuda:0",), ("cuda:0",)),
+        **sequences: int,
     ) -> None:
         has_states = "full_attention_interval" in MODELS.get(name, {})
         model = make_model(name, Path(folder), num_hidden_layers=2 if has_states else 1) if name else Path(folder)
         self.recording, self.eager = (
-            open_engine(model, dtype, graphs=graphs, devices=devices) for graphs in (True, False)
+            open_engine(model, dtype, graphs=graphs, devices=own)
+            for graphs, own in zip((True, False), devices, strict=True)
         )
         self.has_states = self.recording.spec.state_bytes() > 0
         self.reset(**sequences)
@@ -520,7 +530,7 @@ def a_capture_that_fails(_: Gpu, folder: str) -> None:
 
 def no_graphs(_: Gpu, folder: str, tp_size: int) -> None:
     """Where work cannot be recorded, nothing is tried: ranks that talk through the host, or waiting for each launch."""
-    twins = Twins(folder, "llama", "bfloat16", devices=["cuda:0"] * tp_size)
+    twins = Twins(folder, "llama", "bfloat16", devices=[["cuda:0"] * tp_size] * 2)
     for count in (20, 1, 1, 1):
         twins.step([0, 1], count)
     assert twins.counts() == (0, 0, 0)

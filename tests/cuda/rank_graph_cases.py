@@ -16,8 +16,8 @@ import infinilm
 from infinilm import _core
 
 
-def devices(tp_size: int) -> list[str]:
-    return [f"cuda:{rank}" for rank in range(tp_size)]
+def devices(tp_size: int, first: int = 0) -> list[str]:
+    return [f"cuda:{first + rank}" for rank in range(tp_size)]
 
 
 def ignore(_name: str, _layer: int, _tensor: _core.Tensor, _rank: int) -> None:
@@ -29,7 +29,7 @@ class RankTwins(Twins):
 
     def __init__(self, nccl: str, folder: str, name: str, dtype: str, tp_size: int, **sequences: int) -> None:
         self.nccl = FakeNccl(nccl)
-        super().__init__(folder, name, dtype, devices=devices(tp_size), **sequences)
+        super().__init__(folder, name, dtype, devices=[devices(tp_size), devices(tp_size, tp_size)], **sequences)
         self.tp_size = tp_size
         self.calls_of_one: dict[tuple[int, int], list[str]] = {}  # engine in an eager step; of rank 0
 

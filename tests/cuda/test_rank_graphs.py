@@ -27,7 +27,7 @@ def run(simulate: Run, models: str, fake_nccl: str) -> Run:
         **parameters: Any,
     ) -> Outcome:
         settings = {
-            "INFINILM_EMULATOR_DEVICES": str(tp_size),
+            "INFINILM_EMULATOR_DEVICES": str(2 * tp_size),
             "INFINILM_EMULATOR_SMS": "64",
             "INFINILM_EMULATOR_PEERS": str(int(peers)),
             "INFINILM_EMULATOR_STREAMS": streams,
