@@ -2,7 +2,7 @@
 // places on the GPUs meanwhile. Those of two engines could take each other's: one GPU full of what waits for A, another
 // one of what waits for B, and nothing would ever end (NCCL's user guide warns of it, "Using multiple NCCL
 // communicators concurrently"). So of the engines of several GPUs in a process, one alone has a GPU at a time. Those of
-// other processes are another matter: a GPU does not run kernels of two processes at once.
+// other processes are another matter: without MPS, a GPU does not run kernels of two processes at once.
 #pragma once
 
 #include <span>
