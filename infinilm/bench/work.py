@@ -1,8 +1,8 @@
 """What a step costs, counted from the shape of the model: the bytes it must move and the operations it must do.
 
 By op, so that the time of each can be held against the limits of the machine. Weights count once a step, those of
-experts as far as its tokens ask for them, keys and values once a step and sequence; activations stay in the caches of
-the cores and are not counted.
+experts as far as its tokens ask for them, keys and values once a step and sequence, and states twice, as they are read
+and written; activations stay in the caches of the cores and are not counted.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _OPS = {
     "lm_head": "lm_head",
 }
 
+_FLOPS_OF_STATE = 7  # of an element and token: the decay; a product and a sum for S^T k, the update and S^T q each
+
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
@@ -91,6 +93,9 @@ class Work:
         How many of these have keys and values of their own; None: all.
     num_stages : int
         Of a pipeline, through which the sequences of a batch go in as many steps, each of which reads all weights.
+    state_bytes, state_elements : int
+        What layers with a state keep of a sequence, and of that the elements which the delta rule goes through for each
+        token; 0: there are none.
     """
 
     elements: Mapping[str, int]
@@ -104,6 +109,8 @@ class Work:
     top_k: int = 1
     num_kv_layers: int | None = None
     num_stages: int = 1
+    state_bytes: int = 0
+    state_elements: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -133,14 +140,15 @@ class Work:
         return -(-batch_size // -(-batch_size // self.num_stages))
 
     def decode_bytes(self, batch_size: int, context_len: float) -> float:
-        """Bytes to read for one token of every sequence: the weights in each step, and its keys and values.
+        """Bytes to move for one token of every sequence: the weights in each step, its keys and values, and its states.
 
         An embedding table that is not the output head too is not among them.
         """
         num_steps = self.decode_steps(batch_size)
         seen = sum(min(context_len, window or math.inf) for window in self.sliding_window)
         weights = sum(self.weights_read(name, batch_size / num_steps) for name in self.weight_bytes_by_op)
-        return num_steps * weights + batch_size * self.kv_bytes_per_token_layer * seen
+        kept = self.kv_bytes_per_token_layer * seen + 2 * self.state_bytes
+        return num_steps * weights + batch_size * kept
 
     def ops(self, batch_size: int, num_new: int, context_len: float, num_steps: int = 1) -> dict[str, OpWork]:
         """Of each op while `batch_size` sequences get `num_new` tokens each, up to context_len, in `num_steps` steps.
@@ -161,6 +169,12 @@ class Work:
         work["attention"] = OpWork(
             batch_size * self.kv_bytes_per_token_layer * read, 2 * batch_size * self.multiplied * pairs
         )
+        if rule := work.get("delta_rule"):
+            times = num_steps if num_new > 1 else 1  # steps that a sequence takes part in
+            work["delta_rule"] = OpWork(
+                rule.num_bytes + 2 * times * batch_size * self.state_bytes,
+                tokens * _FLOPS_OF_STATE * self.state_elements,
+            )
         work["embedding"] = OpWork(tokens * self.embedding_bytes_per_token, 0)
         work["sampling"] = OpWork(4 * batch_size * self.vocab_size, 0)
         return work
@@ -197,6 +211,7 @@ def work_of(spec: _core.ModelSpec, kept: str, kv_bytes_per_token: int, num_stage
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
     attention = [layer for layer in spec.layers if layer.cache.kind != "state"]
     num_kv_layers = sum(layer.cache.kind != "shared" for layer in attention)
+    delta = spec.delta
     head_dims = [layer.cache.head_dim or spec.attention.head_dim for layer in attention]
     value_dims = [spec.latent.kv_rank or head_dim for head_dim in head_dims]
     table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer
@@ -217,4 +232,6 @@ def work_of(spec: _core.ModelSpec, kept: str, kv_bytes_per_token: int, num_stage
         top_k=max(1, spec.experts.top_k),
         num_kv_layers=num_kv_layers,
         num_stages=num_stages,
+        state_bytes=spec.state_bytes(),
+        state_elements=(len(spec.layers) - len(attention)) * delta.num_v_heads * delta.k_dim * delta.v_dim,
     )

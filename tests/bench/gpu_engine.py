@@ -23,7 +23,7 @@ from synthetic import SHAPES, shape
 
 from infinilm import _core
 from infinilm.bench.limits import Spread
-from infinilm.bench.work import work_of
+from infinilm.bench.work import OpWork, work_of
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import DeviceError, InfinilmError
@@ -86,12 +86,12 @@ SIMULATED = Sizes(TINY, (1, 3), (20,), context=36, rounds=1, steps=1)
 def floor_of(spec: _core.ModelSpec, limits: Limits, sequences: int, new: int, context: int) -> float:
     """Milliseconds of a step of `new` tokens of each sequence, up to `context`; weights and cache have 2 bytes."""
     ops = work_of(spec, spec.dtype, spec.kv_bytes_per_token(spec.dtype)).ops(sequences, new, context)
-    attention = ops.pop("attention")
+    attention, rule = ops.pop("attention"), ops.pop("delta_rule", OpWork(0, 0))
     linears = [op for name, op in ops.items() if name not in ("embedding", "sampling")]
     return (
         limits.milliseconds(sum(op.num_bytes for op in linears), sum(op.flops for op in linears))
         + limits.milliseconds(attention.num_bytes, attention.flops)
-        + limits.milliseconds(2 * sequences * spec.state_bytes(), 0, copies=True)  # read, and written
+        + limits.milliseconds(rule.num_bytes, 0, copies=True)  # states are read and written
     )
 
 

@@ -26,6 +26,7 @@ from infinilm.bench import limits as bench
 from infinilm.bench.work import Work, count_work
 
 LONG = 100_000  # tokens of a context that no test waits to be full
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="session")
@@ -517,6 +518,21 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
     assert work.weight_bytes == 4 * (sum(w.size for w in weights.values()) - (0 if tied else table))
     kv_bytes = 4 * 2 * (2 * 2 * 8)  # float32, layers, K and V of 2 heads of 8
     assert work.decode_bytes(3, 50.0) == work.weight_bytes + 3 * 50 * kv_bytes
+
+
+def test_work_of_states() -> None:
+    """They are read and written once a step and sequence, and each token goes through them."""
+    with LLM(GOLDEN / "qwen3-5-text", max_model_len=64) as model:
+        work, memory, layers = count_work(model), model.memory, model.config.num_hidden_layers
+    weights = work.weight_bytes_by_op["delta_rule"]
+    assert work.state_bytes == memory.state_bytes > 0
+    one, three = work.decode_bytes(1, 20), work.decode_bytes(3, 20)
+    attention = (layers - 3) * work.kv_bytes_per_token_layer * 20
+    assert three - one == 2 * (attention + 2 * memory.state_bytes)
+    step, prompt = work.ops(3, 1, 20)["delta_rule"], work.ops(1, 12, 12, 2)["delta_rule"]
+    assert step.num_bytes == weights + 3 * 2 * memory.state_bytes
+    assert prompt.num_bytes == 2 * weights + 2 * 2 * memory.state_bytes
+    assert prompt.flops == 4 * step.flops > 0
 
 
 def test_work_of_a_pipeline() -> None:
