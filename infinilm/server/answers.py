@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from infinilm.outputs import RequestOutput
 from infinilm.requests.request import Delta
-from infinilm.text.reasoning import ReasoningSplitter
+from infinilm.text.reasoning import Marks, ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
@@ -169,8 +169,8 @@ class ChoiceMaker:
     ----------
     prompt : str
         As rendered: it may end inside the reasoning.
-    has_reasoning : bool
-        The model's template marks its reasoning.
+    reasoning : Marks or None
+        What the model's template has around its reasoning.
     form : ToolCallFormat or None
         How calls are written; None: there are no tools, and what looks like a call is content.
     schemas : mapping of str to mapping
@@ -183,12 +183,12 @@ class ChoiceMaker:
         self,
         prompt: str,
         *,
-        has_reasoning: bool,
+        reasoning: Marks | None,
         form: ToolCallFormat | None = None,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         max_calls: int | None = None,
     ) -> None:
-        self._splitter = ReasoningSplitter.after(prompt) if has_reasoning else None
+        self._splitter = ReasoningSplitter.after(prompt, reasoning) if reasoning is not None else None
         self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
         self._max_calls = max_calls
         self._has_short_ids = form is not None and form.has_short_ids

@@ -33,7 +33,7 @@ from infinilm.server.structured import (
     take_tool_choice,
     take_tools,
 )
-from infinilm.text.reasoning import num_reasoning, thinks
+from infinilm.text.reasoning import Marks, num_reasoning, reasoning_marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
@@ -49,7 +49,7 @@ class ChatCall:
     params: SamplingParams
     tools: list[Mapping[str, Any]]
     form: ToolCallFormat | None  # how calls are written; None: no tools
-    has_reasoning: bool
+    reasoning: Marks | None  # what stands around the model's; None: it has none
     max_calls: int | None
     is_named: bool  # the client named the function to call
     top_logprobs: int | None
@@ -66,7 +66,7 @@ class ChatCall:
         return [
             ChoiceMaker(
                 self.prompt,
-                has_reasoning=self.has_reasoning,
+                reasoning=self.reasoning,
                 form=self.form,
                 schemas=schemas,
                 max_calls=self.max_calls,
@@ -76,13 +76,16 @@ class ChatCall:
 
     def usage(self, output: RequestOutput) -> dict[str, Any]:
         """Tokens of the prompt and of the answers, so far."""
-        count = sum(num_reasoning(self.prompt, self._texts(choice.token_ids)) for choice in output.outputs)
+        marks, count = self.reasoning, 0
+        if marks is not None:
+            texts = [self._texts(choice.token_ids) for choice in output.outputs]
+            count = sum(num_reasoning(self.prompt, marks, pieces) for pieces in texts)
         return usage([output], count)
 
     def _texts(self, token_ids: Sequence[int]) -> Iterator[str]:
         """What each token adds to the text in which the reasoning is looked for."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token_id in token_ids if self.has_reasoning else ():
+        for token_id in token_ids:
             is_hidden = self.params.skip_special_tokens and self.tokenizer.is_special(token_id)
             yield "" if is_hidden else decoder.decode(self.tokenizer.token_bytes(token_id))
 
@@ -136,6 +139,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     tools = as_prompted(choice.tools)
     prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
     template = llm.chat_template.source_text(bool(tools))
+    reasoning = reasoning_marks(template)
     form = tool_call_format(template) if choice.allowed else None
     if choice.allowed and form is None:
         if not choice.is_forced:
@@ -152,9 +156,11 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         choice,
         form,
         prompt,
-        has_reasoning=thinks(template),
+        reasoning=reasoning,
         several=not is_single,
     )
+    if form is not None and constraint is not None:
+        form = form.as_json()  # so that no call gets past the grammar
     room = service.room(len(ids), "messages")
     keywords = take_sampling(body, llm.default_sampling_params.max_tokens, room)
     body.finish()
@@ -171,7 +177,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         params=make_params(llm.default_sampling_params, keywords),
         tools=choice.used,
         form=form,
-        has_reasoning=thinks(template),
+        reasoning=reasoning,
         max_calls=1 if is_single else None,
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
@@ -190,7 +196,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     for choice, maker in zip(output.outputs, call.makers(), strict=True):
         piece = maker.push(choice.text, final=True)
         message: dict[str, Any] = {"role": "assistant", "content": piece.content or None, "refusal": None}
-        if call.has_reasoning:
+        if call.reasoning is not None:
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
         if calls := piece.tool_calls:
             message["tool_calls"] = joined_calls(calls)

@@ -12,6 +12,7 @@ from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, m
 from infinilm.server.service import Service, bad_request
 from infinilm.text.call_grammar import AnswerGrammar, Tool
 from infinilm.text.constraint import lark_rule
+from infinilm.text.reasoning import Marks
 from infinilm.text.tool_calls import ToolCallFormat
 
 __all__ = ["ToolChoice", "answer_constraint", "as_prompted", "take_constraint", "take_tool_choice", "take_tools"]
@@ -184,7 +185,7 @@ def answer_constraint(
     form: ToolCallFormat | None,
     prompt: str,
     *,
-    has_reasoning: bool,
+    reasoning: Marks | None,
     several: bool,
 ) -> Constraint | None:
     """The grammar of a whole answer: reasoning, then text as it must be, or calls, or either.
@@ -199,8 +200,8 @@ def answer_constraint(
         How calls are written; None: no tools may be called.
     prompt : str
         As rendered.
-    has_reasoning : bool
-        The model's template marks its reasoning.
+    reasoning : Marks, optional
+        What the model's template has around its reasoning.
     several : bool
         There may be more calls than one.
     """
@@ -208,7 +209,7 @@ def answer_constraint(
         raise ApiError(f"tool_choice: a forced call cannot be combined with {constraint.name}", param="tool_choice")
     strict = [i for i in choice.allowed if choice.tools[i]["function"].get("strict") is True]
     calls = form is not None and (choice.is_forced or bool(strict) or constraint is not None)
-    if not calls and (constraint is None or not has_reasoning):
+    if not calls and (constraint is None or reasoning is None):
         return constraint
     grammar = AnswerGrammar(service.llm.tokenizer)
     rules: list[str] = []
@@ -224,7 +225,7 @@ def answer_constraint(
         rules.append((grammar.among_text if freely else grammar.calls)(form, tools, several=several))
     name = constraint.name if constraint is not None else "tools"
     grammar.add(f"whole: {' | '.join(rules)}")
-    return _make(name, Constraint.grammar, grammar.text("whole", prompt, has_reasoning=has_reasoning))
+    return _make(name, Constraint.grammar, grammar.text("whole", prompt, reasoning=reasoning))
 
 
 def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinilm.text.constraint import JSON_OPTIONS
-from infinilm.text.reasoning import MARKS
+from infinilm.text.reasoning import Marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat
 
@@ -84,16 +84,16 @@ class AnswerGrammar:
         """Add a rule in Lark."""
         self._rules.append(rules.strip())
 
-    def text(self, rule: str, prompt: str, *, has_reasoning: bool) -> str:
+    def text(self, rule: str, prompt: str, *, reasoning: Marks | None) -> str:
         """The grammar of a rule that was added, behind the reasoning if the model begins, or has begun, with one."""
-        begin, end = MARKS
-        reasoning = ""
-        if has_reasoning and prompt.rfind(begin) > prompt.rfind(end):
-            reasoning = "reasoning "
-        elif has_reasoning and not prompt.rstrip().endswith(end):
-            reasoning = f"({self._text(begin)} reasoning)? "
-        rules = [f"start: {reasoning}{rule}"]
-        if reasoning:
+        begin, end = reasoning or ("", "")
+        first = ""
+        if reasoning and prompt.rfind(begin) > prompt.rfind(end):
+            first = "reasoning "
+        elif reasoning and not prompt.rstrip().endswith(end):
+            first = f"({self._text(begin)} reasoning)? "
+        rules = [f"start: {first}{rule}"]
+        if first:
             mark = self._special(end)
             space = "/[ \\n]{0,4}/"
             if mark is None:
@@ -120,6 +120,6 @@ class AnswerGrammar:
     def _text(self, text: str) -> str:
         """A text in a grammar, the special tokens in it by their ids."""
         parts = []
-        for part in re.split(r"(\[[A-Z_]+\]|</?\w+>)", text):
+        for part in re.split(r"(\[[A-Z_]+\]|</?[\w:]+>)", text):
             parts += [self._special(part) or json.dumps(part)] if part else []
         return " ".join(parts) or '""'

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["MARKS", "ReasoningSplitter", "num_reasoning", "thinks"]
+__all__ = ["Marks", "ReasoningSplitter", "num_reasoning", "reasoning_marks"]
 
-MARKS = _BEGIN, _END = "<think>", "</think>"
+Marks = tuple[str, str]
+"""What stands before a reasoning and behind it."""
+
+_KNOWN = [("<think>", "</think>"), ("<seed:think>", "</seed:think>")]  # the second are Seed-OSS's
 
 
-def thinks(template: str) -> bool:
-    """Whether a chat template (its Jinja text) is of a model that writes its reasoning in `<think>` marks."""
-    return _END in template
+def reasoning_marks(template: str) -> Marks | None:
+    """The marks that a chat template (its Jinja text) has around reasoning; None: its model writes none, or others."""
+    return next((marks for marks in _KNOWN if marks[1] in template), None)
 
 
 class ReasoningSplitter:
@@ -21,18 +24,20 @@ class ReasoningSplitter:
 
     Parameters
     ----------
+    marks : Marks
     in_reasoning : bool
         The prompt ended inside the marks, as templates that begin the reasoning for the model make it.
     """
 
-    def __init__(self, in_reasoning: bool = False) -> None:
+    def __init__(self, marks: Marks, in_reasoning: bool = False) -> None:
+        self._begin, self._end = marks
         self._state = "reasoning" if in_reasoning else "start"  # then reasoning, gap (space after the mark), answer
         self._text = ""
 
     @classmethod
-    def after(cls, prompt: str) -> ReasoningSplitter:
+    def after(cls, prompt: str, marks: Marks) -> ReasoningSplitter:
         """For the answer to a rendered prompt."""
-        return cls(prompt.rfind(_BEGIN) > prompt.rfind(_END))
+        return cls(marks, prompt.rfind(marks[0]) > prompt.rfind(marks[1]))
 
     @property
     def state(self) -> str:
@@ -52,16 +57,16 @@ class ReasoningSplitter:
         reasoning = ""
         if self._state == "start":
             stripped = self._text.lstrip()
-            if stripped.startswith(_BEGIN):
-                self._state, self._text = "reasoning", stripped[len(_BEGIN) :]
-            elif final or not _BEGIN.startswith(stripped):
+            if stripped.startswith(self._begin):
+                self._state, self._text = "reasoning", stripped[len(self._begin) :]
+            elif final or not self._begin.startswith(stripped):
                 self._state = "answer"
         if self._state == "reasoning":
-            reasoning, mark, rest = self._text.partition(_END)
+            reasoning, mark, rest = self._text.partition(self._end)
             if mark:
                 self._state, self._text = "gap", rest
             else:
-                keep = 0 if final else overlap(reasoning, _END)
+                keep = 0 if final else overlap(reasoning, self._end)
                 self._text = reasoning[len(reasoning) - keep :]
                 reasoning = reasoning[: len(reasoning) - keep]
         if self._state == "gap":
@@ -74,12 +79,12 @@ class ReasoningSplitter:
         return reasoning, answer
 
 
-def num_reasoning(prompt: str, pieces: Iterable[str]) -> int:
+def num_reasoning(prompt: str, marks: Marks, pieces: Iterable[str]) -> int:
     """How many pieces of the answer to a rendered prompt, such as the texts of its tokens, are reasoning.
 
     The piece that ends the closing mark is, and so are those before the opening one.
     """
-    splitter = ReasoningSplitter.after(prompt)
+    splitter = ReasoningSplitter.after(prompt, marks)
     count = 0
     for i, piece in enumerate(pieces, 1):
         before = splitter.state

@@ -60,15 +60,16 @@ class TaggedCall:
     Attributes
     ----------
     name : str or None
-        Once it is known, and that of a tool; a call that has one is given out.
+        That of a tool, once something of a call follows it; a call that has one is given out.
     raw : str
-        The content, if this is no call.
+        What was read before that: the content, if this is no call.
     """
 
     def __init__(self, tags: Tags, end: str, schemas: Mapping[str, Mapping[str, Any]], mark: str, index: int) -> None:
         self._tags, self._end, self._schemas = tags, end, schemas
         self.raw, self.index = mark, index
         self.name: str | None = None
+        self._named = ""  # the name, until it is known that this is a call
         self.is_done = self.is_broken = False
         self._arguments = ""  # not given out yet
         self._has_arguments = False
@@ -111,8 +112,9 @@ class TaggedCall:
         if name not in self._schemas:
             self.is_broken = True
             return 0
-        self.name, self._state = name, "next"
-        return found.end() if behind else found.start()
+        end = found.end() if behind else found.start()
+        self._named, self._state, self.raw = name, "next", self.raw + text[:end]
+        return end
 
     def _read_next(self, text: str, final: bool) -> int:
         """Behind the name or a value: another key, or the end."""
@@ -120,12 +122,12 @@ class TaggedCall:
         rest = text.lstrip(_SPACE)
         space = len(text) - len(rest)
         if rest.startswith(key):
-            self._state = "key"
+            self.name, self._state = self._named, "key"
             return space + len(key)
         ends = [mark for mark in (end, self._end) if mark]
         if any(rest.startswith(mark) for mark in ends) or (final and len(rest) > 1 and ends[0].startswith(rest)):
             self._arguments += "}" if self._has_arguments else "{}"
-            self.is_done = True
+            self.name, self.is_done = self._named, True
             return space + (min(len(end), len(rest)) if end and not rest.startswith(self._end) else 0)
         self.is_broken = not any(mark.startswith(rest) for mark in (key, *ends))
         return 0

@@ -64,6 +64,15 @@ class ToolCallFormat:
     tags: Tags | None = None
     has_short_ids: bool = False
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What may begin a call: `begin`, or the tag behind it, as models of Qwen3-Coder's kind forget the former."""
+        return tuple(mark for mark in (self.begin, self.tags.name[0] if self.tags is not None else "") if mark)
+
+    def as_json(self) -> ToolCallFormat:
+        """For answers whose calls a grammar writes: what stands between tags is no call then, but text."""
+        return replace(self, tags=None)
+
 
 # Sources: the chat templates of the models' repositories.
 _HERMES = ToolCallFormat(  # Hermes 2 and 3, Qwen2.5, Qwen3
@@ -76,6 +85,14 @@ _QWEN3_CODER = replace(  # and Qwen3.5, Nemotron 3, Step 3.5
     _HERMES,
     name="qwen3 coder",
     tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), end="</function>", has_lines=True),
+)
+_SEED = replace(  # Seed-OSS
+    _QWEN3_CODER,
+    name="seed oss",
+    begin="<seed:tool_call>",
+    end="</seed:tool_call>",
+    pattern='<seed:tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</seed:tool_call>',
+    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), end="</function>"),
 )
 _GLM = replace(  # of 4.5 and later
     _HERMES,
@@ -120,6 +137,8 @@ def tool_call_format(template: str) -> ToolCallFormat | None:
         return _HERMES
     if _QWEN3_CODER_CALL.search(template):
         return _QWEN3_CODER
+    if _SEED.begin in template and "<function=" in template:
+        return _SEED
     if "<tool_call>" in template and "<arg_key>" in template:
         return _GLM
     if "[TOOL_CALLS]" in template:
@@ -219,11 +238,11 @@ class ToolCallParser:
                 return
 
     def _read_content(self, final: bool) -> Iterator[ToolCallDelta]:
-        begin = self._form.begin
+        form = self._form
         if self._after_call:
             self._text = self._text.lstrip(_SPACE)
             self._after_call = not self._text
-        if not begin:
+        if not form.begin:
             stripped = self._text.lstrip(_SPACE)
             if self._at_start and stripped.startswith("{"):
                 self._in_calls, self._at_start = True, False
@@ -231,12 +250,18 @@ class ToolCallParser:
             if self._at_start and not stripped and not final:
                 return  # only space so far
             self._at_start = False
-        place = self._text.find(begin) if begin else -1
-        if place >= 0:
+        found = [(place, mark) for mark in form.marks if (place := self._text.find(mark)) >= 0]
+        if found:
+            place, mark = min(found)
             yield ToolCallDelta(self._text[:place])
-            self._text, self._in_calls, self._has_begun = self._text[place + len(begin) :], True, True
+            self._text, self._in_calls = self._text[place + len(mark) :], True
+            if mark == form.begin:
+                self._has_begun = True
+            elif form.tags is not None:
+                tags = replace(form.tags, name=("", form.tags.name[1]))  # the rest of a call whose mark is forgotten
+                self._call = TaggedCall(tags, form.end, self._schemas, mark, self.num_calls)
             return
-        keep = overlap(self._text, begin) if begin and not final else 0
+        keep = 0 if final else max((overlap(self._text, mark) for mark in form.marks), default=0)
         yield ToolCallDelta(self._text[: len(self._text) - keep])
         self._text = self._text[len(self._text) - keep :]
 

@@ -56,6 +56,17 @@ QWEN3_CODER = _TAGGED.replace(
 </tool_call>""",
 )
 
+SEED_OSS = _TAGGED.replace(
+    "CALL",
+    """
+<seed:tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>\
+{{ value if value is string else value | tojson }}</parameter>
+{% endfor %}</function>
+</seed:tool_call>""",
+)
+
 GLM = _TAGGED.replace(
     "CALL",
     """<tool_call>{{ call.function.name }}{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}\
@@ -92,6 +103,7 @@ TEMPLATES: Mapping[str, str] = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "qwen3 coder": QWEN3_CODER,
+    "seed oss": SEED_OSS,
     "glm": GLM,
 }
 
@@ -115,11 +127,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _qwen3_coder(calls: list[Call]) -> str:
+def _qwen3_coder(calls: list[Call], mark: str = "tool_call", line: str = "\n") -> str:
     texts = [
-        f"<tool_call>\n<function={name}>\n"
-        + "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items())
-        + "</function>\n</tool_call>"
+        f"<{mark}>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{line}{_text(value)}{line}</parameter>\n" for key, value in arguments.items())
+        + f"</function>\n</{mark}>"
         for name, arguments in calls
     ]
     return "\n".join(texts)
@@ -138,5 +150,6 @@ WRITERS: Mapping[str, Callable[[list[Call]], str]] = {
     "llama3": _llama3,
     "mistral": _mistral,
     "qwen3 coder": _qwen3_coder,
+    "seed oss": lambda calls: _qwen3_coder(calls, "seed:tool_call", ""),
     "glm": _glm,
 }

@@ -121,7 +121,7 @@ def test_tokens_of_the_reasoning_are_counted(thinker: tuple[ScriptedLLM, Hosted]
     ],
 )
 def test_pieces_that_are_reasoning(prompt: str, pieces: list[str], count: int) -> None:
-    assert num_reasoning(prompt, pieces) == count
+    assert num_reasoning(prompt, ("<think>", "</think>"), pieces) == count
 
 
 def test_models_that_do_not_reason(client: openai.OpenAI) -> None:

@@ -23,7 +23,7 @@ from infinilm.server.messages import MessageBuilder
 from infinilm.server.responses import ResponseBuilder
 from infinilm.text.tool_calls import tool_call_format
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted, http_post
-from server.templates import TEMPLATES, THINKING, WRITERS
+from server.templates import SEED_OSS, TEMPLATES, THINKING, WRITERS
 
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [
@@ -151,7 +151,7 @@ def test_a_conversation_goes_on_behind_broken_arguments(
     turns: list[Any] = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}]
     turns.append({"role": "tool", "tool_call_id": "abcdefgh1", "content": complaint})
     prompt = read_chat(host.service, {"model": "tiny", "messages": turns, "tools": TOOLS}).prompt
-    is_tagged = name in ("qwen3 coder", "glm")  # whose values are plain text
+    is_tagged = name in ("qwen3 coder", "seed oss", "glm")  # whose values are plain text
     assert (arguments if is_tagged else json.dumps({"INVALID_JSON": arguments})) in prompt
     assert "INVALID_JSON" in prompt and complaint in prompt
     items: Any = [
@@ -215,6 +215,26 @@ def test_results_that_are_errors(family: tuple[str, ScriptedLLM, Hosted]) -> Non
         num_tokens("x", is_error="yes")
 
 
+def test_strict_calls_are_read_as_their_grammar_writes_them(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """None gets past it between the tags that the family writes otherwise."""
+    name, _, host = family
+    for strict in (False, True):
+        schema = {**PARAMETERS, "required": ["city"], "additionalProperties": False}
+        tools = [{"type": "function", "function": {"name": "weather", "strict": strict, "parameters": schema}}]
+        form = read_chat(host.service, {"model": "tiny", "messages": QUESTION, "tools": tools}).form
+        assert form is not None
+        assert (form.tags is not None) == (name in ("qwen3 coder", "seed oss", "glm") and not strict)
+
+
+def test_reasoning_and_calls_of_seed_oss(folder: Path) -> None:
+    template = SEED_OSS + "{# reasoning stands before </seed:think> #}"
+    with ScriptedLLM(folder, chat_template=template) as llm, hosted(llm) as host, chat(host) as client:
+        llm.script = "<seed:think>Rain?</seed:think>" + WRITERS["seed oss"](CALLS)
+        message: Any = client.chat.completions.create(model="tiny", messages=QUESTION, tools=TOOLS).choices[0].message
+        assert (message.reasoning_content, message.content) == ("Rain?", None)
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == CALLS
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(list(TEMPLATES)),
@@ -230,7 +250,7 @@ def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cut
 
     def blocks(places: list[int]) -> list[Any]:
         form = tool_call_format(TEMPLATES[name])
-        maker = ChoiceMaker("", has_reasoning=False, form=form, schemas=dict.fromkeys(("weather", "time"), PARAMETERS))
+        maker = ChoiceMaker("", reasoning=None, form=form, schemas=dict.fromkeys(("weather", "time"), PARAMETERS))
         builder: Any = MessageBuilder("m") if messages else ResponseBuilder({}, None, {}, lambda output: {})
         edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
         events: list[Any] = []

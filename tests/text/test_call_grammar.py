@@ -34,7 +34,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 TOOLS = [Tool(name, schema) for name, schema in SCHEMAS.items()]
 VOCAB_SIZE = 1600
-MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+THINK = ("<think>", "</think>")
+MARKS = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<tool_call>", "</tool_call>", *THINK]
 
 
 def form_of(template: str) -> ToolCallFormat:
@@ -49,7 +50,8 @@ FORMS = {
     "mistral": form_of("[TOOL_CALLS]"),
     "mistral names": form_of("[TOOL_CALLS] [ARGS]"),
     "mistral ids": form_of("[TOOL_CALLS] [CALL_ID] [ARGS]"),
-    "tagged": form_of("<tool_call>\n<function="),
+    "tagged": form_of("<tool_call>\n<function=").as_json(),
+    "seed oss": form_of("<seed:tool_call><function=").as_json(),
     "plain": PLAIN_CALLS,
 }
 
@@ -114,7 +116,7 @@ def test_forced_calls(tokenizer: Tokenizer, grammars: Grammars, name: str, sever
     """Calls, and nothing else, whose arguments fit: for any cut of the text."""
     form, rng = FORMS[name], np.random.default_rng(0)
     grammar = AnswerGrammar(tokenizer)
-    text = grammar.text(grammar.calls(form, TOOLS, several=several), "", has_reasoning=False)
+    text = grammar.text(grammar.calls(form, TOOLS, several=several), "", reasoning=None)
     numbers = []
     for _ in range(20):
         said = say(tokenizer, grammars.matcher(Constraint.grammar(text)), rng, 300)
@@ -137,7 +139,7 @@ def test_calls_among_text(tokenizer: Tokenizer, grammars: Grammars, name: str) -
     form, rng = FORMS[name], np.random.default_rng(1)
     grammar = AnswerGrammar(tokenizer)
     rule = grammar.among_text(form, TOOLS, several=True)
-    constraint = Constraint.grammar(grammar.text(rule, "", has_reasoning=False))
+    constraint = Constraint.grammar(grammar.text(rule, "", reasoning=None))
     texts = [say(tokenizer, grammars.matcher(constraint), rng, 100, begin) for begin in ("Hello", "Hi {", "I < 3")]
     assert any(text is not None for text in texts)
     first = form.pattern[:1] if not form.begin else form.around[0] or form.begin
@@ -160,12 +162,12 @@ def test_reasoning_comes_before(tokenizer: Tokenizer, grammars: Grammars, prompt
     rng = np.random.default_rng(2)
     grammar = AnswerGrammar(tokenizer)
     grammar.add('answer: "yes" | "no"')
-    constraint = Constraint.grammar(grammar.text("answer", prompt, has_reasoning=True))
+    constraint = Constraint.grammar(grammar.text("answer", prompt, reasoning=THINK))
 
     def answers(begin: str, most: int) -> list[str]:
         """What is said behind a beginning, without the reasoning."""
         texts = [say(tokenizer, grammars.matcher(constraint), rng, most, begin) for _ in range(5)]
-        splitters = [(ReasoningSplitter.after(prompt), text) for text in texts if text is not None]
+        splitters = [(ReasoningSplitter.after(prompt, THINK), text) for text in texts if text is not None]
         return ["".join(s.push(text)[1:] + s.finish()[1:]) for s, text in splitters]
 
     begins = {"": ["<think>Hm. </think>", "y", "n"], "<think>\n": ["Hm. </think>"]}.get(prompt, ["y", "n"])

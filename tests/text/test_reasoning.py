@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from infinilm.text.reasoning import ReasoningSplitter, thinks
+from infinilm.text.reasoning import ReasoningSplitter, reasoning_marks
+
+THINK, SEED = ("<think>", "</think>"), ("<seed:think>", "</seed:think>")
 
 
-def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
-    splitter = ReasoningSplitter.after(prompt)
+def split(prompt: str, pieces: list[str], marks: tuple[str, str] = THINK) -> tuple[str, str]:
+    splitter = ReasoningSplitter.after(prompt, marks)
     parts = [*map(splitter.push, pieces), splitter.finish()]
     return "".join(reasoning for reasoning, _ in parts), "".join(answer for _, answer in parts)
 
@@ -28,6 +30,8 @@ def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
 )
 def test_marks(prompt: str, text: str, reasoning: str, answer: str) -> None:
     assert split(prompt, [text]) == (reasoning, answer)
+    prompt, text, reasoning, answer = (s.replace("think>", "seed:think>") for s in (prompt, text, reasoning, answer))
+    assert split(prompt, [text], SEED) == (reasoning, answer)
 
 
 PIECES = st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "ink>", " ", "\n", "a", "<"]), max_size=10)
@@ -40,4 +44,6 @@ def test_cuts_change_nothing(pieces: list[str], prompt: str) -> None:
 
 
 def test_templates() -> None:
-    assert thinks("{%- if '</think>' in content %}") and not thinks("{{ messages }}")
+    assert reasoning_marks("{%- if '</think>' in content %}") == THINK
+    assert reasoning_marks("{%- set think_end_token = '</seed:think>' -%}") == SEED
+    assert reasoning_marks("{{ messages }}") is None

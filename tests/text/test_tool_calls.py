@@ -16,6 +16,7 @@ TEMPLATES = {
     "mistral": "{{- '[TOOL_CALLS] [' }}",
     "mistral ids": "{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}",
     "qwen3 coder": r"{{- '<tool_call>\n<function=' + call.name + '>\n' }}{{ '<parameter=' + key + '>\n' }}",
+    "seed oss": "{%- set begin = '<seed:tool_call>' -%}{{ begin + '\n<function=' + name + '>\n' }}",
     "glm": "{{ '<tool_call>' + call.name }}<arg_key>{{ key }}</arg_key><arg_value>{{ value }}</arg_value></tool_call>",
     "llama3": '{"name": function name, "parameters": dictionary of argument name and its value}',
 }
@@ -79,12 +80,13 @@ def write_tagged(form: str, name: str, arguments: dict[str, Any]) -> str:
     if form == "glm":
         pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items()]
         return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
-    pairs = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items()]
-    return f"<tool_call>\n<function={name}>\n{''.join(pairs)}</function>\n</tool_call>"
+    mark, line = ("seed:tool_call", "") if form == "seed oss" else ("tool_call", "\n")
+    pairs = [f"<parameter={key}>{line}{text}{line}</parameter>\n" for key, text in texts.items()]
+    return f"<{mark}>\n<function={name}>\n{''.join(pairs)}</function>\n</{mark}>"
 
 
 FORMS = st.sampled_from(sorted(TEMPLATES)).map(form_of)
-TAGGED = ["glm", "qwen3 coder"]
+TAGGED = ["glm", "qwen3 coder", "seed oss"]
 JSON_FORMS = st.sampled_from(sorted(TEMPLATES.keys() - set(TAGGED))).map(form_of)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
@@ -130,11 +132,24 @@ TAGGED_CALLS = st.lists(
 )
 
 
-@given(st.sampled_from(TAGGED), TAGGED_CALLS, st.sampled_from(["", "Let me look.\n"]), st.lists(st.integers(0, 10**6)))
-@example("qwen3 coder", [("search", {"text": "\n"}), ("f-1", {})], "", list(range(200)))
-def test_tagged_calls_come_out_as_written(name: str, calls: list[Any], words: str, places: list[int]) -> None:
+@given(
+    st.sampled_from(TAGGED),
+    TAGGED_CALLS,
+    st.sampled_from(["", "Let me look.\n"]),
+    st.lists(st.integers(0, 10**6)),
+    st.booleans(),
+)
+@example("qwen3 coder", [("search", {"text": "\n"}), ("f-1", {})], "", list(range(200)), False)
+@example("qwen3 coder", [("search", {"text": "a"}), ("f-1", {})], "Well. ", [], True)
+def test_tagged_calls_come_out_as_written(
+    name: str, calls: list[Any], words: str, places: list[int], forgets: bool
+) -> None:
+    """Also where the model forgets the mark before the first tag, and writes the one behind the last."""
     form = form_of(name)
-    content, got = parse(form, cut(words + write(form, calls), places))
+    text = write(form, calls)
+    if forgets and name != "glm":
+        text = text.replace(f"{form.begin}\n<function", "<function")
+    content, got = parse(form, cut(words + text, places))
     assert content == words
     assert [(name, json.loads(arguments)) for name, arguments in got] == calls
 
@@ -149,6 +164,7 @@ NEARLY = st.lists(
             *("<function=", "search>", "<parameter=", "text>", "number>", "</parameter>", "</function>", "</", "<"),
             *("k" * 256, "k", "f-1" * 70 + ">"),
             *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[CALL_ID]", "7", "<tool_call>search\n"),
+            *("<seed:tool_call>", "</seed:tool_call>", "<function=search>\n<parameter=text>"),
             *("<tool_call>\n<function=search>\n", "<parameter=text>\n", "<arg_key>text</arg_key>\n<arg_value>"),
         ]
     ),
@@ -184,7 +200,19 @@ def test_cuts_change_nothing(form: ToolCallFormat, text: str, places: list[int])
             [("search", '{"text": "a\\nb')],
         ),
         ("qwen3 coder", "<tool_call><function=search><parameter=x>[1, 2", "", [("search", '{"x": [1, 2')]),
-        ("qwen3 coder", "<tool_call><function=search> why? </function>", " why? </function>", [("search", "")]),
+        ("qwen3 coder", "<tool_call><function=search> why? </function>", None, []),
+        ("qwen3 coder", "<tool_call>\n<function=search>\n<para", None, []),  # cut before it is a call
+        ("qwen3 coder", "I see.\n<function=search>\n</function>\n</tool_call>", "I see.\n", [("search", "{}")]),
+        ("qwen3 coder", "<function=search><parameter=x>1</parameter></tool_call>", "", [("search", '{"x": 1}')]),
+        ("qwen3 coder", "say <function=search> or <function=nobody></function> or <function=", None, []),
+        (
+            "qwen3 coder",
+            "<tool_call><function=f-1></function><function=search></function></tool_call>.",
+            ".",
+            [("f-1", "{}"), ("search", "{}")],
+        ),
+        ("seed oss", "<seed:tool_call>\n<function=f-1></function></seed:tool_call>", "", [("f-1", "{}")]),
+        ("seed oss", "<tool_call>\n</tool_call>", None, []),
         ("qwen3 coder", '<tool_call>{"name": "search"}</tool_call>', "", [("search", "{}")]),  # as forced ones are
         *[
             (
@@ -237,6 +265,7 @@ def test_templates_without_calls() -> None:
         ("<tool_call>\n{{ call.function | tojson }}\n</tool_call>", "hermes"),
         ("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments }}", "mistral ids"),
         (r"{{ '<tool_call>\n<function=' + name + '>\n' }}<parameter=", "qwen3 coder"),
+        (r"{%- set begin = '<seed:tool_call>' -%}{{ begin + '\n<function=' }}", "seed oss"),
         ("<tool_call>{function-name}\n<arg_key>", "glm"),
         ("{% set begin = space ~ '<tool_call>' %}{{ begin }}<invoke name=", None),
         ("<|python_tag|>", "llama3"),
@@ -248,3 +277,12 @@ def test_formats_with_one_mark_are_told_apart(template: str, name: str | None) -
     """What is not parsed has no format, so that a request with tools is refused: its calls would be content."""
     form = tool_call_format(template)
     assert (form and form.name) == name
+
+
+def test_calls_that_a_grammar_writes_are_json() -> None:
+    """What it takes for text is text: a call between tags would get past the schema of its arguments."""
+    form = form_of("qwen3 coder").as_json()
+    call = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    tagged = "<function=search>\n<parameter=text>\na\n</parameter>\n</function>\n"
+    assert parse(form, [tagged + call]) == (tagged, [("search", "{}")])
+    assert parse(form, [f"<tool_call>{tagged}"]) == (f"<tool_call>{tagged}", [])
