@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +40,12 @@ TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
 """A token id, its log-probability, and those of the most probable tokens."""
 
 
+_random = random.Random(secrets.randbits(128))  # ids are no secrets, and the system's numbers take a call of it each
+
+
 def new_id(prefix: str) -> str:
     """An id that no other answer has, such as `new_id("chatcmpl-")`."""
-    return f"{prefix}{secrets.token_hex(12)}"
+    return f"{prefix}{_random.getrandbits(96):024x}"
 
 
 def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import re
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,7 @@ class Service:
         self._llm: LLM | None = None
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         self._num_read = 0  # calls, in all
+        self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         self._num_admitted = 0  # calls between admission and their last byte
         self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
         self._idle = asyncio.Event()
@@ -244,25 +246,37 @@ class Service:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
-        limit = self.settings.request_timeout
+        loop, working, limit = asyncio.get_running_loop(), asyncio.current_task(), self.settings.request_timeout
+        assert working is not None
+        ended: list[ApiError] = []
+
+        def end(error: ApiError) -> None:
+            if not ended:
+                ended.append(error)
+                working.cancel()
+
+        leaving = loop.create_task(leave())
+        leaving.add_done_callback(lambda _: end(ApiError("the client left", 499)))  # nobody reads it
+        late = ApiError(f"the request took longer than {limit:g} s", 504, code="timeout")
+        timer = loop.call_later(limit, end, late) if limit else None
         try:
-            await asyncio.wait((working, leaving), timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            if leaving.done():
-                raise ApiError("the client left", 499)  # nobody reads it
-            raise ApiError(f"the request took longer than {limit:g} s", 504, code="timeout")
-        except (ApiError, asyncio.CancelledError):
+            return await work
+        except asyncio.CancelledError:
+            if not ended:  # by somebody else
+                raise
+            if sys.version_info >= (3, 11):
+                working.uncancel()
+            raise ended[0] from None
+        except ApiError:
             raise
         except Exception as error:  # of this request alone
             logger.warning("a request failed: %s", error)
             raise self.failed(error) from error
         finally:
+            ended.append(late)  # from here on nobody is cancelled
             leaving.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+            if timer is not None:
+                timer.cancel()
 
     @contextlib.asynccontextmanager
     async def running(
@@ -300,13 +314,21 @@ class Service:
         interpreter and the cores from the reading of the others, and computes them in small steps.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + _TOGETHER_SECONDS
         self._num_read += 1
-        num_read, num_turns = self._num_read, 0  # turns without another
-        while num_turns < _TURNS_OF_A_REQUEST and loop.time() < end:
-            await asyncio.sleep(0)
-            num_turns = num_turns + 1 if num_read == self._num_read else 0
-            num_read = self._num_read
+        if self._together is None:
+            self._together = asyncio.Event()
+            self._look_for_others(self._together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
+        await self._together.wait()
+
+    def _look_for_others(self, together: asyncio.Event, end: float, num_turns: int, num_read: int) -> None:
+        """Once a turn of the event loop; `num_turns`: those without another call, of which there were `num_read`."""
+        loop = asyncio.get_running_loop()
+        num_turns = num_turns + 1 if num_read == self._num_read else 0
+        if num_turns > _TURNS_OF_A_REQUEST or loop.time() >= end:
+            self._together = None
+            together.set()
+        else:
+            loop.call_soon(self._look_for_others, together, end, num_turns, self._num_read)
 
     @contextlib.contextmanager
     def admitted(self, num_tokens: int) -> Iterator[_Call]:
