@@ -2,12 +2,21 @@
 
 import sys
 
-from infinilm.cli.main import main
 
-if __name__ == "__main__":
+def run() -> int:
+    """Run the command line; returns the exit code, also of a Ctrl-C that comes before there is anything to stop."""
     try:
-        sys.exit(main())
+        from infinilm.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
     except ImportError as error:
         if error.name:  # a module that is missing, or that cannot be loaded
             raise
-        sys.exit(f"infinilm: {error}")  # a source tree, which says so
+        print(f"infinilm: {error}", file=sys.stderr)  # a source tree, which says so
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -39,7 +39,7 @@ class _Option:
 
 
 _LIMITS = {
-    "prompt_len": _Option(positive, "N", "512", "tokens of the prefill"),
+    "prompt_len": _Option(positive, "N", "512", "tokens of the prefill, if the context holds them"),
     "decode_tokens": _Option(positive, "N", "64", "steps of a decode"),
     "decode_context": _Option(positive_list, "N,N", "128", "tokens in front of a decode"),
     "batch_sizes": _Option(positive_list, "N,N", "1,8", "sequences that decode at once"),
@@ -125,6 +125,8 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm import _core
     from infinilm.bench import limits as bench, plot
     from infinilm.bench.work import count_work
+    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.config.llama_config import AutoConfig
     from infinilm.devices.system import resolve_device
     from infinilm.llm import LLM
 
@@ -140,6 +142,9 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
             "'python -m tests.bench.gpu' in the source tree, which measures a GPU; bench --trace runs on both"
         )
     num_threads = args.num_threads or _core.default_num_threads()
+    if not hasattr(args, "prompt_len"):  # what nobody asked for fits into the model's context
+        context = AutoConfig.from_pretrained(resolve_model(args.model, args.revision)).max_position_embeddings
+        settings = {**settings, "prompt_len": max(1, min(settings["prompt_len"], context - 1))}
     needed = bench.context_needed(
         **{name: settings[name] for name in ("prompt_len", "decode_context", "decode_tokens", "batch_sizes")},
         max_num_batched_tokens=_CHUNK,

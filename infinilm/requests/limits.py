@@ -66,9 +66,9 @@ class RequestLimits:
         """RequestError if the parameters exceed a limit; `check_top` checks log-probabilities."""
         _check("n", params.n, "max_n", self.max_n)
         num_entries, lengths = len(params.logit_bias or ()), [len(text) for text in params.stop]
-        _check("the number of entries of logit_bias", num_entries, "max_logit_bias", self.max_logit_bias)
-        _check("the number of strings in stop", len(lengths), "max_stop", self.max_stop)
-        _check("the length of a string in stop", max(lengths, default=0), "max_stop_len", self.max_stop_len)
+        _check("logit_bias: the number of entries", num_entries, "max_logit_bias", self.max_logit_bias)
+        _check("stop: the number of strings", len(lengths), "max_stop", self.max_stop)
+        _check("stop: the length of a string", max(lengths, default=0), "max_stop_len", self.max_stop_len)
 
     def check_top(self, name: str, count: int) -> None:
         """RequestError if `count` exceeds `max_logprobs`."""

@@ -110,7 +110,7 @@ class AsyncRequests:
         _raise_failure(self._requests)
 
     async def steps(self) -> AsyncIterator[list[TokenEvent]]:
-        """The events, those that came at the same time together.
+        """The events, those that came at the same time together; in place of `deltas`, never beside it.
 
         Raises, after the last, what made the requests fail, if none of them succeeded.
         """
@@ -122,6 +122,9 @@ class AsyncRequests:
 
     async def deltas(self, rest: Callable[[], float]) -> AsyncIterator[list[Delta]]:
         """What the completions have gained, one `Delta` for each that has news. Raises as `steps` does.
+
+        Requests are read by this or by `steps`, from the first token to the last: tokens that rest have no events, so
+        that `steps` behind it would leave them out.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ from infinilm.router.replicas import Pool, Replica
 from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
-from infinilm.server.guard import Message, Receive, Send, error_event
+from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, error_event
 from infinilm.server.replica import CONTINUE, RESUMABLE
 
 __all__ = ["Forwarder"]
@@ -137,10 +137,10 @@ class _EventStream:
         """End it as its replica did."""
         await self._send(_body(rest))
 
-    async def fail(self, error: ApiError, path: str) -> None:
-        """End it with an error."""
+    async def fail(self, error: ApiError, path: str, request_id: str | None) -> None:
+        """End it with an error; `request_id`: as that of `error_body`."""
         typed = path if path.startswith(_TYPED_EVENTS) else ""
-        await self._send(_body(sent_event(error_event(error, typed)).encode()))
+        await self._send(_body(sent_event(error_event(error, typed, request_id)).encode()))
 
 
 def _body(data: bytes, *, more: bool = False) -> Message:
@@ -188,13 +188,13 @@ class Forwarder:
         try:
             call = await _read(scope, receive)
             if call is not None:
-                await _attended(receive, self._answer(call, send))
+                await _attended(receive, self._answer(call, scope.get(REQUEST_ID), send))
         finally:
             self._num_running -= 1
             if self._num_running == 0:
                 self._idle.set()
 
-    async def _answer(self, call: _Call, send: Send) -> None:
+    async def _answer(self, call: _Call, request_id: str | None, send: Send) -> None:
         stream = _EventStream(send)
         try:
             await self._try_replicas(call, stream, send)
@@ -202,7 +202,7 @@ class Forwarder:
             if not stream.has_begun:
                 raise
             logger.warning("a stream could not be ended: %s", error)
-            await stream.fail(error, call.path)
+            await stream.fail(error, call.path, request_id)
 
     async def _try_replicas(self, call: _Call, stream: _EventStream, send: Send) -> None:
         """Give the request to one replica after the other, until it has its answer."""

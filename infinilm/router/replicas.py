@@ -66,7 +66,7 @@ class Replica:
             capacity = min(int(found["cache_tokens"]) // BLOCK_TOKENS, _MOST_BLOCKS)
             self.prefixes = PrefixIndex(capacity, self.prefixes.table)
         if self.state != "up":
-            logger.warning("replica %s is up", self.url)
+            logger.info("replica %s is up", self.url)
         self.state, self.why, self.parts = "up", "", found["parts"]
         self.num_failures = 0
         self.lost.clear()

@@ -26,7 +26,7 @@ from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, t
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import App, Guard, Message, Receive, Send, error_event
+from infinilm.server.guard import REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
@@ -216,7 +216,7 @@ class _Stream(Response):
             try:
                 end = await self._service.attended(receive, self._send_all(running, send))
             except ApiError as error:
-                end = sent_event(error_event(error, self._path))
+                end = sent_event(error_event(error, self._path, scope.get(REQUEST_ID)))
                 if error.status != 503:  # it would fail anywhere: a router is told of an end
                     end = self._part.marked(end, running)
             await send({"type": "http.response.body", "body": end.encode()})

@@ -19,7 +19,7 @@ from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["Guard", "error_body", "error_event"]
+__all__ = ["REQUEST_ID", "Guard", "error_body", "error_event"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,6 +28,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("infinilm.server")
 
+REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard has let in
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
@@ -57,9 +58,9 @@ def error_body(error: ApiError, path: str = "", request_id: str | None = None) -
     return {"error": told}
 
 
-def error_event(error: ApiError, path: str) -> dict[str, Any]:
-    """An error as an event of a stream."""
-    body = error_body(error, path)
+def error_event(error: ApiError, path: str, request_id: str | None) -> dict[str, Any]:
+    """An error as an event of a stream; `request_id`: as that of `error_body`."""
+    body = error_body(error, path, request_id)
     if path.startswith("/v1/responses"):  # whose events have their fields at the top, as well as where clients look
         body |= {**body["error"], "type": "error"}
     return body
@@ -92,6 +93,7 @@ class Guard:
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
+        scope[REQUEST_ID] = request_id
         started = complete = False
 
         async def sending(message: Message) -> None:

@@ -141,6 +141,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Refuse what is no HTTP."""
         self._refuse(ApiError(msg))
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer a client that would rather speak another protocol as any other, and without a word in the log."""
+
     def _expect(self) -> None:
         self._arrival = self.loop.call_later(self.arrival_seconds, self._too_late)
 

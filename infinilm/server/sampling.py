@@ -62,7 +62,8 @@ def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str
     ----------
     body : Body
     default_length : int or None
-        Tokens of an answer where the body does not limit it; None: what there is room for.
+        Tokens of an answer where the body does not limit it, unless it asks for more by `min_tokens`; None: what there
+        is room for.
     room : int
         Tokens that the context has left beside the prompt; more than that is never asked for.
     """
@@ -87,7 +88,13 @@ def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str
         keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
     limits = [body.take(name, integer(0)) for name in ("max_completion_tokens", "max_tokens")]
     said = [limit for limit in limits if limit is not None]
-    limit = min(said) if said else default_length
+    least = keywords.get("min_tokens", 0)
+    if least > room:
+        raise ApiError(
+            f"min_tokens: expected at most {room}, for which the context has room behind the prompt, got {least}",
+            param="min_tokens",
+        )
+    limit = min(said) if said else None if default_length is None else max(default_length, least)
     keywords["max_tokens"] = room if limit is None else min(limit, room)
     body.skip(*HARMLESS)
     return keywords

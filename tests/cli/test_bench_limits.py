@@ -24,7 +24,7 @@ from infinilm.bench.others import Others
 from infinilm.bench.plot import fastest
 from infinilm.bench.work import OpWork, Work, count_work
 from infinilm.config.families import build_spec
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.llama_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError, WeightError
 
 SMALL = ["--prompt-len", "16", "--decode-tokens", "4", "--decode-context", "8,20", "--batch-sizes", "1,3"]
@@ -250,6 +250,16 @@ def test_ops_on_the_command_line(folder: str, quick_limits: None, capsys: pytest
     assert out.count("norm, gate, up, silu") == 5 and "other processes" in out
     assert run("bench", folder, *SMALL) == 0
     assert "norm, gate" not in capsys.readouterr().out
+
+
+def test_the_default_prompt_fits_into_the_context(
+    folder: str, quick_limits: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = SMALL.index("--prompt-len")
+    assert run("bench", folder, *SMALL[:place], *SMALL[place + 2 :], "--json") == 0
+    context = AutoConfig.from_pretrained(folder).max_position_embeddings
+    assert json.loads(capsys.readouterr().out)["prefill"]["prompt_len"] == min(512, context - 1)
+    assert "max_model_len" not in caplog.text
 
 
 @pytest.mark.parametrize("num_late", [1, 1000])

@@ -252,6 +252,20 @@ def test_ctrl_c_before_the_first_token(endless: Path) -> None:
     assert b"Traceback" not in err
 
 
+def test_ctrl_c_while_modules_are_imported() -> None:
+    """Which comes before there is anything to stop."""
+    code = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'infinilm.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from infinilm.__main__ import run; sys.exit(run())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_reader_that_leaves_is_no_error(endless: Path) -> None:
     with start("generate", "the", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
         process.stdout.read(10)

@@ -185,6 +185,12 @@ def test_time_limit(llm: LLM, stream: bool) -> None:
             error = answer.json()["error"]
         assert error["code"] == "timeout" and "0.2 s" in error["message"]
         assert gauge(host.url, "request_success_total") == 1  # counted as "abort"
+        if stream:  # Anthropic's errors name the request, in streams as well
+            body = {"model": "tiny", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+            answer = httpx.post(f"{host.url}/v1/messages", json=body, timeout=SECONDS)
+            told = json.loads(answer.text.split("data: ")[-1])
+            assert told["error"]["type"] == "timeout_error"
+            assert told["request_id"] == answer.headers["request-id"]
         gate.open()
         wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
 
@@ -223,6 +229,18 @@ def test_a_request_that_fails_is_one_error(
 def test_a_completion_without_a_limit_is_short(host: Hosted) -> None:
     """As OpenAI's, where the model says nothing else."""
     assert post(host, ignore_eos=True).json()["usage"]["completion_tokens"] == 16
+    assert post(host, ignore_eos=True, min_tokens=20).json()["usage"]["completion_tokens"] == 20
+
+
+def test_limits_that_do_not_fit_are_named(host: Hosted) -> None:
+    for fields, name, why in (
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "max_tokens=4"),
+        ({"min_tokens": 10**6}, "min_tokens", "room behind the prompt"),
+        ({"stop": "x" * 10_000}, "stop", "at most 1024"),
+    ):
+        answer = post(host, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        assert why in answer.json()["error"]["message"]
 
 
 def test_one_prompt_of_several_that_fails(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
