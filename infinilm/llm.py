@@ -216,7 +216,7 @@ class LLM(ChatMethods, OfThisProcess):
         if stages:
             check_settings(kv_cache, hooks, lora or merge_lora)
             others = FrontStage(stages, {**of_all_stages, "seed": seed or 0}, plan)
-            self.memory = replace(self.memory, num_blocks=others.num_blocks)
+            self.memory = others.memory
         self.num_stages: int = len(stages) + 1 if stages else max(len(plan.memory.stages), 1)
         # A large tokenizer takes as long as the weights. If anything fails, stages elsewhere end.
         with others or nullcontext(), ThreadPoolExecutor(1) as beside:

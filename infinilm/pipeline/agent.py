@@ -18,6 +18,7 @@ from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import build_spec
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
+from infinilm.pipeline.sizes import sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, accept, connect, listen, read_key
 from infinilm.requests.memory import ModelPlan, plan_model
 
@@ -106,14 +107,14 @@ class _Agent:
         planned = {name: value for name, value in settings.items() if name != "seed"}
         plan = plan_model(self._model, **planned, pipeline_parallel_size=num_stages, stage=self._stage)
         dummy = settings["load_format"] == "dummy"
-        self._front.send("planned", parts=parts_of(plan, dummy=dummy), num_blocks=plan.memory.num_blocks)
+        self._front.send("planned", parts=parts_of(plan, dummy=dummy), sizes=sizes_of(plan.memory))
         self._front.receive("connect")
         self._connect(listener)
         self._load(plan, settings.get("num_threads") or 0, dummy, seed)
         self._front.send("loaded")
         cache, _ = self._front.receive("cache")
         assert self._engine is not None
-        self._engine.reset_cache(cache["num_blocks"], cache["block_size"], cache["dtype"])
+        self._engine.reset_cache(cache["num_blocks"], cache["block_size"], cache["dtype"], cache["num_states"])
         self._front.send("ready")
 
     def _connect(self, listener: Any) -> None:

@@ -14,6 +14,7 @@ from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.errors import ConfigError, EngineDeadError
 from infinilm.pipeline.identity import check_parts, parts_of
+from infinilm.pipeline.sizes import join_sizes, sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, connect, read_key
 from infinilm.requests.memory import ModelPlan
 
@@ -82,12 +83,12 @@ class FrontStage:
                 greeting["settings"] = {**settings, "max_model_len": plan.memory.max_model_len}
                 self._controls.append(connect(address, f"stage {i}", greeting, _CONNECT_SECONDS))
             own = parts_of(plan, dummy=self._dummy)
-            blocks = [plan.memory.num_blocks]
+            sizes = [sizes_of(plan.memory)]
             for control in self._controls:
                 planned = self._receive(control, "planned")
                 check_parts(control.name, own, planned["parts"])
-                blocks.append(planned["num_blocks"])
-            self.num_blocks: int = min(blocks)
+                sizes.append(planned["sizes"])
+            self.memory = join_sizes(plan.memory, sizes)
             for control in self._controls:
                 control.send("connect")
             greeting = {"role": "activations", "key": key}
@@ -146,7 +147,7 @@ class StagedEngine:
         if self._monitors:
             raise ConfigError("the cache of stages in several processes keeps its size")
         self._core.reset_cache(num_blocks, block_size, dtype, num_states)
-        self._tell_all("cache", num_blocks=num_blocks, block_size=block_size, dtype=dtype)
+        self._tell_all("cache", num_blocks=num_blocks, block_size=block_size, dtype=dtype, num_states=num_states)
         for control in self._controls:
             FrontStage._receive(control, "ready")
             monitor = threading.Thread(target=self._monitor, args=(control,), name="infinilm-stage", daemon=True)

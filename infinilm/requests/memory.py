@@ -226,7 +226,8 @@ def divide_memory(
                     f"weights and {format_bytes(workspace_bytes)} of workspace)"
                 )
         for_blocks = budget - num_states * state_bytes
-        most_blocks, given = for_blocks // (kv_bytes_per_token * block_size), repr(kv_cache)
+        # Of a stage whose layers all have states, blocks take nothing.
+        most_blocks, given = for_blocks // max(kv_bytes_per_token * block_size, 1), repr(kv_cache)
     is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block
     longest = block_size if is_static else most_blocks * block_size
     length = max_model_len or min(max_position_embeddings, longest)

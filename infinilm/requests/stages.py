@@ -74,11 +74,6 @@ def stage_specs(spec: _core.ModelSpec, num_stages: Any, device: str, only: int |
             f"pipeline_parallel_size={num_stages}: stages run on device 'cpu' alone in this version, not on "
             f"{device!r}; GPUs of one machine share a model by tensor_parallel_size"
         )
-    if only is not None and any(layer.cache.kind == "state" for layer in spec.layers):
-        raise ConfigError(
-            "stages: layers that keep a state of each sequence need all stages in one process; use "
-            "pipeline_parallel_size alone"
-        )
     return [_core.stage_spec(spec, stage, num_stages) for stage in (range(num_stages) if only is None else [only])]
 
 

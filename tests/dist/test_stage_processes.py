@@ -147,6 +147,50 @@ def test_preemption_and_ranks_of_a_stage(folder: Path) -> None:
         assert llm.memory.num_blocks == 9 and llm.metrics().num_preemptions > 0
 
 
+@pytest.mark.parametrize(
+    ("num_stages", "kv_cache", "has_snapshots", "preempts"),
+    [
+        (2, 66_000, True, True),
+        (2, 58_000, False, True),  # the first stage, whose layers all have states, has no room for snapshots
+        (3, None, True, False),  # the last stage has no states, the others have nothing else
+    ],
+)
+def test_layers_with_a_state(num_stages: int, kv_cache: int | None, has_snapshots: bool, preempts: bool) -> None:
+    model = GOLDEN / "qwen3-5"
+    settings = {**SETTINGS, "max_model_len": 160, "dtype": "float32"}
+    common = np.random.default_rng(1).integers(3, 128, 100).tolist()
+    prompts = [[*common[:75], 5], [*common[:75], 9, 4, 7], common[:98], [3, 4], common[30:]]
+
+    def answers_of(llm: LLM, prompts: list[list[int]] = prompts) -> list[Any]:
+        outputs = llm.generate(prompts, use_tqdm=False, **{**SAMPLING, "max_tokens": 20, "n": 2})
+        return [[(c.token_ids, repr(c.logprobs)) for c in o.outputs] for o in outputs]
+
+    with LLM(model, enable_prefix_caching=False, **settings) as one:
+        expected, plan = answers_of(one), one.memory
+    with np.load(model / "expected.npz") as file:
+        ids, greedy = file["input_ids"].tolist(), file["greedy_ids"].tolist()
+    with (
+        stage_processes(model, num_stages - 1) as (addresses, processes),
+        LLM(model, stages=addresses, kv_cache=kv_cache, max_num_batched_tokens=96, **settings) as llm,
+    ):
+        assert llm.memory.num_states == (6 if has_snapshots else 3)
+        assert llm.memory.snapshot_interval == (plan.snapshot_interval if has_snapshots else 0)
+        for _ in range(2):
+            assert answers_of(llm) == expected
+        assert (llm.metrics().prefix_hit_rate > 0) == has_snapshots
+        assert (llm.metrics().num_preemptions > 0) == preempts
+        for count in range(3):  # ended early, wherever the step is
+            for i, _ in enumerate(llm.stream(prompts[2], max_tokens=40, ignore_eos=True)):
+                if i == count:
+                    break
+        llm.reset_cache()
+        assert answers_of(llm, prompts[::-1]) == expected[::-1]
+        (output,) = llm.generate(ids, temperature=0, max_tokens=len(greedy), ignore_eos=True, use_tqdm=False)
+        assert output.outputs[0].token_ids == greedy
+        llm.close()
+        assert [end_of(process)[0] for process in processes] == [0] * len(processes)
+
+
 @pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_a_stage_that_is_lost_fails_the_requests_by_name(
     folder: Path, victim: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -227,8 +271,6 @@ def test_bad_settings(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyt
     ):
         with pytest.raises(ConfigError, match=error):
             LLM(folder, **{**SETTINGS, **settings})
-    with pytest.raises(ConfigError, match="layers that keep a state"):
-        LLM(GOLDEN / "qwen3-5-text", stages=[address])
     monkeypatch.setattr("infinilm.pipeline.front._CONNECT_SECONDS", 0.3)
     monkeypatch.setattr("infinilm.pipeline.wire._TELL_SECONDS", 0.1)
     with pytest.raises(ConfigError, match=r"stage 1 at 127.0.0.1:1 cannot be reached"):
