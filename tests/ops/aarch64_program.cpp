@@ -1,5 +1,6 @@
 // Runs the CPU kernels of the generic build on inputs made by a formula, and writes all results to stdout; see
 // test_aarch64.py, which has the same inputs.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -73,10 +74,51 @@ void attention(Backend& backend) {
     }
 }
 
+Tensor integers(std::initializer_list<int32_t> values) {
+    const Tensor out = allocate_host(DType::int32, {static_cast<int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), out.as<int32_t>());
+    return out;
+}
+
+// A new sequence of 20 tokens, and one that goes on by one token from state 2 to state 1.
+void layers_with_a_state(Backend& backend) {
+    constexpr int64_t tokens = 21, k_heads = 2, heads = 4, k_dim = 12, v_dim = 24, states = 3, taps = 4,
+                      channels = 2 * k_heads * k_dim + heads * v_dim;
+    uint32_t seed = 7;
+    const auto next = [&](std::initializer_list<int64_t> shape) { return numbers(DType::float32, shape, seed++); };
+    const Tensor starts = integers({0, 20, 21}), before = integers({-1, 2}), after = integers({0, 1});
+    const StateSteps sequences{.cu_seqlens_q = starts, .state_in = before, .state_out = after};
+    const Tensor x = next({tokens, channels}), weight = next({taps, channels}),
+                 conv_state = next({states, taps - 1, channels}),
+                 mixed = allocate_host(DType::float32, {tokens, channels});
+    backend.causal_conv({.x = x, .weight = weight, .state = conv_state, .sequences = sequences, .out = mixed});
+    const Tensor z = next({tokens, heads * v_dim}), a = next({tokens, heads}), b = next({tokens, heads}),
+                 rate = next({heads}), bias = next({heads}), norm = next({v_dim}),
+                 state = next({states, heads, k_dim, v_dim}),
+                 gates = allocate_host(DType::float32, {tokens, 2 * heads}),
+                 out = allocate_host(DType::float32, {tokens, heads * v_dim});
+    std::fill_n(rate.as<float>(), heads, -0.5f);  // below 0, as all are
+    backend.delta_rule({.qkv = x,
+                        .z = z,
+                        .a = a,
+                        .b = b,
+                        .decay_rate = rate,
+                        .dt_bias = bias,
+                        .norm = norm,
+                        .state = state,
+                        .sequences = sequences,
+                        .gates = gates,
+                        .out = out,
+                        .num_k_heads = k_heads,
+                        .eps = 1e-6f});
+    for (const Tensor& result : {mixed, conv_state, out, state}) write(result);
+}
+
 }  // namespace
 
 int main() {
     const auto backend = cpu::make_cpu_backend({.num_threads = 2, .isa = "generic"});
     linears(*backend);
     attention(*backend);
+    layers_with_a_state(*backend);
 }

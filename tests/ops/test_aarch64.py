@@ -2,7 +2,7 @@
 
 An output of a linear is one accumulator, to which every build adds the same products in the same order; both NEON and
 AVX2 fuse a multiplication and an addition. So the bits are those of AVX2, which other tests compare with the oracle.
-Sums of attention over keys go across lanes, of which the two have different numbers.
+Sums of attention over keys, and those of norms, go across lanes, of which the two have different numbers.
 """
 
 from __future__ import annotations
@@ -73,6 +73,22 @@ def attention(b: Any) -> Array:
     return np.concatenate([result.reshape(-1) for result in results])
 
 
+def layers_with_a_state(b: Any) -> Array:
+    """A new sequence of 20 tokens, and one that goes on by one token from state 2 to state 1."""
+    k_heads, heads, k_dim, v_dim, taps = 2, 4, 12, 24, 4
+    channels = 2 * k_heads * k_dim + heads * v_dim
+    shapes = ((21, channels), (taps, channels), (3, taps - 1, channels), (21, heads * v_dim), (21, heads), (21, heads),
+              (heads,), (heads,), (v_dim,), (3, heads, k_dim, v_dim))  # fmt: skip
+    x, weight, conv_state, *rest, state = (numbers(shape, 7 + i) for i, shape in enumerate(shapes))
+    sequences = [tensor(np.array(values, np.int32)) for values in ([0, 20, 21], [-1, 2], [0, 1])]
+    mixed, out = np.zeros_like(x), np.zeros((21, heads * v_dim), np.float32)
+    b.causal_conv(*map(tensor, (x, weight, conv_state)), *sequences, tensor(mixed))
+    rest[3][:] = -0.5  # rates of decay are below 0
+    gates = np.zeros((21, 2 * heads), np.float32)
+    b.delta_rule(*map(tensor, (x, *rest, state)), *sequences, tensor(gates), tensor(out), num_k_heads=k_heads, eps=1e-6)
+    return np.concatenate([result.reshape(-1) for result in (mixed, conv_state, out, state)])
+
+
 @pytest.mark.parametrize("target", ["armv8-a", "armv8.2-a+dotprod"])
 def test_neon_has_the_bits_of_avx2(target: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     sources = [ROOT / f"src/cpu/kernels/{name}.cpp" for name in KERNELS]
@@ -87,6 +103,6 @@ def test_neon_has_the_bits_of_avx2(target: str, tmp_path_factory: pytest.TempPat
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300, env=others)
     got = np.frombuffer(done.stdout, np.float32)
     b = support.backend("avx2")
-    same, close = linears(b), attention(b)
+    same, close = linears(b), np.concatenate([attention(b), layers_with_a_state(b)])
     np.testing.assert_array_equal(got[: same.size].view(np.uint32), same.view(np.uint32))
     np.testing.assert_allclose(got[same.size :], close, rtol=0, atol=1e-6)

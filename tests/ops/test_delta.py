@@ -110,14 +110,14 @@ def test_delta_rule(
     touched = set(sequences.out.tolist())
     for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
         before = rule.state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(rule.state[0])
-        want, matrix = oracle.delta_rule(
-            *(x[begin:end] for x in (rule.qkv, rule.z, rule.a, rule.b)), rule.rate, rule.bias, rule.norm, before,
-            num_k_heads=k_heads, eps=1e-6,
-        )  # fmt: skip
-        magnitude = max(1.0, float(np.abs(before).max()))
-        assert_close(after[sequences.out[s]], matrix, length=k_dim + end - begin, scale=magnitude * 4)
-        # The norm makes of a small result one of size 1, and of its rounding with it.
-        assert np.all(np.abs(got[begin:end] - want) <= 2e-3 * (1 + np.abs(want)))
+        heads, matrix = oracle.delta_heads(
+            *(x[begin:end] for x in (rule.qkv, rule.a, rule.b)), rule.rate, rule.bias, before, num_k_heads=k_heads
+        )
+        # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
+        length, size = k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))
+        assert_close(after[sequences.out[s]], matrix, length=length, scale=size)
+        want, scale = oracle.gated_norm(heads, rule.z[begin:end], rule.norm, 1e-6, size / k_dim**0.5)
+        assert_close(got[begin:end], want, length=length + v_dim, scale=scale)
     for other in set(range(NUM_STATES)) - touched:
         assert_bitwise(after[other], rule.state[other], f"state {other}")
 

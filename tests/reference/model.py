@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from reference.ops import best_experts, causal_conv, delta_rule, join, softmax
+from reference.ops import best_experts, causal_conv, delta_heads, gated_norm, join, softmax
 
 from infinilm.config.families import ModelFacts, Rope, model_facts
 from infinilm.config.llama_config import LlamaConfig
@@ -214,19 +214,9 @@ class ReferenceModel:
         zeros = np.zeros((d.conv_size - 1, qkv.shape[1]))
         state = np.zeros((d.num_v_heads, d.k_dim, d.v_dim))
         qkv, _ = causal_conv(qkv, self._weight(f"{at}.conv1d.weight")[:, 0].T, zeros)
-        out, _ = delta_rule(
-            qkv,
-            z,
-            a,
-            b,
-            -np.exp(self._weight(f"{at}.A_log")),
-            self._weight(f"{at}.dt_bias"),
-            self._weight(f"{at}.norm.weight"),
-            state,
-            num_k_heads=d.num_k_heads,
-            eps=self.config.rms_norm_eps,
-        )
-        return out
+        rate, bias = -np.exp(self._weight(f"{at}.A_log")), self._weight(f"{at}.dt_bias")
+        heads, _ = delta_heads(qkv, a, b, rate, bias, state, num_k_heads=d.num_k_heads)
+        return gated_norm(heads, z, self._weight(f"{at}.norm.weight"), self.config.rms_norm_eps)[0]
 
     def _rope(self, x: F64, positions: NDArray[Any], rope: Rope) -> F64:
         """Rotate element i with element i + R/2 of the first R by position * inv_freq[i]; x [n, heads, D]."""

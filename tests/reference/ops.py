@@ -532,23 +532,13 @@ def causal_conv(x: F64, weight: F64, state: F64) -> tuple[F64, F64]:
     return mixed / (1 + np.exp(-mixed)), seen[n:]
 
 
-def delta_rule(
-    qkv: F64,
-    z: F64,
-    a: F64,
-    b: F64,
-    decay_rate: F64,
-    dt_bias: F64,
-    norm: F64,
-    state: F64,
-    *,
-    num_k_heads: int,
-    eps: float,
+def delta_heads(
+    qkv: F64, a: F64, b: F64, decay_rate: F64, dt_bias: F64, state: F64, *, num_k_heads: int
 ) -> tuple[F64, F64]:
-    """The gated delta rule of one sequence, from token to token; and the state behind it.
+    """What the heads of one sequence give by the gated delta rule, from token to token; and the state behind it.
 
-    qkv [n, 2 * K * k_dim + V * v_dim], z [n, V * v_dim], a and b [n, V], decay_rate and dt_bias [V], norm [v_dim],
-    state [V, k_dim, v_dim].
+    qkv [n, 2 * K * k_dim + V * v_dim], a and b [n, V], decay_rate and dt_bias [V], state [V, k_dim, v_dim];
+    returns [n, V, v_dim].
     """
     num_v_heads, k_dim, v_dim = state.shape
     n, k_size = len(qkv), num_k_heads * k_dim
@@ -564,6 +554,18 @@ def delta_rule(
         error = v[t] - np.einsum("hkv,hk->hv", matrix, k[t])
         matrix = matrix + np.einsum("hk,hv->hkv", k[t], error * beta[t][:, None])
         out[t] = np.einsum("hkv,hk->hv", matrix, q[t])
-    normed = out / np.sqrt(np.mean(out * out, axis=-1, keepdims=True) + eps) * norm
-    gate = z.reshape(out.shape).astype(np.float64)
-    return (normed * gate / (1 + np.exp(-gate))).reshape(n, -1), matrix
+    return out, matrix
+
+
+def gated_norm(x: F64, z: F64, norm: F64, eps: float, rounded: float = 0.0) -> tuple[F64, F64]:
+    """RMSNorm of heads x [n, V, v_dim], times silu(z [n, V * v_dim]); and the size of what is rounded, if in x it is
+    `rounded`. Both [n, V * v_dim].
+
+    With y = x g / r, where r is the root of the mean square, dy = dx g / r - y mean(x dx) / r^2. The mean is at most
+    r max|dx|. So where x is small, its errors are not.
+    """
+    gate = z.reshape(x.shape).astype(np.float64)
+    root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    factor = norm * gate / (1 + np.exp(-gate)) / root
+    size = np.abs(factor) * (np.abs(x) + rounded * (1 + np.abs(x) / root))
+    return (x * factor).reshape(len(x), -1), size.reshape(len(x), -1)

@@ -55,6 +55,7 @@ struct Number {
 };
 
 constexpr int tokens_at_once = 16;  // whose q and k are normed before the state is read
+constexpr int line_floats = 16;     // of a cache line
 
 // q and k of some tokens, normed.
 struct Keys {
@@ -76,11 +77,12 @@ static float dot_of(const float* x, const float* y, int64_t n) {
 }
 
 // Rows of columns of a state, `stride` elements apart.
+template <class T>
 struct Rows {
-    float* first;
+    T* first;
     int64_t stride;
 
-    INFINILM_MEMBER float* operator[](int64_t row) const { return first + row * stride; }
+    INFINILM_MEMBER T* operator[](int64_t row) const { return first + row * stride; }
 };
 
 // Tokens of a head, over `VECTORS` vectors of columns of its state S [k_dim, v_dim], the last of `count` elements:
@@ -90,6 +92,7 @@ struct Rows {
 template <int VECTORS>
 struct Columns {
     int64_t k_dim;
+    Rows<const float> ahead;  // the same columns of the state that is needed next, if any
     int count;
     vec delta[VECTORS], of_k[VECTORS], of_q[VECTORS];
 
@@ -103,13 +106,17 @@ struct Columns {
             store_partial(row, v, count);
     }
 
-    // From S in `from` to S in `to`. ADDS: delta of the token with `added_k` and `decay`. READS: for q and k.
-    template <bool ADDS, bool READS>
-    INFINILM_MEMBER void pass(Rows from, Rows to, const float* added_k, float decay, const float* q, const float* k) {
+    // From S in `from` to S in `to`. ADDS: delta of the token with `added_k` and `decay`. READS: for q and k. ASKS:
+    // memory for what is ahead. Rows of few columns are too short for the hardware prefetcher, and a single token does
+    // too little with a state to hide the way to memory.
+    template <bool ADDS, bool READS, bool ASKS = false>
+    INFINILM_MEMBER void pass(Rows<float> from, Rows<float> to, const float* added_k, float decay, const float* q,
+                              const float* k) {
         for (int i = 0; i < VECTORS; ++i) of_k[i] = of_q[i] = zero();
         for (int64_t row = 0; row < k_dim; ++row)
             for (int i = 0; i < VECTORS; ++i) {
                 vec s = get(from[row], i);
+                if (ASKS && i * width % line_floats == 0) __builtin_prefetch(ahead[row] + i * width, 0, 2);
                 if (ADDS) s = fma(set1(added_k[row]), delta[i], s * decay);
                 if (ADDS || from.first != to.first) put(to[row], i, s);
                 if (READS) {
@@ -136,17 +143,24 @@ static void gated_norm(float* x, const float* norm, const float* z, int64_t n, f
     });
 }
 
-// One head of one sequence. Columns of the state go through several tokens while they are in the cache.
-static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head) {
+// The state that a head of a sequence begins with; null: zeros.
+static const float* state_before(const DeltaRuleArgs& a, int64_t s, int64_t head) {
+    const int32_t in = a.sequences.state_in[s];
+    return in < 0 ? nullptr : a.state + (in * int64_t{a.num_v_heads} + head) * a.k_dim * a.v_dim;
+}
+
+// One head of one sequence. Columns of the state go through several tokens while they are in the cache. next: the state
+// that this thread needs behind it, or null.
+static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
     constexpr int vectors = 4;
     const int64_t k_dim = a.k_dim, v_dim = a.v_dim, state_size = k_dim * v_dim;
     const int64_t k_head = head / (a.num_v_heads / a.num_k_heads), k_size = a.num_k_heads * k_dim;
-    const int32_t in = a.sequences.state_in[s];
+    const float* const before = state_before(a, s, head);
     float* const state = a.state + (a.sequences.state_out[s] * int64_t{a.num_v_heads} + head) * state_size;
-    if (in < 0)
+    if (!before)
         for (int64_t i = 0; i < state_size; ++i) state[i] = 0;
-    else if (in != a.sequences.state_out[s])
-        memcpy(state, a.state + (in * int64_t{a.num_v_heads} + head) * state_size, (size_t)state_size * 4);
+    else if (before != state)
+        memcpy(state, before, (size_t)state_size * 4);
 
     Keys keys;
     const int64_t end = a.sequences.cu_seqlens_q[s + 1];
@@ -161,11 +175,16 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head) {
         }
         const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
             constexpr int VECTORS = decltype(num_vectors)::value;
-            Columns<VECTORS> columns{.k_dim = k_dim, .count = count, .delta = {}, .of_k = {}, .of_q = {}};
+            const Rows<const float> ahead{next && begin + n == end ? next + column : nullptr, v_dim};
+            Columns<VECTORS> columns{
+                .k_dim = k_dim, .ahead = ahead, .count = count, .delta = {}, .of_k = {}, .of_q = {}};
             // Several tokens have S beside them. In the state its rows lie in few sets of the cache.
             alignas(64) float memory[most_k_dim * VECTORS * width];
-            const Rows kept{state + column, v_dim}, held = n > 1 ? Rows{memory, VECTORS * width} : kept;
-            columns.template pass<false, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
+            const Rows<float> kept{state + column, v_dim}, held = n > 1 ? Rows<float>{memory, VECTORS * width} : kept;
+            if (ahead.first)
+                columns.template pass<false, true, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
+            else
+                columns.template pass<false, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
             for (int t = 0; t < n; ++t) {
                 const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
                 const float* const v = a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
@@ -190,7 +209,11 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head) {
 void delta_rule(const DeltaRuleArgs& args, Share share) {
     const int64_t units = args.sequences.num_seqs * args.num_v_heads;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
-    for (int64_t unit = begin; unit < end; ++unit) delta_head(args, unit / args.num_v_heads, unit % args.num_v_heads);
+    const auto before = [&](int64_t unit) {
+        return unit < end ? state_before(args, unit / args.num_v_heads, unit % args.num_v_heads) : nullptr;
+    };
+    for (int64_t unit = begin; unit < end; ++unit)
+        delta_head(args, unit / args.num_v_heads, unit % args.num_v_heads, before(unit + 1));
 }
 
 }  // namespace infinilm::cpu::INFINILM_ISA
