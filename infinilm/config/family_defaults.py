@@ -23,6 +23,7 @@ __all__ = [
     "GEMMA2_DEFAULTS",
     "GEMMA3_DEFAULTS",
     "GEMMA4_DEFAULTS",
+    "GEMMA4_UNIFIED_DEFAULTS",
     "GEMMA_DEFAULTS",
     "GLM4_MOE_LITE_DEFAULTS",
     "GLM_DEFAULTS",
@@ -203,6 +204,11 @@ GEMMA4_DEFAULTS: Mapping[str, Any] = {
     "hidden_size_per_layer_input": 256,
     "vocab_size_per_layer_input": 262144,
     "norm_topk_prob": True,
+}
+GEMMA4_UNIFIED_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in GEMMA4_DEFAULTS.items() if "per_layer" not in key and key != "norm_topk_prob"},
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
 }
 
 COHERE_DEFAULTS: Mapping[str, Any] = {

@@ -10,7 +10,7 @@ from infinilm.config.family import Family
 from infinilm.config.family_defaults import DEEPSEEK_V2_DEFAULTS, DEEPSEEK_V3_DEFAULTS, GLM4_MOE_LITE_DEFAULTS
 from infinilm.config.latent import LATENT_KEYS
 from infinilm.config.sparse_families import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, ROUTED_COUNT
-from infinilm.config.tensor_names import DEEPSEEK_MOE
+from infinilm.config.tensor_names import DEEPSEEK_MOE, KIMI_K25
 
 __all__ = ["LATENT_FAMILIES"]
 
@@ -45,6 +45,16 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         routing=DEEPSEEK_ROUTING,
         fixed_keys=DEEPSEEK_FIXED,
         **_EXPERTS,
+    ),
+    Family(
+        architecture="KimiK25ForConditionalGeneration",
+        model_type="kimi_k25",
+        saved_architecture="Kimi_K25ForConditionalGeneration",
+        text_model_types={"deepseek_v3": {}, "kimi_k2": {}},
+        defaults=DEEPSEEK_V3_DEFAULTS,
+        routing=DEEPSEEK_ROUTING,
+        fixed_keys=DEEPSEEK_FIXED,
+        **{**_EXPERTS, "names": KIMI_K25},
     ),
     Family(
         architecture="Glm4MoeLiteForCausalLM",

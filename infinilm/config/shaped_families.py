@@ -7,7 +7,7 @@ from typing import Any
 
 from infinilm.config.experts import Routing
 from infinilm.config.family import Family
-from infinilm.config.family_defaults import GEMMA4_DEFAULTS
+from infinilm.config.family_defaults import GEMMA4_DEFAULTS, GEMMA4_UNIFIED_DEFAULTS
 from infinilm.config.layer_shapes import LAYER_KEYS
 from infinilm.config.tensor_names import GEMMA4
 
@@ -32,6 +32,14 @@ _GEMMA4: Mapping[str, Any] = {
     "fixed_keys": {"use_bidirectional_attention": (None, False, "vision")},  # "vision": of pictures alone
 }
 
+# Gemma 4 without experts and without vectors of each layer.
+_UNIFIED: Mapping[str, Any] = {
+    **{key: value for key, value in _GEMMA4.items() if key not in ("routing", "norm_topk_prob", "other_keys")},
+    "defaults": GEMMA4_UNIFIED_DEFAULTS,
+    "keys": LAYER_KEYS - {"hidden_size_per_layer_input", "vocab_size_per_layer_input"}
+    | {"final_logit_softcapping", "rope_local_base_freq", "per_layer_config"},
+}
+
 SHAPED_FAMILIES: tuple[Family, ...] = (
     Family(architecture="Gemma4ForCausalLM", model_type="gemma4_text", **_GEMMA4),
     Family(
@@ -39,5 +47,11 @@ SHAPED_FAMILIES: tuple[Family, ...] = (
         model_type="gemma4",
         text_model_types={"gemma4_text": {}},
         **_GEMMA4,
+    ),
+    Family(
+        architecture="Gemma4UnifiedForConditionalGeneration",
+        model_type="gemma4_unified",
+        text_model_types={"gemma4_unified_text": {}},
+        **_UNIFIED,
     ),
 )

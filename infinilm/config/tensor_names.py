@@ -28,6 +28,7 @@ __all__ = [
     "HUNYUAN_MOE",
     "IDEFICS3",
     "INTERNLM2",
+    "KIMI_K25",
     "LLAMA",
     "LLAMA4",
     "MIMO",
@@ -273,6 +274,14 @@ MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
 
 GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
 
+KIMI_K25 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed=DEEPSEEK_MOE.renamed,
+    stacked=DEEPSEEK_MOE.stacked,
+    later_layers=True,
+    not_read=(*_VISION_TOWER, "mm_projector.", "model.mm_projector."),
+)
+
 GEMMA4 = TensorNames(
     _TEXT_PREFIXES,
     renamed={
@@ -281,7 +290,13 @@ GEMMA4 = TensorNames(
         "mlp.gate.per_expert_scale": "router.per_expert_scale",
     },
     stacked={name.removeprefix("mlp."): parts for name, parts in _STACKED.items()},
-    not_read=(*_VISION_TOWER, "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    not_read=(
+        *_VISION_TOWER,
+        "model.embed_vision.",
+        "model.vision_embedder.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+    ),
 )
 
 _PREDICTION = ("mtp.",)  # of several tokens at once, by layers of its own

@@ -144,7 +144,7 @@ def test_some_families_normalise_q_and_k():
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
         *("glm4_moe", "dots1", "exaone4"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-        *("gemma4", "gemma4_text"),
+        *("gemma4", "gemma4_text", "gemma4_unified"),
     }
     assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
 

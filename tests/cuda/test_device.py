@@ -101,8 +101,10 @@ GOLDEN = (
     # With heads, caches and MLPs that differ from layer to layer:
     "gemma4-e2b",
     "gemma4-a4b",
+    "gemma4-unified",
     # With latent attention:
     "kimi-k2",
+    "kimi-k25",
     "deepseek-v2",
     "glm4-moe-lite",
     "youtu",

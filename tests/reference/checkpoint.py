@@ -87,7 +87,7 @@ _CORRECTION = "e_score_correction_bias"
 _NOT_TEXT = (
     "mtp_layers.",
     *("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "connector."),
-    *("embed_vision.", "audio_tower.", "embed_audio."),
+    *("embed_vision.", "audio_tower.", "embed_audio.", "mm_projector."),
 )
 
 
