@@ -99,7 +99,8 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
         assert bool(llm._plan.native_types) == native
         if native:  # numbers and scales are exact
             states, (weights,) = llm._engine.state_dict(), cpu._engine.state_dict()
-            for name, axis in (("self_attn.q_proj", 0), ("mlp.down_proj", 1)):
+            rows = (f"self_attn.{name}_proj" for name in ("q", "q_b", "kv_a"))  # some of which change places
+            for name, axis in (*((name, 0) for name in rows), ("mlp.down_proj", 1)):
                 for key in [key for key in weights if key.endswith(f"{name}.weight")]:
                     held = np.concatenate([np.array(state[key].numpy()) for state in states], axis)
                     np.testing.assert_array_equal(held, np.array(weights[key].numpy()), err_msg=key)

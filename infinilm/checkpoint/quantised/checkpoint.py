@@ -201,7 +201,7 @@ class QuantisedCheckpoint(Checkpoint):
         if scheme.kind == "fp8":
             if not scheme.block and not scheme.group_size:
                 return "F8_ROW"
-            if device == "cuda" and not (scheme.block and scheme.block[0] % 8 == 0 and _is_aligned(source)):
+            if device == "cuda" and not (scheme.block and _share_scales(source, scheme.block[0])):
                 return None  # where 8 outputs have one scale
             return "F8_128" if size == 128 else "F8_32"
         if not scheme.kind.startswith("int") or not weight.layout.scale or scheme.block:
@@ -282,14 +282,13 @@ class QuantisedCheckpoint(Checkpoint):
         return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
 
 
-def _is_aligned(source: Source) -> bool:
-    """Whether 8 rows, from a multiple of 8 on, are so many neighbours of the tensor, from a multiple of 8 on."""
-    if source.begin % 8 or source.step != 1 or source.columns or source.transposed:
+def _share_scales(source: Source, block_rows: int) -> bool:
+    """Whether 8 rows, from a multiple of 8 on, lie in the same blocks of so many rows of the tensor, in any order."""
+    if source.step != 1 or source.columns or source.transposed:
         return False
-    if source.order is None:
-        return True
-    eights = source.order[: len(source.order) // 8 * 8].reshape(-1, 8)
-    return not (len(source.order) % 8 or (eights[:, 0] % 8).any() or (eights - eights[:, :1] - np.arange(8)).any())
+    rows = np.arange(source.end - source.begin) if source.order is None else source.order
+    blocks = (source.begin + rows) // block_rows
+    return bool((blocks == np.repeat(blocks[::8], 8)[: len(blocks)]).all())
 
 
 def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:
