@@ -72,6 +72,9 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
         return cudaErrorInvalidValue;
     const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
     if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (g.cooperative && (cluster > 1 || g.dependent)) return cudaErrorNotSupported;  // together: not emulated
+    if (g.cooperative && g.grid.x * g.grid.y * g.grid.z > static_cast<unsigned>(setting("INFINILM_EMULATOR_SMS", 4)))
+        return cudaErrorCooperativeLaunchTooLarge;  // with one block on a multiprocessor, as large kernels have
     if (cluster == 0 || cluster > 8 || g.grid.x % g.cluster.x || g.grid.y % g.cluster.y || g.grid.z % g.cluster.z)
         return cudaErrorInvalidConfiguration;
     return cudaSuccess;
@@ -209,7 +212,7 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
             g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
         if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization)
             g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
-        if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
+        if (a.id == cudaLaunchAttributeCooperative) g.cooperative = a.val.cooperative != 0;
     }
     if (cudaError_t error = check_configuration(g, kernel)) return report(error);
     if (!capturing(config.stream)) load_kernel(kernel, current_device());
@@ -220,10 +223,11 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     launched.most_shared_bytes = std::max(launched.most_shared_bytes, g.smem_bytes);
     if (setting("INFINILM_EMULATOR_RUN", 1) == 0) return cudaSuccess;
     auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
-                 device = current_device(), kernel, body = std::move(body)] {
+                 cooperative = g.cooperative, device = current_device(), kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
         run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
+        run.cooperative = cooperative;
         run.device = device, run.body = &body;
         DeviceAccess access;
         run_grid(run);
@@ -390,6 +394,7 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
         case cudaErrorPeerAccessAlreadyEnabled: return "cudaErrorPeerAccessAlreadyEnabled";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
         case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
