@@ -116,7 +116,7 @@ struct cudaDeviceProp {  // the fields the backend reads
 };
 struct cudaFuncAttributes {  // the fields the backend reads
     size_t sharedSizeBytes;
-    int maxDynamicSharedSizeBytes;
+    int ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
 };
 struct cudaPointerAttributes {
     cudaMemoryType type;
