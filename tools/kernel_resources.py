@@ -30,7 +30,7 @@ ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!
 
 # What reads before it waits, and what that is: the rest may be output of the kernel in front.
 READS_EARLY = {
-    "attention_decode": "the list of work and the block table: the first kernels of a step bring them, started in order",
+    "attention_decode": "the list of work and the block table: the first kernels of a step bring them, in order",
     "delta_rule": "the state: whatever writes it lies behind the embedding of the step, which starts in order",
     "linear_decode": "weights",
 }
