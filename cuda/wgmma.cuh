@@ -74,6 +74,7 @@ struct Wgmma;
 #define INFINILM_R16 INFINILM_R12 ", %12, %13, %14, %15"
 #define INFINILM_R24 INFINILM_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define INFINILM_R32 INFINILM_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define INFINILM_R36 INFINILM_R32 ", %32, %33, %34, %35"
 #define INFINILM_R40 INFINILM_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define INFINILM_R48 INFINILM_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define INFINILM_R64 INFINILM_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -86,6 +87,7 @@ struct Wgmma;
 #define INFINILM_D32(i) INFINILM_D16(i), INFINILM_D16(i + 16)
 #define INFINILM_O16 INFINILM_D16(0)
 #define INFINILM_O32 INFINILM_D32(0)
+#define INFINILM_O36 INFINILM_D32(0), INFINILM_D4(32)
 #define INFINILM_O64 INFINILM_D32(0), INFINILM_D32(32)
 #define INFINILM_O88 INFINILM_O64, INFINILM_D16(64), INFINILM_D8(80)
 #define INFINILM_O96 INFINILM_O64, INFINILM_D32(64)
@@ -117,6 +119,7 @@ struct Wgmma;
 
 INFINILM_WGMMA_BOTH(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
 INFINILM_WGMMA_BOTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+INFINILM_WGMMA_BOTH(72, 36, "%36", "%37", "%38", "%39", "%40", "%41", "%42", "%43")
 INFINILM_WGMMA_BOTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
 INFINILM_WGMMA_BOTH(176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
 INFINILM_WGMMA_BOTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")

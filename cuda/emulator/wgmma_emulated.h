@@ -45,7 +45,7 @@ float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_
 
 template <int N, class T>
 struct Wgmma {
-    static_assert(N == 32 || N == 64 || N == 128 || N == 176 || N == 192, "those of wgmma.cuh");
+    static_assert(N == 32 || N == 64 || N == 72 || N == 128 || N == 176 || N == 192, "those of wgmma.cuh");
 
     template <bool kMnMajorB = false>
     static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {

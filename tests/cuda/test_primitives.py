@@ -42,6 +42,7 @@ HOPPER: list[Case] = [
     _wgmma(64, "bf16", 3, False, True),
     _wgmma(64, "bf16", 3, False, False),
     _wgmma(32, "f16", 1, False, False),
+    _wgmma(72, "bf16", 1, False, False),
     _wgmma(176, "f16", 0, False, False),
     _wgmma(192, "bf16", 0, True, True, k=64),
     ("hopper.cu", "hopper_gemm", {"m": 64, "n": 32, "k": 64}),

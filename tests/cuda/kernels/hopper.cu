@@ -201,6 +201,7 @@ int wgmma(int columns, int half, int variant, const Operand* a, const Operand* b
         }
     }
     if (columns == 32 && half && variant == 1) return run_wgmma<32, f16, true, false>(*a, *b, d, steps);
+    if (columns == 72 && !half && variant == 1) return run_wgmma<72, bf16, true, false>(*a, *b, d, steps);
     if (columns == 176 && half && variant == 0) return run_wgmma<176, f16, false, false>(*a, *b, d, steps);
     if (columns == 192 && !half && variant == 0) return run_wgmma<192, bf16, false, false>(*a, *b, d, steps);
     return cudaErrorInvalidValue;
