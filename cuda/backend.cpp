@@ -45,6 +45,7 @@ public:
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
         landings_ = std::make_unique<Landings>();
+        sampling_ = std::make_unique<SamplingWorkspace>(num_sms_, device.major >= 9, stream_);
         check(load_kernels(), "loading the kernels");
         // Any kernel tells whether this build has code for the device.
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});
@@ -148,15 +149,15 @@ public:
     }
     void find_best(const FindBestParams& p) override {
         activate();
-        run(run_find_best(p, stream_), "find_best", p.logits.shape());
+        run(run_find_best(p, *sampling_, stream_), "find_best", p.logits.shape());
     }
     void log_probs(const LogProbsParams& p) override {
         activate();
-        run(run_log_probs(p, stream_), "log_probs", p.logits.shape());
+        run(run_log_probs(p, *sampling_, stream_), "log_probs", p.logits.shape());
     }
     void sample(const SampleParams& p) override {
         activate();
-        if (p.ids.numel() > 0) run(run_sample(p, stream_), "sample", p.logits.shape());
+        if (p.ids.numel() > 0) run(run_sample(p, *sampling_, stream_), "sample", p.logits.shape());
     }
 
 private:
@@ -194,6 +195,7 @@ private:
     Tensor load_staging_;                       // uint8: of pack
     std::unique_ptr<PinnedMemory> pinned_;
     std::unique_ptr<Landings> landings_;
+    std::unique_ptr<SamplingWorkspace> sampling_;
 };
 
 // ---- memory ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
+#include <cstdio>
 #include <vector>
 
 namespace infinilm::cuda {
@@ -20,7 +22,12 @@ inline std::vector<const void*>& kernel_list() {
 
 // Loads all kernels on the current device, and lets each have all the shared memory that a block may have: above 48 KiB
 // that must be asked for. Kernels that were not compiled for this device are passed over; who launches one is told.
+//
+// Where the library has no machine code for the device, the driver compiles its PTX, for a minute at the first start:
+// then stderr is told, as nothing else would be heard for so long. Later starts find what the driver has kept.
 inline cudaError_t load_kernels() {
+    const auto begin = std::chrono::steady_clock::now();
+    bool told = false;
     int device = 0, limit = 0;
     if (cudaError_t error = cudaGetDevice(&device)) return error;
     if (cudaError_t error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
@@ -36,6 +43,16 @@ inline cudaError_t load_kernels() {
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          limit - static_cast<int>(attributes.sharedSizeBytes));
         if (error != cudaSuccess) return error;
+        const bool compiled = attributes.binaryVersion != attributes.ptxVersion;
+        if (compiled && !told && std::chrono::steady_clock::now() - begin > std::chrono::seconds(2)) {
+            std::fprintf(
+                stderr,
+                "infinilm: the CUDA driver compiles the kernels for this GPU (compute capability %d.%d), which "
+                "takes about a minute and is done once; a build with "
+                "--config-settings=setup-args=-Dgpu_archs=%d has them\n",
+                attributes.binaryVersion / 10, attributes.binaryVersion % 10, attributes.binaryVersion);
+            told = true;
+        }
     }
     return cudaSuccess;
 }

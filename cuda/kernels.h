@@ -505,6 +505,15 @@ struct AllowedArgs {
     const int* allowed_row;  // [num_rows]
 };
 
+// The blocks of a row of logits; the bits are the same with any number of them. Without clusters (before sm_90) they
+// talk by a workspace, where there is one, and else a row has one block.
+struct RowBlocks {
+    int count = 0;              // 1, 2, 4, 8, with a workspace also 16; 0: as many as suit the device
+    void* workspace = nullptr;  // sampling_workspace_bytes(places), zero before its first use, of one stream at a time
+    int places = 0;             // the most blocks of all rows together
+};
+size_t sampling_workspace_bytes(int blocks);
+
 // As SampleParams of src/ops/backend.h. A row that cannot be sampled gets a negative id: SampleFault.
 enum SampleFault : int { nan_logit = -1, infinite_logit = -2, no_logit = -3 };
 struct SampleArgs {
@@ -518,7 +527,7 @@ struct SampleArgs {
     const int* token_ids = nullptr;  // [num_rows, vocab_size], rows token_ids_stride apart: of the columns; or null
     int64_t token_ids_stride = 0;
     AllowedArgs mask = {};
-    int blocks = 0;  // of a row: 1, 2, 4, 8 (sm_90: a cluster); 0: as many as suit the device. The same bits with any
+    RowBlocks blocks = {};
 };
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 
@@ -544,7 +553,7 @@ struct FindBestArgs {
     float* best;  // [num_rows, k]
     int* ids;     // the same
     AllowedArgs mask = {};
-    int blocks = 0;  // as above
+    RowBlocks blocks = {};
 };
 cudaError_t find_best(const FindBestArgs&, cudaStream_t);
 
@@ -556,7 +565,7 @@ struct LogProbsArgs {
     const int *drawn, *num_logprobs;  // [num_rows]
     int* ids;                         // [num_rows, width]
     float* logprobs;                  // the same
-    int blocks = 0;                   // as above
+    RowBlocks blocks = {};
 };
 cudaError_t log_probs(const LogProbsArgs&, cudaStream_t);
 

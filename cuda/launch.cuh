@@ -28,6 +28,8 @@ struct LaunchConfig {
     // wait: the block table, which the first kernel of a step brings up to date.
     bool in_order = false;
     unsigned cluster = 1;  // blocks of a cluster (sm_90), neighbours in x; divides the grid
+    // All blocks run at one time, so that they may wait for each other; an error where the device has no room for that.
+    bool cooperative = false;
 };
 
 template <auto kernel>
@@ -60,9 +62,14 @@ cudaError_t launch_listed(void (*kernel)(P...), const LaunchConfig& config, A&&.
     static_assert(sizeof...(P) == sizeof...(A), "one argument for each parameter of the kernel");
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
+    if (config.cooperative) {
+        cudaLaunchAttribute& attribute = attributes[count++];
+        attribute.id = cudaLaunchAttributeCooperative;
+        attribute.val.cooperative = 1;
+    }
     int major = 0;
     if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
-    if (major >= 9 && !config.in_order) {  // programmatic dependent launch: from sm_90 on
+    if (major >= 9 && !config.in_order && !config.cooperative) {  // programmatic dependent launch: from sm_90 on
         cudaLaunchAttribute& attribute = attributes[count++];
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attribute.val.programmaticStreamSerializationAllowed = 1;

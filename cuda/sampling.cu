@@ -2,22 +2,25 @@
 // And finds the best of a row, in order (FindBestParams): what a rank has to say of its part of a vocabulary. And tells
 // log-probabilities, of a token and of the best (LogProbsParams).
 //
-// Mapping: blocks of 512 threads, as many for a row as there are SMs for, up to a cluster of eight (sm_90; one before
-// it); no memory but theirs. How it works is in sampling.cuh. Bytes: vocab_size * 4 a pass, all but the first from L2.
-// Greedy is one pass, everything else three or four, of which one computes weights: about 45 double operations each,
-// the floor of many rows; that of one row are the barriers of the cluster. Log-probabilities are two passes, four with
-// the best.
+// Mapping: blocks of 512 threads, as many for a row as there are SMs for, up to a cluster of eight (sm_90), or 16 that
+// talk by device memory where there are no clusters. How it works is in sampling.cuh. Bytes: vocab_size * 4 a pass, all
+// but the first from L2. Greedy is one pass, everything else three or four, of which one computes weights: about 45
+// double operations each, the floor of many rows; that of one row are the barriers of its blocks. Log-probabilities are
+// two passes, four with the best.
+#include <algorithm>
+
 #include "launch.cuh"
 #include "sampling.cuh"
 
 namespace infinilm::cuda {
 
+template <class Peers>
 __global__ void __launch_bounds__(kThreads, 1) sample_kernel(SampleArgs args) {
     begin_kernel();
     INFINILM_SHARED(SharedRow, shared, [1]);
-    const int r = static_cast<int>(blockIdx.x) / args.blocks, size = args.vocab_size;
+    const int r = static_cast<int>(blockIdx.x) / args.blocks.count, size = args.vocab_size;
     const float* row = args.logits + r * args.logits_stride;  // [vocab_size]
-    RowSampler sampler(row, size, AllowedRow(args.mask, r), 0, args.blocks, shared[0]);
+    RowSampler<Peers> sampler(row, size, AllowedRow(args.mask, r), 0, args.blocks, shared[0]);
     uint32_t key, id;
     sampler.find_first(key, id);
     const float largest = logit_of(key);
@@ -43,12 +46,13 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(SampleArgs args) {
         args.ids[r] = args.token_ids ? args.token_ids[r * args.token_ids_stride + id] : static_cast<int>(id);
 }
 
+template <class Peers>
 __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs args) {
     begin_kernel();
     INFINILM_SHARED(SharedRow, shared, [1]);
-    const int r = static_cast<int>(blockIdx.x) / args.blocks, i = static_cast<int>(threadIdx.x);
+    const int r = static_cast<int>(blockIdx.x) / args.blocks.count, i = static_cast<int>(threadIdx.x);
     const float* row = args.logits + r * args.logits_stride;  // [n]
-    RowSampler sampler(row, args.n, AllowedRow(args.mask, r), args.first_id, args.blocks, shared[0]);
+    RowSampler<Peers> sampler(row, args.n, AllowedRow(args.mask, r), args.first_id, args.blocks, shared[0]);
     auto write = [&](int place, uint32_t key, uint32_t id) {  // -inf and what is not there look the same
         const bool any = key < kKeyOfMinusInfinity;
         args.best[r * args.k + place] = any ? row[id] : -INFINITY;
@@ -68,17 +72,19 @@ __global__ void __launch_bounds__(kThreads, 1) find_best_kernel(FindBestArgs arg
     write(i, key_of(order), static_cast<uint32_t>(order));
 }
 
+template <class Peers>
 __global__ void __launch_bounds__(kThreads, 1) log_probs_kernel(LogProbsArgs args) {
     begin_kernel();
     INFINILM_SHARED(SharedRow, shared, [1]);
-    const int r = static_cast<int>(blockIdx.x) / args.blocks, i = static_cast<int>(threadIdx.x), size = args.vocab_size;
+    const int r = static_cast<int>(blockIdx.x) / args.blocks.count, i = static_cast<int>(threadIdx.x),
+              size = args.vocab_size;
     const int count = args.num_logprobs[r];
     if (count < 0) return;
     const float* row = args.logits + r * args.logits_stride;  // [vocab_size]
     const int drawn = args.drawn[r];
     int* const ids = args.ids + r * args.width;              // [1 + count]
     float* const logprobs = args.logprobs + r * args.width;  // the same
-    RowSampler sampler(row, size, AllowedRow({}, r), 0, args.blocks, shared[0]);
+    RowSampler<Peers> sampler(row, size, AllowedRow({}, r), 0, args.blocks, shared[0]);
     uint32_t key, id;
     sampler.find_first(key, id);
     if (drawn < 0 || key <= kKeyOfInfinity || key >= kKeyOfMinusInfinity) {
@@ -160,36 +166,47 @@ cudaError_t change_logits(const ChangeLogitsArgs& args, cudaStream_t stream) {
 }
 
 // Launches with as many blocks for a row as there are SMs for and work, unless the arguments say how many.
-template <auto kernel, class Args>
+template <auto by_cluster, auto by_memory, class Args>
 cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {
     if (args.num_rows == 0) return cudaSuccess;
-    if (args.blocks == 0) {
+    RowBlocks& blocks = args.blocks;
+    const bool in_memory = blocks.workspace != nullptr;
+    if (blocks.count == 0) {
         int num_sms = 0, major = 0;
         if (cudaError_t error = device_sms(num_sms)) return error;
         if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
-        const bool has_clusters = major >= 9;
+        const int most = in_memory ? kMostBlocks : major >= 9 ? kMostOfCluster : 1;
         constexpr int least = 4096;  // logits for a block
-        args.blocks = 1;
-        // Clusters of more than two that fill the device would wait for each other: SMs come in groups of 16 or 18.
-        while (has_clusters && args.blocks < kMostBlocks && 2 * args.blocks * least <= size &&
-               2 * args.blocks * args.num_rows <= (args.blocks == 1 ? num_sms : num_sms / 2))
-            args.blocks *= 2;
+        blocks.count = 1;
+        while (blocks.count < most && 2 * blocks.count * least <= size) {
+            // Clusters of more than two that fill the device would wait for each other: SMs come in groups of 16 or 18.
+            const int places = in_memory ? std::min(num_sms, blocks.places) : blocks.count == 1 ? num_sms : num_sms / 2;
+            if (2 * blocks.count * args.num_rows > places) break;
+            blocks.count *= 2;
+        }
     }
-    LaunchConfig config{dim3(static_cast<unsigned>(args.num_rows * args.blocks)), dim3(kThreads), 0, stream};
-    config.cluster = static_cast<unsigned>(args.blocks);
-    return launch<kernel>(config, args);
+    LaunchConfig config{dim3(static_cast<unsigned>(args.num_rows * blocks.count)), dim3(kThreads), 0, stream};
+    if (in_memory && blocks.count > 1) {
+        if (args.num_rows * blocks.count > blocks.places) return cudaErrorInvalidValue;
+        config.cooperative = true;
+        return launch<by_memory>(config, args);
+    }
+    config.cluster = static_cast<unsigned>(blocks.count);
+    return launch<by_cluster>(config, args);
 }
 
+size_t sampling_workspace_bytes(int blocks) { return sizeof(PublicRow) * static_cast<size_t>(blocks); }
+
 cudaError_t sample(const SampleArgs& args, cudaStream_t stream) {
-    return launch_rows<sample_kernel>(args, args.vocab_size, stream);
+    return launch_rows<sample_kernel<ClusterPeers>, sample_kernel<MemoryPeers>>(args, args.vocab_size, stream);
 }
 
 cudaError_t log_probs(const LogProbsArgs& args, cudaStream_t stream) {
-    return launch_rows<log_probs_kernel>(args, args.vocab_size, stream);
+    return launch_rows<log_probs_kernel<ClusterPeers>, log_probs_kernel<MemoryPeers>>(args, args.vocab_size, stream);
 }
 
 cudaError_t find_best(const FindBestArgs& args, cudaStream_t stream) {
-    return launch_rows<find_best_kernel>(args, args.n, stream);
+    return launch_rows<find_best_kernel<ClusterPeers>, find_best_kernel<MemoryPeers>>(args, args.n, stream);
 }
 
 }  // namespace infinilm::cuda

@@ -13,9 +13,9 @@
 // any order: integer atomics give the same bits every time, however many blocks there are, and the same token as the
 // CPU.
 //
-// A row is cut up among the blocks of a cluster. Each adds up a histogram of its part; then each adds one part of the
-// bins of all, and they tell each other the totals. A list is copied to every block, and what is done with it each does
-// for itself, with the same result: nobody is told what to do next.
+// A row is cut up among several blocks (Peers, sampling_peers.cuh). Each adds up a histogram of its part; then each
+// adds one part of the bins of all, and they tell each other the totals. A list is copied to every block, and what is
+// done with it each does for itself, with the same result: nobody is told what to do next.
 //
 // What a mask does not allow counts as a logit of -inf: one more load per logit, of a word that a warp shares.
 // Ideas: radix select, flashinfer include/flashinfer/topk.cuh; boundary search instead of a sort for top_p,
@@ -24,6 +24,7 @@
 
 #include "kernels.h"
 #include "ptx.cuh"
+#include "sampling_peers.cuh"
 #include "sampling_weights.cuh"
 
 namespace infinilm::cuda {
@@ -31,12 +32,9 @@ namespace infinilm::cuda {
 // ---- the blocks of a row -----------------------------------------------------------------------------------------
 
 struct SharedRow {
-    uint32_t low[kBins], high[kBins];         // a bin is low + 2^32 high; or ids and keys of a block's part of a list
+    PublicRow open;                           // to the other blocks
     uint64_t list[kListed], sorted[kListed];  // order_of
     uint64_t warps[kWarps];
-    uint64_t told[2][2];      // to the other blocks, by turns
-    uint64_t before, amount;  // of the bin or candidate that was found: what runs before it and what it holds
-    int found, listed;
 };
 
 // Running counts or sums pass at `goal`: when they reach it, or (strict) when they exceed it.
@@ -70,26 +68,27 @@ struct AllowedRow {
     }
 };
 
+template <class Peers>
 class RowSampler {
 public:
-    // first_id: of the first column, in the bits of what is allowed. All blocks of a cluster come here, and go on alike
-    // up to leave().
+    // first_id: of the first column, in the bits of what is allowed. All blocks of a row come here, and go on alike up
+    // to leave().
     __device__ __forceinline__ RowSampler(const float* row, int vocab_size, AllowedRow allowed, int first_id,
-                                          int blocks, SharedRow& shared)
+                                          const RowBlocks& blocks, SharedRow& shared)
         : row_(row),
           size_(vocab_size),
           allowed_(allowed),
           first_id_(first_id),
-          blocks_(blocks),
-          rank_(blocks > 1 ? static_cast<int>(cluster_rank()) : 0),
-          s_(shared) {
-        const int part = ceil_div(ceil_div(size_, blocks_), 32) * 32;
-        begin_ = min(size_, rank_ * part), end_ = min(size_, begin_ + part);
+          peers_(blocks, shared.open),
+          s_(shared),
+          open_(shared.open) {
+        const int part = ceil_div(ceil_div(size_, peers_.count()), 32) * 32;
+        begin_ = min(size_, peers_.rank() * part), end_ = min(size_, begin_ + part);
     }
-    // The last thing that a block does: the others may be reading what it told them. Whether it is the row's first.
+    // The last thing that a block does. Whether it is the row's first.
     __device__ __forceinline__ bool leave() const {
-        if (blocks_ > 1) cluster_sync();
-        return rank_ == 0;
+        peers_.leave();
+        return peers_.rank() == 0;
     }
 
     // The first of the order: key and id. Of others smallest() is known then.
@@ -120,9 +119,9 @@ public:
         Goal target{static_cast<double>(count), false};
         fill_bins(One{});
         if (!descend(row_share_, 0, target, false)) return;  // there are fewer
-        const uint64_t before = s_.before;
-        const int bin = s_.found;
-        has_all_ = before + s_.amount <= kListed;
+        const uint64_t before = open_.boundary.before;
+        const int bin = open_.boundary.found;
+        has_all_ = before + open_.boundary.amount <= kListed;
         const bool is_listed = list_bins(has_all_ ? 0 : bin, bin);
         if (has_all_)
             listed_ = count;  // in order, and all of them
@@ -134,7 +133,7 @@ public:
     // Keeps the shortest prefix that has that share of the sum over all that are kept.
     __device__ __forceinline__ void keep_share(const Weights& weights, float share) {
         keep(find_share(weights, static_cast<double>(share), false));
-        if (has_all_) listed_ = s_.found + 1;
+        if (has_all_) listed_ = open_.boundary.found + 1;
         sums_end_ = bin_;
     }
     // The id of the first candidate whose running sum exceeds that share of the sum over all that are kept.
@@ -164,25 +163,15 @@ public:
 private:
     // ---- the blocks ----
 
-    __device__ __forceinline__ void sync() const {
-        if (blocks_ > 1)
-            cluster_sync();
-        else
-            __syncthreads();
-    }
-    template <class T>
-    __device__ __forceinline__ T* of(T* mine, int block) const {
-        return blocks_ > 1 ? shared_of_rank(mine, static_cast<uint32_t>(block)) : mine;
-    }
     // f(part, a, b) of the two words that each block gives, which all its threads have.
     template <class F>
     __device__ __forceinline__ void tell(uint64_t a, uint64_t b, F f) {
-        if (blocks_ == 1) return f(0, a, b);
-        uint64_t* const told = s_.told[turn_];
+        if (peers_.count() == 1) return f(0, a, b);
+        uint64_t (&told)[2] = open_.told[turn_];
         if (threadIdx.x == 0) told[0] = a, told[1] = b;
-        cluster_sync();
-        for (int part = 0; part < blocks_; ++part) {
-            const uint64_t* const other = shared_of_rank(told, static_cast<uint32_t>(part));
+        peers_.share(told);
+        for (int part = 0; part < peers_.count(); ++part) {
+            const uint64_t* const other = peers_.of(told, part);
             f(part, other[0], other[1]);
         }
         turn_ ^= 1;  // nobody writes here before all have passed the barrier of another turn
@@ -232,21 +221,21 @@ private:
     // Lists all that are kept of these bins, in order, in every block. False: they do not fit.
     __device__ __forceinline__ bool list_bins(int first, int last) {
         first_bin_ = first, bin_ = last;
-        if (threadIdx.x == 0) s_.listed = 0;
+        if (threadIdx.x == 0) open_.part.listed = 0;
         __syncthreads();
         for_candidates([&](float logit, int id) {
-            const int at = atomicAdd(&s_.listed, 1);
-            if (at < kListed) s_.low[at] = static_cast<uint32_t>(id), s_.high[at] = order_key(logit);
+            const int at = atomicAdd(&open_.part.listed, 1);
+            if (at < kListed) open_.part.low[at] = static_cast<uint32_t>(id), open_.part.high[at] = order_key(logit);
         });
-        sync();
+        peers_.share(open_.part);
         int total = 0;
-        for (int block = 0; block < blocks_; ++block) {
-            const int count = *of(&s_.listed, block), i = static_cast<int>(threadIdx.x);
-            if (total + count <= kListed && i < count)
-                s_.list[total + i] = order_of(*of(&s_.high[i], block), *of(&s_.low[i], block));
+        for (int block = 0; block < peers_.count(); ++block) {
+            const PublicRow::Part& part = *peers_.of(&open_.part, block);
+            const int count = part.listed, i = static_cast<int>(threadIdx.x);
+            if (total + count <= kListed && i < count) s_.list[total + i] = order_of(part.high[i], part.low[i]);
             total = min(total + count, kListed + 1);
         }
-        sync();  // before anyone fills bins
+        peers_.sync();  // before anyone fills bins
         if (total > kListed) return false;
         listed_ = total;
         const int i = static_cast<int>(threadIdx.x);
@@ -288,7 +277,7 @@ private:
         Goal target{share, strict};
         if (has_all_) return find_on_list(weights, target, true, 0);
         if (sums_end_ >= 0 && weights.least == 0) {  // the sums are known, and end in that bin
-            sync();                                  // some may be reading what was found before
+            peers_.sync();                           // some may be reading what was found before
             target.amount = __dmul_rn(target.amount, static_cast<double>(sum_));
             uint64_t running = row_share_.running;
 #pragma unroll
@@ -303,8 +292,8 @@ private:
             fill_bins(weights);
             descend(row_share_, 0, target, true);
         }
-        const uint64_t before = s_.before;
-        const int bin = s_.found;
+        const uint64_t before = open_.boundary.before;
+        const int bin = open_.boundary.found;
         return list_bins(bin, bin) ? find_on_list(weights, target, false, before)
                                    : find_on_row(weights, target, before);
     }
@@ -319,10 +308,10 @@ private:
         const uint64_t running = before + scan(mine, total);  // before this one
         if (is_share) target.amount = __dmul_rn(target.amount, static_cast<double>(total));
         if (mine && target.passed_by(running + mine) && (running == 0 || !target.passed_by(running)))
-            s_.found = i, s_.before = running + mine;
+            open_.boundary.found = i, open_.boundary.before = running + mine;
         __syncthreads();
-        sum_ = s_.before;
-        return s_.sorted[s_.found];
+        sum_ = open_.boundary.before;
+        return s_.sorted[open_.boundary.found];
     }
 
     // Among candidates that are too many for the list: by the digits of their keys, then by those of their ids.
@@ -361,8 +350,8 @@ private:
                 if (digits != kAll && !((digits ^ found) & known)) add(digits >> shift, amount(logit), amount);
             });
             descend(share, before, target, false);
-            before = s_.before;
-            found |= static_cast<uint32_t>(s_.found) << shift;
+            before = open_.boundary.before;
+            found |= static_cast<uint32_t>(open_.boundary.found) << shift;
             known = kAll << shift;
         }
         return found;
@@ -377,45 +366,46 @@ private:
     };
 
     __device__ __forceinline__ void clear() {
-        for (int i = threadIdx.x; i < kBins; i += kThreads) s_.low[i] = s_.high[i] = 0;
+        for (int i = threadIdx.x; i < kBins; i += kThreads) open_.part.low[i] = open_.part.high[i] = 0;
         __syncthreads();
     }
     // In two halves, as shared memory has no 64-bit atomic addition; each wrap of the low half is seen by one thread.
     template <class Amount>
     __device__ __forceinline__ void add(uint32_t digit, uint64_t amount, const Amount&) {
         if constexpr (Amount::kNarrow) {
-            atomicAdd(&s_.low[digit % kBins], static_cast<uint32_t>(amount));
+            atomicAdd(&open_.part.low[digit % kBins], static_cast<uint32_t>(amount));
             return;
         }
-        const uint32_t low = static_cast<uint32_t>(amount), old = atomicAdd(&s_.low[digit % kBins], low);
+        const uint32_t low = static_cast<uint32_t>(amount), old = atomicAdd(&open_.part.low[digit % kBins], low);
         const uint32_t high = static_cast<uint32_t>(amount >> 32) + (old + low < old);
-        if (high) atomicAdd(&s_.high[digit % kBins], high);
+        if (high) atomicAdd(&open_.part.high[digit % kBins], high);
     }
 
     // Finds the first bin that passes the goal (first made absolute, if it is a share of the total): bin, what runs
     // before it, and what it holds, in shared memory. False: none does.
     __device__ __forceinline__ bool descend(Share& share, uint64_t before, Goal& goal, bool is_share) {
-        sync();
-        const int bins = kBins / blocks_, each = max(1, bins / kThreads);
+        peers_.share(open_.part);
+        const int blocks = peers_.count(), rank = peers_.rank(), bins = kBins / blocks, each = max(1, bins / kThreads);
         const int mine = static_cast<int>(threadIdx.x) * each;
         share = {};
-        share.first = rank_ * bins + mine;
+        share.first = rank * bins + mine;
         share.count = mine < bins ? each : 0;
         if (share.count)
-            for (int i = 0; i < blocks_; ++i) {
-                const int block = (rank_ + i) % blocks_;  // so that not all read from the same one
+            for (int i = 0; i < blocks; ++i) {
+                // So that not all read from the same one at a time.
+                const PublicRow::Part& part = *peers_.of(&open_.part, (rank + i) % blocks);
 #pragma unroll
                 for (int j = 0; j < kThreadBins; ++j)
                     if (j < share.count)
-                        share.bins[j] += static_cast<uint64_t>(*of(&s_.high[share.first + j], block)) << 32 |
-                                         *of(&s_.low[share.first + j], block);
+                        share.bins[j] +=
+                            static_cast<uint64_t>(part.high[share.first + j]) << 32 | part.low[share.first + j];
             }
         uint64_t own = 0, of_block = 0, total = 0;
 #pragma unroll
         for (int j = 0; j < kThreadBins; ++j) own += share.bins[j];
         share.running = before + scan(own, of_block);
         tell(of_block, 0, [&](int block, uint64_t of_other, uint64_t) {
-            share.running += block < rank_ ? of_other : 0;
+            share.running += block < rank ? of_other : 0;
             total += of_other;
         });
         if (is_share) goal.amount = __dmul_rn(goal.amount, static_cast<double>(total));
@@ -429,14 +419,12 @@ private:
         for (int j = 0; j < kThreadBins; ++j) {
             const uint64_t after = running + share.bins[j];
             if (share.bins[j] && goal.passed_by(after) && (running == 0 || !goal.passed_by(running)))
-                for (int block = 0; block < blocks_; ++block) {
-                    *of(&s_.found, block) = share.first + j;
-                    *of(&s_.before, block) = running;
-                    *of(&s_.amount, block) = share.bins[j];
-                }
+                for (int block = 0; block < peers_.count(); ++block)
+                    *peers_.of(&open_.boundary, block) = {running, share.bins[j], share.first + j};
             running = after;
         }
-        sync();
+        peers_.sync();
+        peers_.receive(open_.boundary);
     }
 
     // The sum over the threads before this one, and over all.
@@ -475,8 +463,10 @@ private:
     const float* row_;        // [size_]
     int size_, begin_, end_;  // the row, and this block's part of it
     AllowedRow allowed_;
-    int first_id_, blocks_, rank_;
+    int first_id_;
+    Peers peers_;
     SharedRow& s_;
+    PublicRow& open_;
     Bins bins_;
     float smallest_ = 0;            // above -inf
     float kept_logit_ = -INFINITY;  // of the last candidate that is kept

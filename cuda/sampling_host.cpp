@@ -4,6 +4,14 @@
 
 namespace infinilm::cuda {
 
+SamplingWorkspace::SamplingWorkspace(int num_sms, bool has_clusters, cudaStream_t stream)
+    : places_(has_clusters ? 0 : num_sms) {
+    if (has_clusters) return;
+    const size_t bytes = sampling_workspace_bytes(places_);
+    memory_ = std::make_unique<DeviceMemory>(bytes, "sampling");
+    check(cudaMemsetAsync(memory_->data, 0, bytes, stream), "memory for sampling");
+}
+
 static AllowedArgs allowed_args(const AllowedTokens& mask) {
     return {.allowed = mask.allowed.as<const uint32_t>(),
             .allowed_stride = mask.allowed ? mask.allowed.stride(0) : 0,
@@ -36,7 +44,7 @@ cudaError_t run_change_logits(const ChangeLogitsParams& p, cudaStream_t stream) 
                          stream);
 }
 
-cudaError_t run_find_best(const FindBestParams& p, cudaStream_t stream) {
+cudaError_t run_find_best(const FindBestParams& p, const SamplingWorkspace& workspace, cudaStream_t stream) {
     return find_best({.logits = p.logits.as<const float>(),
                       .logits_stride = p.logits.stride(0),
                       .num_rows = static_cast<int>(p.logits.shape(0)),
@@ -45,11 +53,12 @@ cudaError_t run_find_best(const FindBestParams& p, cudaStream_t stream) {
                       .first_id = p.first_id,
                       .best = p.best.as<float>(),
                       .ids = p.ids.as<int>(),
-                      .mask = allowed_args(p.mask)},
+                      .mask = allowed_args(p.mask),
+                      .blocks = workspace.blocks()},
                      stream);
 }
 
-cudaError_t run_log_probs(const LogProbsParams& p, cudaStream_t stream) {
+cudaError_t run_log_probs(const LogProbsParams& p, const SamplingWorkspace& workspace, cudaStream_t stream) {
     const int64_t width = p.ids.shape(1);
     if (width > 1 + max_candidates)
         throw DeviceError(concat("log_probs: a GPU finds ", max_candidates, " of the best at most, got ", width - 1));
@@ -61,11 +70,12 @@ cudaError_t run_log_probs(const LogProbsParams& p, cudaStream_t stream) {
                       .drawn = p.drawn.as<const int>(),
                       .num_logprobs = p.num_logprobs.as<const int>(),
                       .ids = p.ids.as<int>(),
-                      .logprobs = p.logprobs.as<float>()},
+                      .logprobs = p.logprobs.as<float>(),
+                      .blocks = workspace.blocks()},
                      stream);
 }
 
-cudaError_t run_sample(const SampleParams& p, cudaStream_t stream) {
+cudaError_t run_sample(const SampleParams& p, const SamplingWorkspace& workspace, cudaStream_t stream) {
     return sample({.logits = p.logits.as<const float>(),
                    .logits_stride = p.logits.stride(0),
                    .num_rows = static_cast<int>(p.logits.shape(0)),
@@ -78,7 +88,8 @@ cudaError_t run_sample(const SampleParams& p, cudaStream_t stream) {
                    .ids = p.ids.as<int>(),
                    .token_ids = p.token_ids.as<const int>(),
                    .token_ids_stride = p.token_ids ? p.token_ids.stride(0) : 0,
-                   .mask = allowed_args(p.mask)},
+                   .mask = allowed_args(p.mask),
+                   .blocks = workspace.blocks()},
                   stream);
 }
 

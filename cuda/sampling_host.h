@@ -4,14 +4,30 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
+
+#include "host.h"
 #include "ops/backend.h"
 
 namespace infinilm::cuda {
 
+// Memory by which the blocks of a row of logits talk on a device without clusters, which is none on others: 16 KiB for
+// each multiprocessor. Of one stream.
+class SamplingWorkspace {
+public:
+    SamplingWorkspace(int num_sms, bool has_clusters, cudaStream_t stream);
+    RowBlocks blocks() const { return {.workspace = memory_ ? memory_->data : nullptr, .places = places_}; }
+
+private:
+    int places_;
+    std::unique_ptr<DeviceMemory> memory_;
+};
+
 cudaError_t run_join_columns(const TensorView& parts, const TensorView& out, cudaStream_t stream);
 cudaError_t run_change_logits(const ChangeLogitsParams& params, cudaStream_t stream);
-cudaError_t run_find_best(const FindBestParams& params, cudaStream_t stream);
-cudaError_t run_log_probs(const LogProbsParams& params, cudaStream_t stream);  // DeviceError: too many of the best
-cudaError_t run_sample(const SampleParams& params, cudaStream_t stream);
+cudaError_t run_find_best(const FindBestParams& params, const SamplingWorkspace& workspace, cudaStream_t stream);
+// DeviceError: too many of the best.
+cudaError_t run_log_probs(const LogProbsParams& params, const SamplingWorkspace& workspace, cudaStream_t stream);
+cudaError_t run_sample(const SampleParams& params, const SamplingWorkspace& workspace, cudaStream_t stream);
 
 }  // namespace infinilm::cuda

@@ -9,7 +9,8 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kBins = 2048, kThreadBins = kBins / kThreads;
 constexpr int kListed = kThreads;  // candidates that fit the list
 constexpr int kBatch = 8;          // loads in flight per thread
-constexpr int kMostBlocks = 8;     // of a row: a cluster that every GPU with clusters has room for
+constexpr int kMostOfCluster = 8;  // blocks of a row: a cluster that every GPU with clusters has room for
+constexpr int kMostBlocks = 16;    // of a row without clusters, where the double units of some GPUs are few
 constexpr unsigned kAll = 0xffffffffu;
 
 // ---- the order ---------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
 }
 
 // multiply(d, descriptor or fragment of A, descriptor of B, accumulate): with accumulate 0, d need not be set before.
-// kMnMajorB: B lies MN-major (V of attention); for descriptors of A, kMnMajorA likewise.
+// kMnMajorB: B lies MN-major (V of attention); A is K-major. The columns that kernels use: others are to be added.
 template <int N, class T>
 struct Wgmma;
 
@@ -81,37 +81,27 @@ struct Wgmma;
 #define INFINILM_R80 INFINILM_R64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define INFINILM_R88 INFINILM_R80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define INFINILM_R96 INFINILM_R88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define INFINILM_R104 INFINILM_R96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define INFINILM_R112 INFINILM_R104 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define INFINILM_R120 INFINILM_R112 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define INFINILM_R128 INFINILM_R120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define INFINILM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define INFINILM_D8(i) INFINILM_D4(i), INFINILM_D4(i + 4)
 #define INFINILM_D16(i) INFINILM_D8(i), INFINILM_D8(i + 8)
 #define INFINILM_D32(i) INFINILM_D16(i), INFINILM_D16(i + 16)
-#define INFINILM_O4 INFINILM_D4(0)
-#define INFINILM_O8 INFINILM_D8(0)
-#define INFINILM_O12 INFINILM_D8(0), INFINILM_D4(8)
 #define INFINILM_O16 INFINILM_D16(0)
-#define INFINILM_O24 INFINILM_D16(0), INFINILM_D8(16)
 #define INFINILM_O32 INFINILM_D32(0)
 #define INFINILM_O36 INFINILM_D32(0), INFINILM_D4(32)
-#define INFINILM_O48 INFINILM_D32(0), INFINILM_D16(32)
 #define INFINILM_O64 INFINILM_D32(0), INFINILM_D32(32)
 #define INFINILM_O88 INFINILM_O64, INFINILM_D16(64), INFINILM_D8(80)
 #define INFINILM_O96 INFINILM_O64, INFINILM_D32(64)
-#define INFINILM_O128 INFINILM_O96, INFINILM_D32(96)
 
 // n: columns; r: accumulators (n / 2); p0..p7: the numbers r, r + 1, .. as strings.
 #define INFINILM_WGMMA(n, r, type, name, p0, p1, p2, p3, p4, p5, p6, p7)                                             \
     template <> struct Wgmma<n, type> {                                                                              \
-        template <bool kMnMajorA = false, bool kMnMajorB = false>                                                    \
+        template <bool kMnMajorB = false>                                                                            \
         static __device__ __forceinline__ void multiply(float (&d)[r], uint64_t a, uint64_t b, int accumulate) {     \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2 ", 0;\n"                                             \
                          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." name "." name " {" INFINILM_R##r "}, " p0 \
-                         ", " p1 ", p, 1, 1, " p3 ", " p4 ";\n}\n"                                                   \
+                         ", " p1 ", p, 1, 1, 0, " p3 ";\n}\n"                                                        \
                          : INFINILM_O##r                                                                             \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(int(kMnMajorA)), "n"(int(kMnMajorB)));               \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(int(kMnMajorB)));                                    \
         }                                                                                                            \
         template <bool kMnMajorB = false>                                                                            \
         static __device__ __forceinline__ void multiply(float (&d)[r], const uint32_t (&a)[4], uint64_t b,           \
@@ -127,18 +117,12 @@ struct Wgmma;
     INFINILM_WGMMA(n, r, bf16, "bf16", __VA_ARGS__)  \
     INFINILM_WGMMA(n, r, f16, "f16", __VA_ARGS__)
 
-INFINILM_WGMMA_BOTH(8, 4, "%4", "%5", "%6", "%7", "%8", "%9", "%10", "%11")
-INFINILM_WGMMA_BOTH(16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14", "%15")
-INFINILM_WGMMA_BOTH(24, 12, "%12", "%13", "%14", "%15", "%16", "%17", "%18", "%19")
 INFINILM_WGMMA_BOTH(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
-INFINILM_WGMMA_BOTH(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
 INFINILM_WGMMA_BOTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 INFINILM_WGMMA_BOTH(72, 36, "%36", "%37", "%38", "%39", "%40", "%41", "%42", "%43")
-INFINILM_WGMMA_BOTH(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
 INFINILM_WGMMA_BOTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
 INFINILM_WGMMA_BOTH(176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94", "%95")
 INFINILM_WGMMA_BOTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
-INFINILM_WGMMA_BOTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
 // clang-format on
 
 }  // namespace infinilm::cuda

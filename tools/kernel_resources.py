@@ -4,8 +4,10 @@
     python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
-16-byte loads or copies; the Hopper linear multiplies with wgmma. Needs cuobjdump and nvdisasm, of the CUDA toolkit or
-from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
+16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
+with wgmma. From sm_90 on every kernel waits for the one in front, and before it does, writes nothing and reads only
+what no kernel right in front of it writes: ptxas may move a load across the wait, so that the sources do not tell.
+Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 """
 
 from __future__ import annotations
@@ -19,10 +21,20 @@ import subprocess
 import sys
 import sysconfig
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs/kernels.md"
 ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
+
+
+# What reads before it waits, and what that is: the rest may be output of the kernel in front.
+READS_EARLY = {
+    "attention_decode": "the list of work and the block table: the first kernels of a step bring them, in order",
+    "delta_rule": "the state: whatever writes it lies behind the embedding of the step, which starts in order",
+    "linear_decode": "weights",
+}
+WAIT = "ACQBULK"  # griddepcontrol.wait
 
 
 def find_tool() -> str:
@@ -72,21 +84,31 @@ def read_usage(tool: str, library: Path) -> dict[str, dict[str, tuple[int, int]]
     return usage
 
 
-def check_code(tool: str, library: Path) -> list[str]:
+def read_code(tool: str, library: Path) -> Iterator[str]:
+    """The machine code of all kernels, line by line."""
+    with subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield from process.stdout
+    if process.returncode != 0:
+        sys.exit(f"{tool} -sass {library} failed")
+
+
+def check_code(lines: Iterable[str]) -> list[str]:
     """What breaks a rule."""
     instructions: dict[tuple[str, str], set[str]] = defaultdict(set)
-    process = subprocess.Popen([tool, "-sass", str(library)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
+    early: dict[tuple[str, str], set[str]] = {}  # up to the first wait
     arch = kernel = ""
-    for line in process.stdout:
+    for line in lines:
         if match := re.match(r"arch = (\w+)", line):
             arch = match[1]
         elif match := re.match(r"\s*Function : (\w+)", line):
             kernel = match[1]
         elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
+            if match[1].startswith(WAIT):
+                early.setdefault((kernel, arch), set(instructions[kernel, arch]))
             instructions[kernel, arch].add(match[1])
-    if process.wait() != 0 or not instructions:
-        sys.exit(f"{tool} -sass {library} failed")
+    if not instructions:
+        sys.exit("there is no machine code")
     names = demangle(sorted({k for k, _ in instructions}))
     faults = []
     for (kernel, arch), found in instructions.items():
@@ -99,8 +121,25 @@ def check_code(tool: str, library: Path) -> list[str]:
             faults.append(f"{name} reads weights in less than 16 bytes")
         if "_sm90<" in names[kernel] and not any(i.startswith("HGMMA") for i in found):
             faults.append(f"{name} has no wgmma (HGMMA)")
+        if int(re.sub(r"\D", "", arch)) >= 90:
+            faults += [f"{name} {fault}" for fault in check_wait(names[kernel], early.get((kernel, arch)))]
     print(f"{len(instructions)} kernels of {len({a for _, a in instructions})} architectures checked")
     return faults
+
+
+def check_wait(name: str, early: set[str] | None) -> Iterator[str]:
+    """early: what stands before the kernel waits for the one in front; None: it never does."""
+    name = name.partition("<")[0]
+    if early is None:
+        yield f"never waits for the kernel in front ({WAIT})"
+        return
+    if stores := {i for i in early if re.match(r"(ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UBLKRED)\b", i)}:
+        yield f"writes before it waits: {', '.join(sorted(stores))}"
+    reads = {i for i in early if re.match(r"(LD|LDG|LDGSTS)\b", i)}
+    if reads and name not in READS_EARLY:
+        yield f"reads before it waits: {', '.join(sorted(reads))}"
+    if name == "linear_decode" and not reads and not any(i.startswith("CCTL") for i in early):  # loads, or prefetches
+        yield "asks for no weight before it waits"
 
 
 def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
@@ -159,7 +198,7 @@ def main() -> None:
         usage = read_usage(tool, library)
         text = replace_table(DOCS.read_text(), ALL_KERNELS, make_table(usage))
         DOCS.write_text(replace_table(text, ATTENTION, make_attention_table(usage)))
-    faults = check_code(tool, library)
+    faults = check_code(read_code(tool, library))
     if faults:
         sys.exit("\n".join(faults))
 

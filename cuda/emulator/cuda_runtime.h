@@ -31,6 +31,7 @@ enum cudaError_t {
     cudaErrorIllegalAddress = 700,
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorLaunchFailure = 719,
+    cudaErrorCooperativeLaunchTooLarge = 720,
     cudaErrorNotSupported = 801,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
@@ -115,7 +116,7 @@ struct cudaDeviceProp {  // the fields the backend reads
 };
 struct cudaFuncAttributes {  // the fields the backend reads
     size_t sharedSizeBytes;
-    int maxDynamicSharedSizeBytes;
+    int ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
 };
 struct cudaPointerAttributes {
     cudaMemoryType type;

@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,8 +21,9 @@ namespace infinilm::emulator {
 namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
-cudaError_t sticky = cudaSuccess;
 thread_local int chosen_device = 0;
+std::array<std::atomic<cudaError_t>, 64> sticky;  // of devices that are lost: the others go on
+std::atomic<cudaError_t>& sticky_of(int device) { return sticky[static_cast<size_t>(device) % sticky.size()]; }
 
 std::map<const void*, int>& dynamic_shared_limits() {
     static std::map<const void*, int> limits;
@@ -42,6 +45,9 @@ std::map<const void*, Launches>& launches() {
     return of_kernels;
 }
 
+// Of the driver, which compiles PTX for a device that no machine code is for; 0: there is some.
+int compile_ms() { return setting("INFINILM_EMULATOR_COMPILE_MS", 0); }
+
 // A kernel is loaded on a device when it is first needed there (CUDA_MODULE_LOADING=LAZY, the default since 12.2).
 void load_kernel(const void* kernel, int device) {
     static std::set<std::pair<const void*, int>> loaded;
@@ -49,6 +55,9 @@ void load_kernel(const void* kernel, int device) {
     if (!loaded.emplace(kernel, device).second) return;
     const DriverLock lock(device);
     drain_device(device);
+    static std::set<int> compiled;
+    if (compile_ms() > 0 && compiled.insert(device).second)
+        std::this_thread::sleep_for(std::chrono::milliseconds(compile_ms()));
 }
 
 // Threads of devices with an odd number are late at every launch, as a busy system makes them.
@@ -72,6 +81,9 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
         return cudaErrorInvalidValue;
     const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
     if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (g.cooperative && (cluster > 1 || g.dependent)) return cudaErrorNotSupported;  // together: not emulated
+    if (g.cooperative && g.grid.x * g.grid.y * g.grid.z > static_cast<unsigned>(setting("INFINILM_EMULATOR_SMS", 4)))
+        return cudaErrorCooperativeLaunchTooLarge;  // with one block on a multiprocessor, as large kernels have
     if (cluster == 0 || cluster > 8 || g.grid.x % g.cluster.x || g.grid.y % g.cluster.y || g.grid.z % g.cluster.z)
         return cudaErrorInvalidConfiguration;
     return cudaSuccess;
@@ -165,13 +177,13 @@ cudaError_t report(cudaError_t error) {
 
 // Whether there is a device: what the runtime knows once it has looked, in a forked process as well.
 cudaError_t no_device_error() {
-    if (sticky != cudaSuccess) return sticky;
     if (first_process == 0) first_process = getpid();
     if (device_count() < 0 || driver_version() < CUDART_VERSION) return report(cudaErrorInsufficientDriver);
     return device_count() == 0 ? report(cudaErrorNoDevice) : cudaSuccess;
 }
 
 cudaError_t sticky_error() {
+    if (cudaError_t error = sticky_of(chosen_device)) return error;
     if (cudaError_t error = no_device_error()) return error;
     return first_process == getpid() ? cudaSuccess
                                      : report(cudaErrorInitializationError);  // forked after the first use
@@ -209,7 +221,7 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
             g.cluster = {a.val.clusterDim.x, a.val.clusterDim.y, a.val.clusterDim.z};
         if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization)
             g.dependent = a.val.programmaticStreamSerializationAllowed != 0;
-        if (a.id == cudaLaunchAttributeCooperative) return report(cudaErrorNotSupported);
+        if (a.id == cudaLaunchAttributeCooperative) g.cooperative = a.val.cooperative != 0;
     }
     if (cudaError_t error = check_configuration(g, kernel)) return report(error);
     if (!capturing(config.stream)) load_kernel(kernel, current_device());
@@ -220,15 +232,16 @@ cudaError_t submit_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     launched.most_shared_bytes = std::max(launched.most_shared_bytes, g.smem_bytes);
     if (setting("INFINILM_EMULATOR_RUN", 1) == 0) return cudaSuccess;
     auto work = [grid = g.grid, block = g.block, cluster = g.cluster, smem = g.smem_bytes, dependent = g.dependent,
-                 device = current_device(), kernel, body = std::move(body)] {
+                 cooperative = g.cooperative, device = current_device(), kernel, body = std::move(body)] {
         Grid run;
         run.kernel = kernel;
         run.grid = grid, run.block = block, run.cluster = cluster, run.smem_bytes = smem, run.dependent = dependent;
+        run.cooperative = cooperative;
         run.device = device, run.body = &body;
         DeviceAccess access;
         run_grid(run);
         check_canaries(("kernel " + kernel_name(kernel)).c_str());
-        if (is_named_by("INFINILM_EMULATOR_FAILING_KERNEL", kernel)) sticky = cudaErrorLaunchFailure;
+        if (is_named_by("INFINILM_EMULATOR_FAILING_KERNEL", kernel)) sticky_of(run.device) = cudaErrorLaunchFailure;
     };
     return report(submit(config.stream, std::move(work)));
 }
@@ -247,15 +260,18 @@ using namespace infinilm::emulator;
 
 extern "C" {
 
-void infinilm_emulator_inject_error(cudaError_t error) { sticky = error; }
+void infinilm_emulator_inject_error(cudaError_t error) { sticky_of(chosen_device) = error; }
 
 cudaError_t cudaGetLastError() {
-    if (sticky != cudaSuccess) return sticky;
+    if (cudaError_t lost = sticky_of(chosen_device)) return lost;
     const cudaError_t error = last_error;
     last_error = cudaSuccess;
     return error;
 }
-cudaError_t cudaPeekAtLastError() { return sticky != cudaSuccess ? sticky : last_error; }
+cudaError_t cudaPeekAtLastError() {
+    const cudaError_t lost = sticky_of(chosen_device);
+    return lost != cudaSuccess ? lost : last_error;
+}
 
 cudaError_t cudaDriverGetVersion(int* version) {
     *version = driver_version();
@@ -272,7 +288,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-    if (cudaError_t error = sticky_error()) return error;
+    if (cudaError_t error = no_device_error()) return error;
     if (device < 0 || device >= device_count()) return report(cudaErrorInvalidDevice);
     chosen_device = device;
     return enter_context();  // since CUDA 12
@@ -358,6 +374,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
     load_kernel(function, current_device());
     const auto limit = dynamic_shared_limits().find(function);
     *attributes = {.sharedSizeBytes = 0,  // known only once it runs
+                   .ptxVersion = compile_ms() > 0 ? 90 : compute_capability(),
+                   .binaryVersion = compute_capability(),
                    .maxDynamicSharedSizeBytes = limit == dynamic_shared_limits().end() ? 48 * 1024 : limit->second};
     return cudaSuccess;
 }
@@ -390,6 +408,7 @@ const char* cudaGetErrorName(cudaError_t error) {
         case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
         case cudaErrorPeerAccessAlreadyEnabled: return "cudaErrorPeerAccessAlreadyEnabled";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
         case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";

@@ -96,7 +96,7 @@ std::unique_ptr<Block> make_block(const Grid& grid, uint3 index, unsigned rank) 
 }
 
 void make_cluster(Grid& grid, unsigned index) {
-    const dim3 c = grid.cluster;
+    const dim3 c = grid.together();
     const unsigned clusters_x = grid.grid.x / c.x, clusters_y = grid.grid.y / c.y;
     const uint3 first = {index % clusters_x * c.x, index / clusters_x % clusters_y * c.y,
                          index / (clusters_x * clusters_y) * c.z};
@@ -207,8 +207,8 @@ void run_grid(Grid& grid) {
     read_settings(grid);
     if (!grid.dependent) acquire(&grids_done), release(&grids_before);
     acquire(&grids_before);
-    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z /
-                                   (grid.cluster.x * grid.cluster.y * grid.cluster.z));
+    const dim3 together = grid.together();
+    std::vector<unsigned> clusters(grid.grid.x * grid.grid.y * grid.grid.z / (together.x * together.y * together.z));
     std::iota(clusters.begin(), clusters.end(), 0u);
     if (grid.order == Order::lifo) std::reverse(clusters.begin(), clusters.end());
     if (grid.order == Order::random) std::shuffle(clusters.begin(), clusters.end(), grid.random);
@@ -247,7 +247,7 @@ void spin_yield() {
     if (++running->idle_yields > kLivelock)
         fail("livelock",
              "threads poll for ever; blocks of a grid run one after the other here, so a block cannot wait for a later "
-             "one:%s",
+             "one, unless the launch is cooperative:%s",
              waiting_threads().c_str());
     running->ready.insert(running->ready.begin(), &current());  // at the bottom: the others first
     suspend(current().fiber);

@@ -11,7 +11,7 @@
 namespace infinilm::emulator {
 namespace {
 
-constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 16;
+constexpr size_t kWindow = 256 * 1024, kStride = kWindow + 64 * 1024, kFirst = 1024, kGap = 64, kMaxBlocks = 64;
 constexpr size_t kStaticLimit = 48 * 1024, kFilled = kStaticLimit + 8 * 1024;  // room for variables and their gaps
 uint8_t* windows_of[kMaxGrids];
 
@@ -28,6 +28,7 @@ void check_gap(const Block& block, const uint8_t* window, size_t begin, size_t e
 }  // namespace
 
 void create_windows(Grid& grid) {
+    if (grid.blocks.size() > kMaxBlocks) fail("blocks", "more than %zu blocks run together", kMaxBlocks);
     uint8_t*& windows = windows_of[grid.slot];
     if (!windows) {
         void* memory = mmap(nullptr, kStride * kMaxBlocks, PROT_READ | PROT_WRITE,
@@ -106,8 +107,9 @@ uint8_t* shared_pointer(uint32_t address, uint32_t bytes, const char* instructio
 }
 
 uint8_t* shared_of_rank(const void* pointer, unsigned rank) {
-    if (rank >= running->blocks.size())
-        fail("cluster", "rank %u of a cluster of %zu blocks", rank, running->blocks.size());
+    if (rank >= running->blocks.size() || running->cooperative)
+        fail("cluster", "rank %u of a cluster of %zu blocks", rank,
+             running->cooperative ? size_t{1} : running->blocks.size());
     return running->blocks[rank]->threads[0].where.window + shared_address(pointer, "mapa");
 }
 

@@ -1,6 +1,6 @@
 // The state of a running grid, shared by scheduler.cpp, sync.cpp, shared_memory.cpp and report.cpp. Blocks run one
-// after the other, the blocks of a cluster together. Each host thread has one grid at most, and of these only one runs
-// at a time (a lock of the runtime sees to it).
+// after the other, the blocks of a cluster and those of a cooperative grid together. Each host thread has one grid at
+// most, and of these only one runs at a time (a lock of the runtime sees to it).
 #pragma once
 
 #include <array>
@@ -107,18 +107,21 @@ struct Grid {
     dim3 grid, block, cluster;
     size_t smem_bytes = 0;
     bool dependent = false;
+    bool cooperative = false;  // all blocks run together, and there are no clusters
     int device = 0;
     const std::function<void()>* body = nullptr;
 
     Order order = Order::fifo;
     bool eager = false;
     std::mt19937 random;
-    std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+    std::vector<std::unique_ptr<Block>> blocks;  // that run together: of a cluster, or all of a cooperative grid
     ClusterBarrier cluster_barrier;
     std::vector<Thread*> ready;
     Thread* current = nullptr;
     unsigned alive = 0;
     uint64_t idle_yields = 0;
+
+    dim3 together() const { return cooperative ? grid : cluster; }  // blocks that run together
 };
 
 // The grid of this host thread, or null.

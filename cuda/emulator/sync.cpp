@@ -151,6 +151,7 @@ void warpgroup_sync(const char*) {
 void cluster_sync() {
     Quiet quiet;
     require_compute_capability(90, "barrier.cluster");
+    if (running->cooperative) fail("cluster", "barrier.cluster, and the launch has no clusters");
     ClusterBarrier& b = running->cluster_barrier;
     release(&b);
     if (++b.arrived < running->blocks.size() * running->blocks[0]->threads.size()) {

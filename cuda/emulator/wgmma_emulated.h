@@ -45,14 +45,14 @@ float emulated_operand(uint64_t descriptor, bool mn_major, uint32_t row, uint32_
 
 template <int N, class T>
 struct Wgmma {
-    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8, 16, .. 256 columns");
+    static_assert(N == 32 || N == 64 || N == 72 || N == 128 || N == 176 || N == 192, "those of wgmma.cuh");
 
-    template <bool kMnMajorA = false, bool kMnMajorB = false>
+    template <bool kMnMajorB = false>
     static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
         const uint32_t thread = emulator::where().linear % 128, row = thread / 32 * 16 + thread % 32 / 4;
         push<kMnMajorB>(d, b, accumulate, [=](float (&rows)[2][16]) {
             for (uint32_t h = 0; h < 2; ++h)
-                for (uint32_t k = 0; k < 16; ++k) rows[h][k] = emulated_operand<T>(a, kMnMajorA, row + 8 * h, k);
+                for (uint32_t k = 0; k < 16; ++k) rows[h][k] = emulated_operand<T>(a, false, row + 8 * h, k);
         });
     }
     // A of registers is taken at issue; real hardware reads it until the group is waited for.

@@ -217,7 +217,7 @@ def _operand(gpu: Gpu, image: Array, **descriptor: int) -> Operand:
 
 def wgmma(gpu: Gpu, columns: int, kind: str, variant: int, swizzle_a: bool, swizzle_b: bool, k: int) -> None:
     """d = a b^T in one operand layout; variant as in hopper.cu."""
-    in_registers, mn_a, mn_b = bool(variant & 1), bool(variant & 2), bool(variant & 4)
+    in_registers, mn_b = bool(variant & 1), bool(variant & 2)
     a, b = to_16(_normal(10, 64, k), kind), to_16(_normal(11, columns, k), kind)
     if in_registers:
         words = np.empty((k // 16, 4, 32, 4), np.uint32)
@@ -227,7 +227,7 @@ def wgmma(gpu: Gpu, columns: int, kind: str, variant: int, swizzle_a: bool, swiz
                 words[step, warp] = _fragments(part, np.zeros((16, 8), np.uint16))[0]
         operand_a = _operand(gpu, words, leading=0, stride=0, layout=0, step_bytes=0)
     else:
-        image, descriptor = _image(a, mn_a, swizzle_a)
+        image, descriptor = _image(a, False, swizzle_a)
         operand_a = _operand(gpu, image, **descriptor)
     image, descriptor = _image(b, mn_b, swizzle_b)
     operand_b = _operand(gpu, image, **descriptor)

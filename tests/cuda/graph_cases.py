@@ -315,6 +315,25 @@ def log_probs(_: Gpu, folder: str) -> None:
     twins.close()
 
 
+def a_large_vocabulary(gpu: Gpu, folder: str) -> None:
+    """Rows that several blocks share without clusters, in graphs: the ids are the CPU's."""
+    model = make_model("llama", Path(folder), num_hidden_layers=1, vocab_size=8200)
+    twins = Twins(str(model), "", "bfloat16")
+    twins.step([0, 1, 2, 3], 3)
+    for launched in (0, 1, 2, 3):
+        batch = twins.sequences.batch([0, 1], top_k=0)
+        ids, logits = outputs(twins.recording, batch)
+        assert twins.counts()[1] == launched
+        assert ids is not None and logits is not None
+        want = np.empty(2, np.int32)
+        arrays = (logits, *twins.sequences.draws.values(), want)
+        _core.Backend("cpu", num_threads=1).sample(*(_core.from_numpy(x) for x in arrays))
+        assert ids.tolist() == want.tolist()
+    gpu.lib.infinilm_emulator_take_launches.restype = ctypes.c_char_p
+    assert b"sample_kernel<infinilm::cuda::MemoryPeers>" in gpu.lib.infinilm_emulator_take_launches()
+    twins.close()
+
+
 def changes_of_longer_contexts(_: Gpu, folder: str) -> None:
     """Attention's list grows from 13 to 17 elements of 16 bytes within a graph; arrays lie at multiples of 256."""
     twins = Twins(folder, "llama", "bfloat16", max_len=448)

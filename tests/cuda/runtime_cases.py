@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -209,7 +211,27 @@ def errors_stick(gpu: Gpu) -> None:
     expect(ILLEGAL_ADDRESS, gpu.lib.cudaDeviceSynchronize)
     expect(ILLEGAL_ADDRESS, gpu.lib.cudaGetLastError)
     expect(ILLEGAL_ADDRESS, gpu.download, x)
+    gpu.check(gpu.lib.cudaSetDevice(1))  # the others go on
+    gpu.download(gpu.upload(np.ones(3, np.float32)))
+    expect(ILLEGAL_ADDRESS, gpu.lib.cudaSetDevice, 0)
     gpu.lib.infinilm_emulator_inject_error(0)
+    gpu.check(gpu.lib.cudaSetDevice(0))
+
+
+def compiled_by_the_driver(gpu: Gpu, device: int, told: bool) -> None:
+    """Who waits for the driver's compiler is told so. Each device is one that no case before has used."""
+    gpu.check(gpu.lib.cudaSetDevice(device))
+    with tempfile.TemporaryFile("w+") as errors:
+        kept = os.dup(2)
+        os.dup2(errors.fileno(), 2)
+        gpu.check(gpu.lib.load_kernels())
+        os.dup2(kept, 2)
+        os.close(kept)
+        errors.seek(0)
+        text = errors.read()
+    gpu.check(gpu.lib.cudaSetDevice(0))
+    assert ("the CUDA driver compiles the kernels for this GPU (compute capability 12.0)" in text) == told, text
+    assert ("-Dgpu_archs=120" in text) == told
 
 
 def no_device(gpu: Gpu, code: int) -> None:

@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from emulation import HERE, Array, Gpu
+import pytest
+from emulation import HERE, Array, CudaError, Gpu
 from frames import Frame, assert_bitwise, of
 
 sys.path.insert(0, str(HERE.parent))
@@ -21,6 +22,7 @@ from reference import ops as oracle
 
 F64 = np.float64
 BELOW_ONE = np.float32(1 - 2**-24)
+Blocks = int | tuple[int, Any, int]  # of a row, 0: as the launcher chooses; with the workspace and its places
 NAN_LOGIT, INFINITE_LOGIT, NO_LOGIT = -1, -2, -3  # SampleFault
 COLUMNS = (("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
            ("random_val", np.float32))  # fmt: skip
@@ -65,7 +67,7 @@ def draw(
     pad: int = 0,
     token_ids: Array | None = None,
     mask: oracle.Mask | None = None,
-    blocks: int = 0,
+    blocks: Blocks = 0,
 ) -> Array:
     """Ids. token_ids: of the columns, [rows, vocab_size]; blocks: of a row."""
     rows, vocab_size = logits.shape
@@ -75,7 +77,7 @@ def draw(
     gpu.call(
         "draw", inside.pointer, ctypes.c_int64(inside.stride), rows, vocab_size, *columns, ids,
         None if token_ids is None else gpu.upload(np.pad(token_ids, ((0, 0), (0, pad)), constant_values=-77)),
-        ctypes.c_int64(vocab_size + pad), *_mask_arguments(gpu, mask), blocks,
+        ctypes.c_int64(vocab_size + pad), *_mask_arguments(gpu, mask), *_blocks(blocks),
     )  # fmt: skip
     got = gpu.download(ids)
     assert got[-1] == -77
@@ -90,8 +92,18 @@ def _mask_arguments(gpu: Gpu, mask: oracle.Mask | None) -> list[Any]:
     return [gpu.upload(padded), ctypes.c_int64(padded.shape[1]), gpu.upload(mask.allowed_row)]
 
 
+def _blocks(blocks: Blocks) -> list[Any]:
+    return [blocks, None, 0] if isinstance(blocks, int) else list(blocks)
+
+
 def find_best(
-    gpu: Gpu, logits: Array, k: int, first_id: int = 0, pad: int = 0, mask: oracle.Mask | None = None, blocks: int = 0
+    gpu: Gpu,
+    logits: Array,
+    k: int,
+    first_id: int = 0,
+    pad: int = 0,
+    mask: oracle.Mask | None = None,
+    blocks: Blocks = 0,
 ) -> tuple[Array, Array]:
     """The best and their ids, [rows, k]."""
     rows, n = logits.shape
@@ -99,7 +111,7 @@ def find_best(
     inside = of(gpu, logits, "f32", pad)
     gpu.call(
         "best", inside.pointer, ctypes.c_int64(inside.stride), rows, n, k, first_id, best.pointer, ids,
-        *_mask_arguments(gpu, mask), blocks,
+        *_mask_arguments(gpu, mask), *_blocks(blocks),
     )  # fmt: skip
     got = gpu.download(ids)
     assert (got[-1] == -77).all()
@@ -319,15 +331,56 @@ def log_probs(gpu: Gpu, sizes: list[int], widths: list[int]) -> None:
                 assert_bitwise(values, among[part])
 
 
-def _log_probs(gpu: Gpu, logits: Array, drawn: Array, counts: Array, width: int, blocks: int) -> tuple[Array, Array]:
+def _log_probs(gpu: Gpu, logits: Array, drawn: Array, counts: Array, width: int, blocks: Blocks) -> tuple[Array, Array]:
     """Ids and log-probabilities, [rows, width]."""
     rows, n = logits.shape
     ids, logprobs = (gpu.upload(np.full((rows + 1, width), -77, kind)) for kind in (np.int32, np.float32))
     inside = of(gpu, logits, "f32", 3)
     gpu.call(
         "log_probs", inside.pointer, ctypes.c_int64(inside.stride), rows, n, width, gpu.upload(drawn),
-        gpu.upload(counts), ids, logprobs, blocks,
+        gpu.upload(counts), ids, logprobs, *_blocks(blocks),
     )  # fmt: skip
     got = gpu.download(ids), gpu.download(logprobs)
     assert all((x[-1] == -77).all() for x in got)
     return got[0][:-1], got[1][:-1]
+
+
+def without_clusters(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Blocks of a row that talk by memory have the bits of one block, however many used that memory before them."""
+    places = max(shape["rows"] * shape["blocks"] for shape in shapes)
+    gpu.lib.workspace_bytes.restype = ctypes.c_int64
+    workspace = gpu.upload(np.zeros(gpu.lib.workspace_bytes(places), np.uint8))
+    for shape in shapes:
+        rows, vocab_size = shape["rows"], shape["vocab_size"]
+        rng = np.random.default_rng(shape["seed"])
+        logits, requests = make_logits(rng, rows, vocab_size, shape["kind"]), make_requests(rng, rows, vocab_size)
+        mask, k = oracle.random_mask(rng, rows, vocab_size), min(vocab_size, 40)
+        drawn, counts = rng.integers(0, vocab_size, rows).astype(np.int32), np.full(rows, k, np.int32)
+        ways: tuple[Blocks, Blocks] = (shape["blocks"], workspace, places), 1
+        several, one = (
+            [
+                draw(gpu, logits, requests, shape["pad"], blocks=blocks),
+                draw(gpu, logits, requests, shape["pad"], mask=mask, blocks=blocks),
+                *find_best(gpu, logits, k, blocks=blocks),
+                *_log_probs(gpu, logits, drawn, counts, k + 1, blocks),
+            ]
+            for blocks in ways
+        )
+        for got, want in zip(several, one, strict=True):
+            assert_bitwise(got, want)
+
+
+def too_many_blocks(gpu: Gpu) -> None:
+    """More than the device runs at one time are refused, as they would wait for each other for ever."""
+    gpu.lib.workspace_bytes.restype = ctypes.c_int64
+    workspace = gpu.upload(np.zeros(gpu.lib.workspace_bytes(16), np.uint8))
+    logits = np.zeros((2, 9000), np.float32)
+    for blocks, places, name in (
+        (8, 16, "cudaErrorCooperativeLaunchTooLarge"),
+        (4, 7, "cudaErrorInvalidValue"),
+    ):
+        with pytest.raises(CudaError, match=name):
+            find_best(gpu, logits, 1, blocks=(blocks, workspace, places))
+    for blocks in (0, 2):  # by itself the launcher takes as many as fit
+        _, ids = find_best(gpu, logits, 1, blocks=(blocks, workspace, 16))
+        assert ids.tolist() == [[0], [0]]

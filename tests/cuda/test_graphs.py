@@ -40,6 +40,12 @@ def test_changes_of_longer_contexts(simulate: Run, models: str) -> None:
     assert outcome.ok, outcome.text
 
 
+def test_a_large_vocabulary(simulate: Run, models: str) -> None:
+    settings = {"INFINILM_EMULATOR_CC": "86", "INFINILM_EMULATOR_SMS": "8"}
+    outcome = simulate("graph_cases:a_large_vocabulary", settings=settings, folder=models)
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "streams", "seed"),
     [

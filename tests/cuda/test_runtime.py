@@ -22,7 +22,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
         ("launches_are_checked", {"kib": kib}, {"CC": str(capability)})
         for capability, kib in ((80, 163), (86, 99), (89, 99), (90, 227), (100, 227), (120, 99))
     ),
-    ("errors_stick", {}, {}),
+    ("errors_stick", {}, {"DEVICES": "2"}),
+    *(
+        ("compiled_by_the_driver", {"device": device, "told": told}, {"CC": "120", "DEVICES": "8", "COMPILE_MS": ms})
+        for device, told, ms in ((5, True, "2050"), (6, False, "100"), (7, False, "0"))
+    ),
     ("no_device", {"code": 100}, {"DEVICES": "0"}),
     ("no_device", {"code": 35}, {"DEVICES": "-1"}),
     ("old_device", {}, {"CC": "75"}),

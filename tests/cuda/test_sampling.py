@@ -29,6 +29,7 @@ few = settings(
     max_examples=3, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
+NO_CLUSTERS = {"INFINILM_EMULATOR_CC": "80", "INFINILM_EMULATOR_SMS": "32"}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("faults", {"vocab_sizes": [3, 257]}),
     ("ties", {"vocab_sizes": [7, 5000]}),
@@ -66,6 +67,19 @@ def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: st
     _check(emulate, case, schedule=schedule, **parameters)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(few, max_examples=1)
+@given(drawn=shapes(), blocks=st.permutations((2, 4, 8)))
+def test_without_clusters(emulate: Run, schedule: str, drawn: list[dict[str, Any]], blocks: list[int]) -> None:
+    shapes = [{**shape, "rows": 2, "blocks": count} for shape, count in zip(drawn[2:], blocks, strict=True)]
+    shapes.append({**drawn[2], "rows": 1, "blocks": 16})
+    _check(emulate, "without_clusters", schedule=schedule, settings=NO_CLUSTERS, shapes=shapes)
+
+
+def test_more_blocks_than_run_at_one_time(emulate: Run) -> None:
+    _check(emulate, "too_many_blocks", settings={**NO_CLUSTERS, "INFINILM_EMULATOR_SMS": "8"})
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
@@ -78,3 +92,5 @@ def test_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: list[dict[
     _check(emulate, "best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])
     _check(emulate, "masked_best", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], ks=[1, 40])
     _check(emulate, "log_probs", sanitize=sanitize, schedule=schedule, sizes=[65, 4000], widths=[1, 33])
+    one = [{**drawn[-1], "rows": 1, "blocks": 4}]
+    _check(emulate, "without_clusters", sanitize=sanitize, schedule=schedule, settings=NO_CLUSTERS, shapes=one)

@@ -15,7 +15,7 @@ struct Operand {
 };
 
 // d[64][N] as fragments, d[thread][N / 2]: `steps` times 16 of k. kRegisterA: a.image is [steps][128 threads][4] words.
-template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB>
+template <int N, class T, bool kRegisterA, bool kMnB>
 __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float* d, int steps) {
     begin_kernel();
     INFINILM_DYNAMIC_SHARED(smem);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(128) wgmma_kernel(Operand a, Operand b, float*
             wgmma_fence();
             const uint64_t da =
                 matrix_descriptor(smem + step * a.step_bytes, a.leading, a.stride, static_cast<Layout>(a.layout));
-            Wgmma<N, T>::template multiply<kMnA, kMnB>(sums, da, db, step > 0);
+            Wgmma<N, T>::template multiply<kMnB>(sums, da, db, step > 0);
         }
     }
     wgmma_commit();
@@ -155,12 +155,12 @@ __global__ void add_kernel(const float* x, float* y, int n) {
     if (i < n) y[n - 1 - i] += mine;
 }
 
-template <int N, class T, bool kRegisterA, bool kMnA, bool kMnB>
+template <int N, class T, bool kRegisterA, bool kMnB>
 int run_wgmma(const Operand& a, const Operand& b, float* d, int steps) {
     LaunchConfig config{dim3(1), dim3(128)};
     config.smem_bytes =
         static_cast<size_t>(kRegisterA ? 0 : ceil_div(a.bytes, 1024) * 1024) + static_cast<size_t>(b.bytes);
-    return launch<wgmma_kernel<N, T, kRegisterA, kMnA, kMnB>>(config, a, b, d, steps);
+    return launch<wgmma_kernel<N, T, kRegisterA, kMnB>>(config, a, b, d, steps);
 }
 
 template <int kBug>
@@ -190,22 +190,20 @@ using namespace infinilm::cuda;
 
 extern "C" {
 
-// variant: 0 both operands in shared memory, 1 A in registers, + 2: A MN-major, + 4: B MN-major
+// variant: 0 both operands in shared memory, 1 A in registers, + 2: B MN-major
 int wgmma(int columns, int half, int variant, const Operand* a, const Operand* b, float* d, int steps) {
-    const bool in_registers = variant & 1;
     if (columns == 64 && !half) {
         switch (variant) {
-            case 0: return run_wgmma<64, bf16, false, false, false>(*a, *b, d, steps);
-            case 1: return run_wgmma<64, bf16, true, false, false>(*a, *b, d, steps);
-            case 2: return run_wgmma<64, bf16, false, true, false>(*a, *b, d, steps);
-            case 4: return run_wgmma<64, bf16, false, false, true>(*a, *b, d, steps);
-            case 5: return run_wgmma<64, bf16, true, false, true>(*a, *b, d, steps);
-            case 6: return run_wgmma<64, bf16, false, true, true>(*a, *b, d, steps);
+            case 0: return run_wgmma<64, bf16, false, false>(*a, *b, d, steps);
+            case 1: return run_wgmma<64, bf16, true, false>(*a, *b, d, steps);
+            case 2: return run_wgmma<64, bf16, false, true>(*a, *b, d, steps);
+            case 3: return run_wgmma<64, bf16, true, true>(*a, *b, d, steps);
         }
     }
-    if (columns == 8 && half && in_registers) return run_wgmma<8, f16, true, false, false>(*a, *b, d, steps);
-    if (columns == 24 && half && !in_registers) return run_wgmma<24, f16, false, false, false>(*a, *b, d, steps);
-    if (columns == 256 && !half && !in_registers) return run_wgmma<256, bf16, false, false, false>(*a, *b, d, steps);
+    if (columns == 32 && half && variant == 1) return run_wgmma<32, f16, true, false>(*a, *b, d, steps);
+    if (columns == 72 && !half && variant == 1) return run_wgmma<72, bf16, true, false>(*a, *b, d, steps);
+    if (columns == 176 && half && variant == 0) return run_wgmma<176, f16, false, false>(*a, *b, d, steps);
+    if (columns == 192 && !half && variant == 0) return run_wgmma<192, bf16, false, false>(*a, *b, d, steps);
     return cudaErrorInvalidValue;
 }
 int gemm(const void* a, const void* b, float* c, int m, int n, int k, int bug) {

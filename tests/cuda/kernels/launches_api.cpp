@@ -223,14 +223,19 @@ struct Launches {
 
     void sampling() {
         const float* f = as<float>();
-        for (int num_rows : {1, 256}) {
-            SampleArgs args{f, 1 << 18, num_rows, 1 << 18, f, as<int>(), f, f, f, as<int>()};
-            expect(sample(args, nullptr), "sample");
-            expect(find_best({f, 1 << 18, num_rows, 1 << 18, 512, 0, as<float>(), as<int>()}, nullptr), "find_best");
-            expect(
-                log_probs({f, 1 << 18, num_rows, 1 << 18, 21, as<int>(), as<int>(), as<int>(), as<float>()}, nullptr),
-                "log_probs");
-        }
+        constexpr int n = 1 << 18;
+        for (int num_rows : {1, 256})
+            for (void* workspace : {as<void>(), static_cast<void*>(nullptr)}) {
+                const RowBlocks blocks{0, workspace, 132};
+                SampleArgs args{f, n, num_rows, n, f, as<int>(), f, f, f, as<int>()};
+                args.blocks = blocks;
+                expect(sample(args, nullptr), "sample");
+                expect(find_best({f, n, num_rows, n, 512, 0, as<float>(), as<int>(), {}, blocks}, nullptr),
+                       "find_best");
+                expect(
+                    log_probs({f, n, num_rows, n, 21, as<int>(), as<int>(), as<int>(), as<float>(), blocks}, nullptr),
+                    "log_probs");
+            }
         expect(change_logits({as<float>(), many, 64, many, 0, as<int>(), f, as<int>(), as<int>(), as<int>()}, nullptr),
                "change_logits");
         expect(soft_cap({as<float>(), many, 64, many, 30}, nullptr), "soft_cap");
