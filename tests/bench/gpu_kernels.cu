@@ -148,6 +148,11 @@ cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
     return launch_linear(choose_linear(args, major == 9, num_sms), args, stream);
 }
 
+// That of linear_prefill, as the backend makes it.
+struct SplitWorkspace : Memory {
+    SplitWorkspace() : Memory(split_workspace_bytes) { check(cudaMemset(as<void>(), 0, split_counter_bytes)); }
+};
+
 PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     PackedWeight w;
     w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
