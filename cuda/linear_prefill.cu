@@ -4,7 +4,8 @@
 
 namespace infinilm::cuda {
 
-#define INFINILM_DECLARE(F) extern template cudaError_t linear_prefill_as<F>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
+#define INFINILM_DECLARE(F) \
+    extern template cudaError_t linear_prefill_as<F>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
 INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 #undef INFINILM_DECLARE
 

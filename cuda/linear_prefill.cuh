@@ -1,14 +1,15 @@
 // linear for many tokens on every GPU from sm_80 on: out[t, f] = epilogue(x[t] . weight[f]), without norm and rope.
-// Mapping: a block of 8 warps computes 128 packed rows x 128 tokens (or 64: choose_tile_tokens), a warp 64 x 32 (32 x
-// 32); which tile, tile_place() says. k comes in stages of two turns (weight_formats.cuh: of a step of 16 columns, or
-// two where weights are quantised) through four buffers of shared memory, by cp.async: the weight as the contiguous
-// units it is packed in, one 16-byte read of a lane each; x row by row, its 16-byte pieces swizzled for ldmatrix.
-// Weights that are not quantised are read one turn ahead of their mma. A slice of k is a chain of its own, added to the
-// total at its end (linear.cuh): twice the accumulators, 128 registers of a thread, and one block per SM, is the price
-// of rows whose bits do not depend on num_tokens. Bytes: the weight once for each 1024 tokens, x once from memory, then
-// both from L2. Floor: 2 n k num_tokens / peak of mma.sync. Shared memory comes next: a warp reads 3 KB for 16 mma, 96
-// of the 128 bytes a cycle of an A100. Alignment as in kernels.h. Ideas: IST-DASLab/marlin (weights stored as
-// fragments), CUTLASS's multistage mainloop.
+// Mapping: a block of 8 warps computes 128 packed rows x 128 tokens (or 64: choose_prefill), a warp 64 x 32 (32 x 32);
+// which tile, tile_place() says. Where tiles of 64 tokens are too few for all SMs, 2, 4 or 8 blocks share each: they
+// have some of its slices of k, leave the sums in a workspace (kernels.h), and the last to arrive adds them. k comes in
+// stages of two turns (weight_formats.cuh: of a step of 16 columns, or two where weights are quantised) through four
+// buffers of shared memory, by cp.async: the weight as the contiguous units it is packed in, one 16-byte read of a lane
+// each; x row by row, its 16-byte pieces swizzled for ldmatrix. Weights that are not quantised are read one turn ahead
+// of their mma. A slice of k is a chain of its own, added to the total at its end (linear.cuh): twice the accumulators,
+// 128 registers of a thread, and one block per SM, is the price of rows whose bits do not depend on num_tokens. Bytes:
+// the weight once for each 1024 tokens, x once from memory, then both from L2. Floor: 2 n k num_tokens / peak of
+// mma.sync. Shared memory comes next: a warp reads 3 KB for 16 mma, 96 of the 128 bytes a cycle of an A100. Alignment
+// as in kernels.h. Ideas: IST-DASLab/marlin (weights stored as fragments), CUTLASS's multistage mainloop.
 #pragma once
 
 #include <type_traits>

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import ON_GPU, Array, Buffer, CudaError, Gpu
+from emulation import ON_GPU, Array, CudaError, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
-from packing import ORDERS, pack
+from packing import ORDERS, SLICES, SPLITS, pack, split_workspace
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefill_api.cu
 MAX_DECODE_TOKENS = 96
-SLICES = 8
-SPLITS = (2, 4, 8)  # blocks that may share a tile of linear_prefill
-COUNTER_BYTES, PART_BYTES, MOST_PARTS = 1024, 128 * 64 * 4, 512  # of its workspace
+MOST_PARTS = 512  # in the workspace of linear_prefill
 DECODE, PREFILL = 1, 4  # of LinearKernel
 F64 = np.float64
 
@@ -64,17 +62,11 @@ class Linear:
             None if self.biases is None else gpu.upload(self.biases), self.n, self.k, KINDS.index(self.kind),
             ORDERS.index(self.order), self.head_dim, residual.pointer if residual else None,
             ctypes.c_int64(residual.stride if residual else 0), out.pointer, ctypes.c_int64(out.stride),
-            int(self.out_float32), None if splits == 1 else self._workspace(gpu, shape[0], splits), splits, calls,
+            int(self.out_float32), split_workspace(gpu, self.n, shape[0], splits), splits, calls,
         )  # fmt: skip
         got = out.get()
         gpu.close()
         return got
-
-    def _workspace(self, gpu: Gpu, tokens: int, splits: int) -> Buffer:
-        """Counters of zero and NaN behind them, no byte more than is needed."""
-        parts = -(-self.n // 128) * -(-tokens // 64) * (SLICES - SLICES // splits + 1)
-        counters = np.zeros(COUNTER_BYTES, np.uint8)
-        return gpu.upload(np.concatenate([counters, np.full(parts * PART_BYTES, 0xFF, np.uint8)]))
 
     def sums(self) -> Array:
         """x . weight^T as linear.cuh orders it, [tokens, n] float32; the emulator's mma adds one product at a time."""
