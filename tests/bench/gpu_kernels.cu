@@ -309,6 +309,8 @@ int bench_linear(int kernel, int format, int num_tokens, int n, int k, int order
         args.x = x.as<void>(), args.x_stride = k, args.num_tokens = num_tokens;
         args.norm_weight = norm ? norm_weight.as<float>() : nullptr, args.norm_eps = 1e-5f;
         args.out = out.as<void>(), args.out_float32 = out_float32 != 0;
+        const SplitWorkspace workspace;
+        args.workspace = workspace.as<void>();
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             args.weight.data = weights.at(i % count, bytes);
             return run(kernel, args, stream);
