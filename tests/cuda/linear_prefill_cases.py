@@ -56,15 +56,17 @@ class Linear:
             residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
         shape = (len(self.x[rows]), self.width)
         out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
+        workspace = split_workspace(gpu, self.n, shape[0], splits)
         packed = pack(decode(self.weight, self.kind), self.order, self.head_dim, self.kind)
         gpu.call(
             "run_linear", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0], gpu.upload(packed),
             None if self.biases is None else gpu.upload(self.biases), self.n, self.k, KINDS.index(self.kind),
             ORDERS.index(self.order), self.head_dim, residual.pointer if residual else None,
             ctypes.c_int64(residual.stride if residual else 0), out.pointer, ctypes.c_int64(out.stride),
-            int(self.out_float32), split_workspace(gpu, self.n, shape[0], splits), splits, calls,
+            int(self.out_float32), workspace, splits, calls,
         )  # fmt: skip
         got = out.get()
+        assert workspace is None or not gpu.download(workspace)[:1024].any(), "a counter is not ready for the next call"
         gpu.close()
         return got
 
