@@ -11,6 +11,7 @@
 #include "kernel_list.h"
 #include "kernels.h"
 #include "linear_choice.h"
+#include "linear_host.h"
 #include "mixing_host.h"
 #include "ops/device_queue.h"
 #include "packed_layout.h"
@@ -52,6 +53,10 @@ public:
         run(cuda::fill_random(
                 {.dst = probe.data(), .type = Type::f32, .count = probe.numel(), .seed = 0, .deviation = 0}, stream_),
             to_string(device_), probe.shape());
+        if (shares_tiles(type_, is_hopper_)) {
+            split_workspace_ = device_memory(split_workspace_bytes, "sums of linears whose tiles are shared");
+            check(cudaMemsetAsync(split_workspace_->data, 0, split_counter_bytes, stream_), "split_workspace");
+        }
         synchronize();
     }
     ~CudaBackend() override {
@@ -180,7 +185,7 @@ private:
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
     // Without residual: rms_norm; without weight either: mean_square.
     void run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square = {});
-    LinearArgs linear_args(const LinearParams& p) const;
+    LinearArgs args_of(const LinearParams& p) const;
     void run_linear(const LinearArgs& args);
 
     const CudaOptions options_;
@@ -191,8 +196,9 @@ private:
     int num_sms_ = 0;
     cudaStream_t stream_ = nullptr;
     StreamRecorder recorder_{stream_};
-    std::array<Staging, num_uploads> staging_;  // of upload, by purpose
-    Tensor load_staging_;                       // uint8: of pack
+    std::array<Staging, num_uploads> staging_;       // of upload, by purpose
+    Tensor load_staging_;                            // uint8: of pack
+    std::unique_ptr<DeviceMemory> split_workspace_;  // of linear_prefill; null where that has no shared tiles
     std::unique_ptr<PinnedMemory> pinned_;
     std::unique_ptr<Landings> landings_;
     std::unique_ptr<SamplingWorkspace> sampling_;
@@ -399,22 +405,9 @@ void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op, const
         op, p.x.shape());
 }
 
-LinearArgs CudaBackend::linear_args(const LinearParams& p) const {
-    LinearArgs args;
-    // Kernels write whole vectors of 8: rows of logits of any vocabulary are padded to that (Decoder).
-    const int width = packed(p.weight).n / (p.weight.kind == LinearKind::act_mul && !p.gate_up_apart ? 2 : 1);
-    require(p.out.stride(0) >= width, "linear: out has ", p.out.stride(0), " elements a row, ", width, " are written");
-    args.x = p.x.data();
-    args.x_stride = p.x.stride(0);
-    args.num_tokens = count(p.x.shape(0));
-    args.weight = packed(p.weight);
-    args.residual = p.residual.data();
-    args.residual_stride = p.residual ? p.residual.stride(0) : 0;
-    args.out = p.out.data();
-    args.out_stride = p.out.stride(0);
-    args.activation = static_cast<cuda::Activation>(p.activation);
-    args.gate_up_apart = p.gate_up_apart;
-    args.out_float32 = p.out.dtype() == DType::float32 && type_ != Type::f32;
+LinearArgs CudaBackend::args_of(const LinearParams& p) const {
+    LinearArgs args = linear_args(p, type_);
+    args.workspace = split_workspace_ ? split_workspace_->data : nullptr;
     return args;
 }
 
@@ -438,13 +431,13 @@ void CudaBackend::run_linear(const LinearArgs& args) {
 void CudaBackend::linear(const LinearParams& p) {
     activate();
     if (p.x.numel() == 0) return;
-    LinearArgs args = linear_args(p);
+    LinearArgs args = args_of(p);
     add_norm(p, args);
     run_linear(args);
 }
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
-    LinearArgs args = linear_args(p);
+    LinearArgs args = args_of(p);
     const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
                        !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && rope.slot_mapping && rope.cos_sin &&
                        rope.cos_sin.shape(1) == rope.head_dim;

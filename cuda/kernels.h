@@ -306,7 +306,23 @@ struct LinearArgs {
     bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
+    // Of linear_prefill. A workspace is zero before its first use and serves one stream: its kernels run one by one.
+    void* workspace = nullptr;  // split_workspace_bytes, aligned to 256; null: one block sums all of k
+    int splits = 0;             // blocks among which k of a tile is divided: 1, 2, 4, 8; 0: as linear_choice.h says
 };
+
+// Every linear sums k in this many slices, which are added in their order (linear.cuh).
+constexpr int kSlices = 8;
+
+// The workspace: how many blocks of a tile have come, then the sums of parts of k. Of a tile the first block has one
+// part, all its slices, and the others have one for each slice: only so are slices added in their order.
+constexpr int kSplitRows = 128, kSplitTokens = 64;  // of a tile
+constexpr int kSplitBytes = kSplitRows * kSplitTokens * 4, most_split_parts = 512;
+constexpr int split_parts(int splits) { return splits == 1 ? 0 : kSlices - kSlices / splits + 1; }  // of a tile
+constexpr int most_split_tiles = most_split_parts / split_parts(2);
+constexpr size_t split_counter_bytes = 1024;
+static_assert(most_split_tiles * sizeof(unsigned) <= split_counter_bytes);
+constexpr size_t split_workspace_bytes = split_counter_bytes + size_t{kSplitBytes} * most_split_parts;
 
 // linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
 // many with a norm, which every block computes again. Of quantised weights, of which more kernels are compiled, fewer.

@@ -15,7 +15,6 @@
 
 namespace infinilm::cuda {
 
-constexpr int kSlices = 8;
 __host__ __device__ constexpr int slice_begin(int slice, int units) {
     return static_cast<int>(static_cast<int64_t>(units) * slice / kSlices);
 }

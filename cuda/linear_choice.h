@@ -1,5 +1,5 @@
 // Which kernel a linear takes. All give a row the same bits (linear.cuh), so what is chosen is time alone, as it was
-// measured on an H100 (docs/kernels.md).
+// measured on an H100 and is counted for other GPUs (docs/kernels.md).
 #pragma once
 
 #include "kernels.h"
@@ -10,15 +10,71 @@ namespace infinilm::cuda {
 #define INFINILM_SM90 0
 #endif
 
+// How linear_prefill divides a product: tiles of 128 packed rows x `tokens`, and k of each among `splits` blocks.
+struct PrefillPlan {
+    int tokens = 0, splits = 1;
+    int64_t cycles = 0;  // of an SM, estimated
+};
+
+// The plan that is estimated to take least, of those with args.splits. Smaller tiles and more splits give more blocks,
+// so that a small product fills the GPU, but then each byte that is brought into shared memory is used less, and the
+// sums of all slices but the first go through the workspace: a block writes its own, and the last one reads all. As
+// these are estimates, more splits must save an eighth.
+inline PrefillPlan choose_prefill(const LinearArgs& args, int num_sms) {
+    const PackedWeight& w = args.weight;
+    const int64_t steps = num_steps(w.k), row_blocks = (num_tiles(w) + 7) / 8;
+    // Of a step, 16 columns: the bytes it moves in shared memory are as 16 to 11, and 717 products a cycle were
+    // measured on an H100 with tiles of 128. To begin and end a block; to be the last of several; to write or read a
+    // part.
+    constexpr int64_t step_of_128 = 16 * 23, step_of_64 = 11 * 23, begin = 3000, hand_over = 2000, part = 512;
+    PrefillPlan best;
+    auto consider = [&](int tokens, int splits) {
+        const int64_t tiles = row_blocks * ((args.num_tokens + tokens - 1) / tokens);
+        if (args.splits != 0 && args.splits != splits) return;
+        const bool fits = args.workspace && num_units(w) >= kSlices && tiles * split_parts(splits) <= most_split_parts;
+        if (splits > 1 && (!fits || (args.splits == 0 && tiles >= num_sms))) return;
+        const int64_t waves = (tiles * splits + num_sms - 1) / num_sms;
+        int64_t cycles = waves * (begin + steps * (tokens == 64 ? step_of_64 : step_of_128) / splits);
+        if (splits > 1) cycles += waves * (kSlices / splits) * part + hand_over + split_parts(splits) * part;
+        if (best.tokens == 0 || 8 * cycles < (splits > 1 ? 7 : 8) * best.cycles) best = {tokens, splits, cycles};
+    };
+    if (w.format == WeightFormat::as_type) consider(128, 1);
+    for (int splits = 1; splits <= kSlices; splits *= 2) consider(kSplitTokens, splits);
+    return best;
+}
+
+// The same of linear_decode from 33 tokens on: the busiest block's bytes, rows of weights and for each group of them
+// all rows of x, at 18 a cycle (measured on an H100: 15 to 21).
+inline int64_t decode_cycles(const LinearArgs& args, int num_sms) {
+    const PackedWeight& w = args.weight;
+    const int64_t tile_bytes = int64_t{num_units(w)} * unit_bytes(w.format),
+                  x_bytes = int64_t{2} * args.num_tokens * w.k;
+    auto bytes = [&](int tiles) {  // of a group
+        const int64_t groups = (num_tiles(w) + tiles - 1) / tiles;
+        return (groups + num_sms - 1) / num_sms * (tiles * tile_bytes + x_bytes);
+    };
+    const bool has_wide = w.format == WeightFormat::as_type && args.num_tokens <= 64;
+    return (has_wide && bytes(4) < bytes(2) ? bytes(4) : bytes(2)) / 18;
+}
+
 enum class LinearKernel { f32, decode, split_sm90, sm90, prefill };
+
+// Whether linear_prefill is what many tokens take, and so wants a workspace.
+constexpr bool shares_tiles(Type type, bool is_hopper) { return type != Type::f32 && !(INFINILM_SM90 && is_hopper); }
 
 // num_sms: of the device. Those of Hopper are not in every build.
 inline LinearKernel choose_linear(const LinearArgs& args, bool is_hopper, int num_sms) {
     const PackedWeight& w = args.weight;
     const int tokens = args.num_tokens;
     if (w.type == Type::f32) return LinearKernel::f32;
-    if (!INFINILM_SM90 || !is_hopper)
-        return tokens <= max_decode_tokens(w.format) ? LinearKernel::decode : LinearKernel::prefill;
+    if (!INFINILM_SM90 || !is_hopper) {
+        if (tokens <= 32) return LinearKernel::decode;
+        if (tokens > max_decode_tokens(w.format)) return LinearKernel::prefill;
+        const int64_t rope_cycles = w.order == RowOrder::rope_pairs ? 4000 : 0;  // which decode does besides
+        return decode_cycles(args, num_sms) <= choose_prefill(args, num_sms).cycles + rope_cycles
+                   ? LinearKernel::decode
+                   : LinearKernel::prefill;
+    }
     const bool is_as_type = w.format == WeightFormat::as_type;
     const bool splits = is_as_type || w.format == WeightFormat::int8 || w.format == WeightFormat::fp8;
     if (tokens <= (is_as_type ? 16 : 32)) return LinearKernel::decode;

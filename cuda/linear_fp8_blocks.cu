@@ -6,6 +6,6 @@ namespace infinilm::cuda {
 
 template cudaError_t linear_decode_as<Fp8Blocks>(const LinearArgs&, cudaStream_t);
 template cudaError_t linear_grouped_as<Fp8Blocks>(const GroupedLinearArgs&, cudaStream_t);
-template cudaError_t linear_prefill_as<Fp8Blocks>(const LinearArgs&, cudaStream_t);
+template cudaError_t linear_prefill_as<Fp8Blocks>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
 
 }  // namespace infinilm::cuda

@@ -1,19 +1,21 @@
 // linear for many tokens on every GPU from sm_80 on: out[t, f] = epilogue(x[t] . weight[f]), without norm and rope.
-// Mapping: a block of 8 warps computes 128 packed rows x 128 tokens (or 64: choose_tile_tokens), a warp 64 x 32 (32 x
-// 32); which tile, tile_place() says. k comes in stages of two turns (weight_formats.cuh: of a step of 16 columns, or
-// two where weights are quantised) through four buffers of shared memory, by cp.async: the weight as the contiguous
-// units it is packed in, one 16-byte read of a lane each; x row by row, its 16-byte pieces swizzled for ldmatrix.
-// Weights that are not quantised are read one turn ahead of their mma. A slice of k is a chain of its own, added to the
-// total at its end (linear.cuh): twice the accumulators, 128 registers of a thread, and one block per SM, is the price
-// of rows whose bits do not depend on num_tokens. Bytes: the weight once for each 1024 tokens, x once from memory, then
-// both from L2. Floor: 2 n k num_tokens / peak of mma.sync. Shared memory comes next: a warp reads 3 KB for 16 mma, 96
-// of the 128 bytes a cycle of an A100. Alignment as in kernels.h. Ideas: IST-DASLab/marlin (weights stored as
-// fragments), CUTLASS's multistage mainloop.
+// Mapping: a block of 8 warps computes 128 packed rows x 128 tokens (or 64: choose_prefill), a warp 64 x 32 (32 x 32);
+// which tile, tile_place() says. Where tiles of 64 tokens are too few for all SMs, 2, 4 or 8 blocks share each: they
+// have some of its slices of k, leave the sums in a workspace (kernels.h), and the last to arrive adds them. k comes in
+// stages of two turns (weight_formats.cuh: of a step of 16 columns, or two where weights are quantised) through four
+// buffers of shared memory, by cp.async: the weight as the contiguous units it is packed in, one 16-byte read of a lane
+// each; x row by row, its 16-byte pieces swizzled for ldmatrix. Weights that are not quantised are read one turn ahead
+// of their mma. A slice of k is a chain of its own, added to the total at its end (linear.cuh): twice the accumulators,
+// 128 registers of a thread, and one block per SM, is the price of rows whose bits do not depend on num_tokens. Bytes:
+// the weight once for each 1024 tokens, x once from memory, then both from L2. Floor: 2 n k num_tokens / peak of
+// mma.sync. Shared memory comes next: a warp reads 3 KB for 16 mma, 96 of the 128 bytes a cycle of an A100. Alignment
+// as in kernels.h. Ideas: IST-DASLab/marlin (weights stored as fragments), CUTLASS's multistage mainloop.
 #pragma once
 
 #include <type_traits>
 
 #include "launch.cuh"
+#include "linear_choice.h"
 #include "linear_tile.cuh"
 #include "norm.cuh"
 
@@ -41,14 +43,15 @@ __device__ __forceinline__ int token_piece(int token, int piece) {
 }
 
 // Copies a block's stages to shared memory. rows: the weight from the block's first tile on; x: [num_tokens, k] from
-// its first token on. What lies beyond the weight, the tokens or k becomes zero.
+// its first token on; both from the block's first unit of k. What lies beyond the weight, the tokens or k becomes zero.
 template <class T, class F, int kTokens>
 struct StageLoader {
     using Shape = TileShape<F, kTokens>;
     const uint8_t* rows;
     const T* x;
     int64_t x_stride;
-    int tiles, tokens, k, units;  // tiles and tokens from here to the end
+    int tiles, tokens, k, units;  // from here to the end
+    int row_units;                // of a row of the weight
 
     __device__ __forceinline__ void load(uint8_t* smem, int stage) const {
         if (stage * Shape::kUnits < units) {
@@ -60,7 +63,7 @@ struct StageLoader {
                 if (Shape::kWeightBytes % (kPrefillThreads * 16) != 0 && i >= Shape::kWeightBytes) break;
                 const bool valid = tile < tiles && stage * Shape::kUnits + i % kTileBytes / unit_bytes_of<F> < units;
                 const uint8_t* from =
-                    rows + static_cast<int64_t>(tile) * units * unit_bytes_of<F> + stage * int64_t{kTileBytes};
+                    rows + static_cast<int64_t>(tile) * row_units * unit_bytes_of<F> + stage * int64_t{kTileBytes};
                 cp_async_16(to + i, valid ? from + i % kTileBytes : rows, valid);
             }
             constexpr int kPieces = 4 * Shape::kTokenBlocks;  // of a token: 8 columns each
@@ -203,35 +206,108 @@ __device__ __forceinline__ void store_sums(const LinearArgs& args, const float (
         write(std::integral_constant<int, kRows / 8>{});
 }
 
+// Tiles of tokens, and 2^split_bits blocks, neighbours, that share a tile: each has as many slices of k.
+struct PrefillGrid {
+    int token_blocks, split_bits;
+
+    __device__ __forceinline__ int tile() const { return static_cast<int>(blockIdx.x) >> split_bits; }
+    __device__ __forceinline__ int split() const { return static_cast<int>(blockIdx.x) & ((1 << split_bits) - 1); }
+    __device__ __forceinline__ int slices() const { return kSlices >> split_bits; }  // of a block
+    __device__ __forceinline__ int first_unit(int units) const { return slice_begin(split() * slices(), units); }
+    __device__ __forceinline__ int end_unit(int units) const { return slice_begin((split() + 1) * slices(), units); }
+    // How many blocks of the tile have come, and its part that holds a slice: see split_parts.
+    __device__ __forceinline__ unsigned* arrived(const LinearArgs& args) const {
+        return static_cast<unsigned*>(args.workspace) + tile();
+    }
+    __device__ __forceinline__ float4* part_of(const LinearArgs& args, int slice) const {
+        const int part = tile() * split_parts(1 << split_bits) + max(slice - slices() + 1, 0);
+        return reinterpret_cast<float4*>(static_cast<uint8_t*>(args.workspace) + split_counter_bytes +
+                                         static_cast<int64_t>(part) * kSplitBytes);
+    }
+};
+
+// Sums of the block to or from a part of the workspace, [sums / 4][kPrefillThreads] float4: where the same thread of
+// another block finds them.
+template <int kTiles, int kColumns>
+__device__ __forceinline__ void store_part(float4* part, const float (&sums)[kTiles][kColumns][4]) {
+#pragma unroll
+    for (int i = 0; i < kTiles * kColumns; ++i) {
+        const float (&s)[4] = sums[i / kColumns][i % kColumns];
+        part[i * kPrefillThreads + threadIdx.x] = make_float4(s[0], s[1], s[2], s[3]);
+    }
+}
+
+// The end of a block that shares its tile: leaves its sums in the workspace. The last block to arrive gets those of all
+// slices, added in their order, and true. No kernel behind this one writes to the workspace before all of this one has
+// ended, as it waits for that first.
+template <int kTiles, int kColumns>
+__device__ __forceinline__ bool join_parts(const LinearArgs& args, const PrefillGrid& grid, uint8_t* smem,
+                                           float (&totals)[kTiles][kColumns][4]) {
+    if (grid.split() == 0) store_part(grid.part_of(args, 0), totals);
+    cp_async_wait<0>();
+    __syncthreads();  // all sums of the block are written, and the stages are free
+    bool* is_last = reinterpret_cast<bool*>(smem);
+    if (threadIdx.x == 0) {
+        unsigned* arrived = grid.arrived(args);
+        *is_last = atomic_add_acq_rel(arrived, 1) + 1 == 1u << grid.split_bits;
+        if (*is_last) *arrived = 0;  // ready for the next kernel
+    }
+    __syncthreads();
+    if (!*is_last) return false;
+    const float4* part = grid.part_of(args, 0);
+#pragma unroll
+    for (int i = 0; i < kTiles * kColumns; ++i)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) totals[i / kColumns][i % kColumns][c] = 0.0f;
+#pragma unroll 1
+    for (int count = split_parts(1 << grid.split_bits); count > 0; --count, part += kSplitBytes / 16) {
+        float4 sums[kTiles * kColumns];
+#pragma unroll
+        for (int i = 0; i < kTiles * kColumns; ++i) sums[i] = part[i * kPrefillThreads + threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < kTiles * kColumns; ++i) {
+            float (&total)[4] = totals[i / kColumns][i % kColumns];
+            total[0] += sums[i].x, total[1] += sums[i].y, total[2] += sums[i].z, total[3] += sums[i].w;
+        }
+    }
+    return true;
+}
+
 template <class T, class F, int kTokens>
 __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales == 0 ? 2 : 1)
-    linear_prefill_kernel(const __grid_constant__ LinearArgs args, int token_blocks) {
+    linear_prefill_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ PrefillGrid grid) {
     grid_dependency_wait();
     using Shape = TileShape<F, kTokens>;
     constexpr int kTiles = Shape::kTiles, kColumns = Shape::kColumns;
-    constexpr int kUnitTurns = F::kUnitSteps / F::kTurnSteps;
+    constexpr int kUnitTurns = F::kUnitSteps / F::kTurnSteps, kUnitColumns = 16 * F::kUnitSteps;
     INFINILM_DYNAMIC_SHARED(smem);  // [kPrefillStages][kStageBytes], at the end the outputs
     const PackedWeight& w = args.weight;
-    const int units = units_of<F>(w.k), stages = ceil_div(units, Shape::kUnits);
-    const TilePlace place = tile_place(static_cast<int>(blockIdx.x), row_blocks(w), token_blocks);
+    const TilePlace place = tile_place(grid.tile(), row_blocks(w), grid.token_blocks);
     const int tile = place.row_block * kRowTiles, token = place.token_block * kTokens;
+    const int row_units = units_of<F>(w.k), first = grid.first_unit(row_units), first_column = first * kUnitColumns;
+    const int units = grid.end_unit(row_units) - first, stages = ceil_div(units, Shape::kUnits);
     const StageLoader<T, F, kTokens> loader{
-        static_cast<const uint8_t*>(w.data) + static_cast<int64_t>(tile) * units * unit_bytes_of<F>,
-        static_cast<const T*>(args.x) + token * args.x_stride,
+        static_cast<const uint8_t*>(w.data) + (static_cast<int64_t>(tile) * row_units + first) * unit_bytes_of<F>,
+        static_cast<const T*>(args.x) + token * args.x_stride + first_column,
         args.x_stride,
         num_tiles(w) - tile,
         args.num_tokens - token,
-        w.k,
-        units};
+        w.k - first_column,
+        units,
+        row_units};
     const int warp = static_cast<int>(warp_id());
     const int warp_tile = warp / Shape::kTokenWarps * kTiles, warp_token = warp % Shape::kTokenWarps * 8 * kColumns;
     auto bytes_of = [&](int stage) { return smem + stage % kPrefillStages * Shape::kStageBytes; };
 
     float sums[kTiles][kColumns][4] = {}, totals[kTiles][kColumns][4] = {};
-    int end = slice_end(0, units);
-    auto end_turn = [&](int turn) {  // of the whole product
-        if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end) return;
-        end = slice_end(end, units);
+    int end = slice_end(first, row_units) - first;
+    auto end_turn = [&](int turn) {  // of all of the block
+        // The last stage may go beyond the block's units, where columns of x meet zeros.
+        if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end || end > units) return;
+        if constexpr (kTokens == kSplitTokens) {
+            if (grid.split() > 0) store_part(grid.part_of(args, slice_of(first + end - 1, row_units)), sums);
+        }
+        end = slice_end(first + end, row_units) - first;
 #pragma unroll
         for (int a = 0; a < kTiles; ++a)
 #pragma unroll
@@ -275,34 +351,30 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
             }
         }
     }
+    if constexpr (kTokens == kSplitTokens) {
+        if (grid.split_bits > 0 && !join_parts(args, grid, smem, totals)) return;
+    }
     __syncthreads();  // the stages are free
     store_sums<T, F, 1>(args, totals, reinterpret_cast<float*>(smem) + warp * 16 * kTiles * 8 * kColumns,
                         tile + warp_tile, token + warp_token, [] { __syncwarp(); });
 }
 
-// Tokens of a tile. Fewer tokens give more blocks, so that a small product fills the GPU, but each byte that a block
-// brings into shared memory is then used less: 64 tokens are taken to cost 11/16 of 128, as its bytes do.
-inline int choose_tile_tokens(const LinearArgs& a, int num_sms) {
-    auto waves = [&](int tokens) {
-        return ceil_div<int64_t>(int64_t{row_blocks(a.weight)} * ceil_div(a.num_tokens, tokens), num_sms);
-    };
-    return 11 * waves(64) < 16 * waves(128) ? 64 : 128;
-}
-
 template <class T, class F, int kTokens>
-cudaError_t launch_prefill(const LinearArgs& args, cudaStream_t stream) {
-    const int token_blocks = ceil_div(args.num_tokens, kTokens);
-    const LaunchConfig config{dim3(static_cast<unsigned>(row_blocks(args.weight) * token_blocks)),
+cudaError_t launch_prefill(const LinearArgs& args, int splits, cudaStream_t stream) {
+    static_assert(kTileRows == kSplitRows);
+    PrefillGrid grid{ceil_div(args.num_tokens, kTokens), 0};
+    while (1 << grid.split_bits < splits) ++grid.split_bits;
+    const LaunchConfig config{dim3(static_cast<unsigned>(row_blocks(args.weight) * grid.token_blocks * splits)),
                               dim3(kPrefillThreads), TileShape<F, kTokens>::kSmemBytes, stream};
-    return launch<linear_prefill_kernel<T, F, kTokens>>(config, args, token_blocks);
+    return launch<linear_prefill_kernel<T, F, kTokens>>(config, args, grid);
 }
 
 // linear_prefill of a quantised weight, instantiated in a file for each format: tiles of 64 tokens alone. An SM holds
 // two blocks of int8 and fp8, so that one widens weights while the other multiplies; int4 has registers for one.
 template <class F>
-cudaError_t linear_prefill_as(const LinearArgs& args, cudaStream_t stream) {
-    return args.weight.type == Type::bf16 ? launch_prefill<bf16, F, 64>(args, stream)
-                                          : launch_prefill<f16, F, 64>(args, stream);
+cudaError_t linear_prefill_as(const LinearArgs& args, const PrefillPlan& plan, cudaStream_t stream) {
+    return args.weight.type == Type::bf16 ? launch_prefill<bf16, F, 64>(args, plan.splits, stream)
+                                          : launch_prefill<f16, F, 64>(args, plan.splits, stream);
 }
 
 }  // namespace infinilm::cuda

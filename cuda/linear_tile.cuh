@@ -23,10 +23,9 @@ __device__ __forceinline__ TilePlace tile_place(int index, int row_blocks, int t
     return {rest / width, first + rest % width};
 }
 
-// The end of the slice (linear.cuh) that holds a unit. Empty slices, of k less than 8 units, would add zero: skipped.
-__device__ __forceinline__ int slice_end(int unit, int units) {
-    return slice_begin((kSlices * (unit + 1) - 1) / units + 1, units);
-}
+// The slice (linear.cuh) that holds a unit, and its end. Empty ones, of k less than 8 units, would add zero: skipped.
+__device__ __forceinline__ int slice_of(int unit, int units) { return (kSlices * (unit + 1) - 1) / units; }
+__device__ __forceinline__ int slice_end(int unit, int units) { return slice_begin(slice_of(unit, units) + 1, units); }
 
 // Slices [first, last) of k, counted in units from the first of theirs.
 struct SliceRange {

@@ -148,6 +148,11 @@ cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
     return launch_linear(choose_linear(args, major == 9, num_sms), args, stream);
 }
 
+// That of linear_prefill, as the backend makes it.
+struct SplitWorkspace : Memory {
+    SplitWorkspace() : Memory(split_workspace_bytes) { check(cudaMemset(as<void>(), 0, split_counter_bytes)); }
+};
+
 PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     PackedWeight w;
     w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
@@ -304,6 +309,8 @@ int bench_linear(int kernel, int format, int num_tokens, int n, int k, int order
         args.x = x.as<void>(), args.x_stride = k, args.num_tokens = num_tokens;
         args.norm_weight = norm ? norm_weight.as<float>() : nullptr, args.norm_eps = 1e-5f;
         args.out = out.as<void>(), args.out_float32 = out_float32 != 0;
+        const SplitWorkspace workspace;
+        args.workspace = workspace.as<void>();
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
             args.weight.data = weights.at(i % count, bytes);
             return run(kernel, args, stream);

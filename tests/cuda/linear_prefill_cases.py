@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from emulation import ON_GPU, Array, Gpu
+import pytest
+from emulation import ON_GPU, Array, CudaError, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
-from packing import ORDERS, pack
+from packing import ORDERS, SLICES, SPLITS, pack, split_workspace
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefill_api.cu
 MAX_DECODE_TOKENS = 96
-SLICES = 8
+MOST_PARTS = 512  # in the workspace of linear_prefill
+DECODE, PREFILL = 1, 4  # of LinearKernel
 F64 = np.float64
 
 
@@ -43,7 +45,9 @@ class Linear:
         self.biases = normal(self.seed + 2, self.n) if self.bias else None
         self.residuals = encode(normal(self.seed + 3, self.tokens, self.width), self.kind) if self.residual else None
 
-    def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None) -> Array:
+    def run(
+        self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None, *, splits: int = 1, calls: int = 1
+    ) -> Array:
         """Rows [first, first + tokens) of out, as stored; they are all that is in the call."""
         rows = slice(first, first + (self.tokens if tokens is None else tokens))
         x = of(gpu, self.x[rows], self.kind, self.pad)
@@ -52,15 +56,17 @@ class Linear:
             residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
         shape = (len(self.x[rows]), self.width)
         out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
+        workspace = split_workspace(gpu, self.n, shape[0], splits)
         packed = pack(decode(self.weight, self.kind), self.order, self.head_dim, self.kind)
         gpu.call(
             "run_linear", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0], gpu.upload(packed),
             None if self.biases is None else gpu.upload(self.biases), self.n, self.k, KINDS.index(self.kind),
             ORDERS.index(self.order), self.head_dim, residual.pointer if residual else None,
             ctypes.c_int64(residual.stride if residual else 0), out.pointer, ctypes.c_int64(out.stride),
-            int(self.out_float32),
+            int(self.out_float32), workspace, splits, calls,
         )  # fmt: skip
         got = out.get()
+        assert workspace is None or not gpu.download(workspace)[:1024].any(), "a counter is not ready for the next call"
         gpu.close()
         return got
 
@@ -120,6 +126,66 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
     for shape in shapes:
         linear = Linear(**shape)
         linear.check(linear.run(gpu, kernel))
+
+
+def splits(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Blocks that share a tile give the bits of one that has it alone, also when the next linear follows at once."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        whole = linear.run(gpu, "prefill")
+        linear.check(whole)
+        for count in SPLITS:
+            assert_bitwise(linear.run(gpu, "prefill", splits=count, calls=2), whole)
+
+
+def refused_splits(gpu: Gpu) -> None:
+    """What k or the workspace has no room for, and numbers that are none of splits."""
+    for shape, count in (
+        ({"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
+        ({"tokens": 33, "n": 8, "k": 256}, 3),
+        ({"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
+    ):
+        with pytest.raises(CudaError) as refused:
+            Linear(seed=0, kind="bf16", **shape).run(gpu, "prefill", splits=count)
+        assert refused.value.name == "cudaErrorInvalidValue"
+        gpu.close()
+
+
+def choose(gpu: Gpu, *arguments: int) -> list[int]:
+    """LinearKernel, tokens of a tile, splits and parts, see linear_prefill_api.cu."""
+    chosen = (ctypes.c_int * 4)()
+    gpu.lib.choose(*(int(a) for a in arguments), *([0] if len(arguments) == 8 else []), chosen)
+    return list(chosen)
+
+
+def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]]) -> None:
+    """Which kernel a linear takes, and how linear_prefill divides it."""
+    for hopper, sms in devices:
+        for call in calls:
+            sizes = [call[name] for name in ("tokens", "n", "k", "format", "order")]
+            for has_workspace in (0, 1):
+                kernel, tile, splits, parts = choose(gpu, hopper, sms, *sizes, has_workspace)
+                assert tile == 64 or (tile == 128 and splits == 1 and call["format"] == 0)
+                assert splits in (1, *SPLITS) and parts <= MOST_PARTS
+                assert has_workspace or splits == 1
+                units = -(-call["k"] // (16, 32, 64)[(0, 1, 2, 1, 2, 1, 1, 2)[call["format"]]])
+                assert units >= SLICES or splits == 1
+                tiles = -(-call["n"] // 128) * -(-call["tokens"] // 64)
+                assert splits == 1 or tiles < sms  # else no SM is idle
+                if not hopper and call["tokens"] <= 32:
+                    assert kernel == DECODE
+                if not hopper and call["tokens"] > (64 if call["format"] else MAX_DECODE_TOKENS):
+                    assert kernel == PREFILL
+                for count in SPLITS:  # what is asked for, is taken or refused
+                    asked = choose(gpu, hopper, sms, *sizes, has_workspace, count)
+                    assert asked[1:3] in ([64, count], [0, 1])
+
+
+def known_choices(gpu: Gpu, num_sms: int, known: list[tuple[list[int], list[int]]]) -> None:
+    """Of 16-bit weights in their natural order."""
+    for (tokens, n, k), expected in known:
+        got = choose(gpu, False, num_sms, tokens, n, k, 0, 0, 1)
+        assert got[:3] == expected, (tokens, n, k, got)
 
 
 def batch(gpu: Gpu, kernel: str, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from emulation import Array, Gpu
 from frames import KINDS, UNIT, Frame, assert_bitwise, assert_close, decode, encode, normal, of
-from packing import ORDERS
+from packing import ORDERS, SPLITS, split_workspace
 from quantised import FORMATS, GROUP, blocks, dequantise, pack, quantise
 
 KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_quantised_api.cu
@@ -52,7 +52,7 @@ class Linear:
         self.norm_weight = 1 + normal(self.seed + 4, self.k) / 4 if self.norm else None
         self.residuals = encode(normal(self.seed + 3, self.tokens, self.width), self.kind) if self.residual else None
 
-    def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None) -> Array:
+    def run(self, gpu: Gpu, kernel: str, first: int = 0, tokens: int | None = None, *, splits: int = 1) -> Array:
         """Rows [first, first + tokens) of out, as stored; they are all that is in the call."""
         rows = slice(first, first + (self.tokens if tokens is None else tokens))
         x = of(gpu, self.x[rows], self.kind, self.pad)
@@ -67,7 +67,7 @@ class Linear:
             KINDS.index(self.kind), ORDERS.index(self.order), self.head_dim, FORMATS.index(self.name),
             None if self.norm_weight is None else gpu.upload(self.norm_weight), ctypes.c_float(EPS),
             residual.pointer if residual else None, ctypes.c_int64(residual.stride if residual else 0), out.pointer,
-            ctypes.c_int64(out.stride), int(self.out_float32),
+            ctypes.c_int64(out.stride), int(self.out_float32), split_workspace(gpu, self.n, shape[0], splits), splits,
         )  # fmt: skip
         got = out.get()
         gpu.close()
@@ -105,10 +105,12 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
 
 
 def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
-    """A row has the same bits from each kernel, whatever other rows are in the call."""
+    """A row has the same bits from each kernel, whatever other rows are in the call, and whoever shares its tile."""
     linear = Linear(**shape)
     whole = linear.run(gpu, "prefill")
     assert_bitwise(linear.run(gpu, "sm90"), whole)
+    for splits in SPLITS:
+        assert_bitwise(linear.run(gpu, "prefill", splits=splits), whole)
     for first, tokens in parts:
         for kernel in KERNELS:
             takes = {"decode": tokens <= MAX_DECODE_TOKENS, "split": linear.name in SPLIT_FORMATS}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from emulation import from_16, to_16
+from emulation import Buffer, Gpu, from_16, to_16
 from numpy.typing import ArrayLike, NDArray
 
 ORDERS = ("natural", "gate_up", "rope_pairs")  # the numbers of RowOrder
 TYPES = ("f32", "bf16", "f16")  # the numbers of Type
+SLICES = 8  # of k, added in their order
+SPLITS = (2, 4, 8)  # blocks that may share a tile of linear_prefill
 
 
 def feature_of_row(n: int, order: str = "natural", head_dim: int = 0) -> NDArray[np.int64]:
@@ -59,3 +61,11 @@ def unpack(
     weight = np.empty((n, k), np.float32)
     weight[features[features < n]] = rows[features < n, :k]
     return weight
+
+
+def split_workspace(gpu: Gpu, n: int, tokens: int, splits: int) -> Buffer | None:
+    """Of linear_prefill whose tiles are shared: counters of zero, then NaN, and no byte more than is needed."""
+    if splits == 1:
+        return None
+    tiles, parts = -(-n // 128) * -(-tokens // 64), SLICES - SLICES // splits + 1
+    return gpu.upload(np.concatenate([np.zeros(1024, np.uint8), np.full(tiles * parts * 128 * 64 * 4, 0xFF, np.uint8)]))

@@ -89,6 +89,66 @@ def test_rows_do_not_depend_on_their_batch(
     _check(emulate, "batch", settings={"INFINILM_EMULATOR_SMS": sms}, kernel=kernel, **batch)
 
 
+@st.composite
+def shared_tiles(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Every order and end of an output, with slices of one unit, of many, and such as begin inside of a stage."""
+
+    def one(order: str, tokens: tuple[int, ...], n: tuple[int, ...], **more: Any) -> dict[str, Any]:
+        return {
+            "order": order, "seed": draw(st.integers(0, 2**31)), "n": draw(st.sampled_from(n)),
+            "tokens": draw(st.sampled_from(tokens)), "k": draw(st.sampled_from((200, 136, 128, 392))),
+            "kind": draw(st.sampled_from(("bf16", "f16"))), "bias": draw(st.booleans()),
+            "pad": draw(st.sampled_from((8, 0))), **more,
+        }  # fmt: skip
+
+    return [
+        one("natural", (70, 33, 64), (136, 24), residual="apart"),
+        one("gate_up", (40, 65), (48, 144)),
+        one("rope_pairs", (33, 1), (48,), head_dim=16, out_float32=draw(st.booleans())),
+    ]
+
+
+@every_order
+@few
+@given(shapes=shared_tiles(), sms=st.sampled_from(SMS))
+def test_blocks_that_share_a_tile(
+    emulate: Run, schedule: str, asynchronous: str, shapes: list[dict[str, Any]], sms: str
+) -> None:
+    where = {"INFINILM_EMULATOR_ASYNC": asynchronous, "INFINILM_EMULATOR_SMS": sms}
+    _check(emulate, "splits", schedule=schedule, settings=where, shapes=shapes)
+
+
+def test_splits_that_do_not_fit_are_refused(emulate: Run) -> None:
+    _check(emulate, "refused_splits")
+
+
+DEVICES = ((False, 20), (False, 82), (False, 108), (False, 128), (False, 170), (True, 114), (True, 132))
+
+
+@settings(few, max_examples=20)
+@given(calls=st.lists(st.fixed_dictionaries({
+    "tokens": st.integers(1, 600), "n": st.integers(1, 4096).map(lambda n: 8 * n),
+    "k": st.integers(1, 2048).map(lambda k: 8 * k), "format": st.integers(0, 7), "order": st.integers(0, 2),
+}), min_size=10, max_size=10))  # fmt: skip
+def test_choice(emulate: Run, calls: list[dict[str, Any]]) -> None:
+    _check(emulate, "choice", devices=DEVICES, calls=calls)
+
+
+def test_choice_of_known_shapes(emulate: Run) -> None:
+    """On an A100: a small model's linears are shared out, large ones and prompts are not."""
+    decode, prefill = 1, 4
+    known = [
+        # tokens, n, k: the kernel, tokens of a tile, splits
+        ((64, 2048, 8192), (prefill, 64, 4)),
+        ((64, 4096, 14336), (prefill, 64, 8)),
+        ((128, 2048, 2048), (prefill, 64, 2)),
+        ((32, 2048, 8192), (decode, 64, 4)),
+        ((512, 28672, 4096), (prefill, 128, 1)),
+        ((2048, 2048, 2048), (prefill, 128, 1)),
+    ]
+    _check(emulate, "known_choices", num_sms=108, known=known)
+
+
 def test_kernels_agree(emulate: Run) -> None:
     """On a GPU: tiles of every size, and what is done to outputs on the way."""
     sizes = [(130, 48, 264)]
@@ -120,6 +180,15 @@ def test_sanitized(
         emulate, "values", sanitize=sanitize, schedule=schedule, settings=where, timeout=300,
         kernel=kernel, shapes=shapes,
     )  # fmt: skip
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+@settings(few, max_examples=1)
+@given(shapes=shared_tiles())
+def test_shared_tiles_sanitized(emulate: Run, sanitize: str, schedule: str, shapes: list[dict[str, Any]]) -> None:
+    _check(emulate, "splits", sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
 
 
 @pytest.fixture

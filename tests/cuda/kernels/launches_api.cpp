@@ -40,15 +40,16 @@ struct Launches {
                 0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      16, 1e-6f};
     }
 
-    void linear(Type type, WeightFormat format, int n, int tokens) {
+    void linear(Type type, WeightFormat format, int n, int k, int tokens) {
         const std::string what = "linear of type " + std::to_string(int(type)) + ", format " +
-                                 std::to_string(int(format)) + ", " + std::to_string(n) + " rows, " +
-                                 std::to_string(tokens) + " tokens";
+                                 std::to_string(int(format)) + ", " + std::to_string(n) + " x " + std::to_string(k) +
+                                 ", " + std::to_string(tokens) + " tokens";
         LinearArgs plain{};
         plain.x = plain.residual = plain.out = at;
         plain.x_stride = plain.residual_stride = plain.out_stride = hidden;
         plain.num_tokens = tokens;
-        plain.weight = weight(type, format, n, many);
+        if (shares_tiles(type, is_hopper)) plain.workspace = at;
+        plain.weight = weight(type, format, n, k);
         const auto launch = [&](const LinearArgs& args) {
             expect(launch_linear(choose_linear(args, is_hopper, num_sms), args, nullptr), what);
         };
@@ -84,11 +85,11 @@ struct Launches {
     void linears() {
         for (Type type : types)
             for (int f = 0; f <= static_cast<int>(type == Type::f32 ? WeightFormat::as_type : WeightFormat::fp4); ++f)
-                for (int n : {128, 2048, hidden}) {
+                for (int n : {128, 2048, 6144, hidden}) {
                     const auto format = static_cast<WeightFormat>(f);
                     for (int tokens :
                          {1, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 97, 128, 129, 150, 176, 192, 300, 512, 2048})
-                        linear(type, format, n, tokens);
+                        for (int k : {1024, many}) linear(type, format, n, k, tokens);
                     for (int tile : {8, 32, 64}) grouped(type, format, n, tile);
                 }
     }
