@@ -36,12 +36,12 @@ from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
 from infinilm.requests import steps, streams
 from infinilm.requests.adapters import Adapters
-from infinilm.requests.block_manager import common_window
+from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
-from infinilm.requests.memory import MemoryPlan, allocate_cache, divide_memory, free_memory, plan_model
+from infinilm.requests.memory import allocate_cache, free_memory, plan_model
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
@@ -256,7 +256,6 @@ class LLM(ChatMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "sliding_window": common_window([layer.sliding_window for layer in spec.layers]),
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
@@ -587,6 +586,8 @@ class LLM(ChatMethods, OfThisProcess):
             memory.num_blocks,
             memory.block_size,
             max_num_seqs=memory.max_num_seqs,
+            sliding_window=memory.sliding_window,
+            num_window_blocks=memory.num_window_blocks,
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
             num_stages=self.num_stages,

@@ -275,7 +275,10 @@ class EngineMetrics:
     num_preemptions : int
         Sequences that lost their part of the cache to others and were computed again.
     num_used_blocks, num_blocks : int
-        Blocks of the KV cache that running sequences hold, of how many.
+        Blocks of the KV cache that running sequences hold, of how many; of layers that keep all keys, where those with
+        a window have blocks of their own.
+    cache_usage : float
+        Share of the blocks that running sequences hold, 0 to 1; of the layers where it is largest.
     prefix_hit_rate : float
         Share of the prompt tokens that the prefix cache already held, 0 to 1.
     prompt_tps, output_tps : float or None
@@ -291,6 +294,7 @@ class EngineMetrics:
     num_preemptions: int
     num_used_blocks: int
     num_blocks: int
+    cache_usage: float
     prefix_hit_rate: float
     prompt_tps: float | None
     output_tps: float | None

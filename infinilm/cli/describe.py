@@ -201,6 +201,17 @@ def _state_lines(memory: Mapping[str, Any]) -> list[str]:
     return [f"states {memory['num_states']} of {format_bytes(memory['state_bytes'])} in it; {prefixes}"]
 
 
+def _window_lines(memory: Mapping[str, Any]) -> list[str]:
+    """Of layers with a window that have blocks of their own."""
+    if not memory["num_window_blocks"]:
+        return []
+    own = format_bytes(memory["window_bytes_per_token"])
+    return [
+        f"{own} of these in layers that keep a window of {memory['sliding_window']:,} tokens: "
+        f"{memory['num_window_blocks']} blocks"
+    ]
+
+
 def memory_lines(memory: Mapping[str, Any]) -> list[str]:
     """The memory plan in lines."""
     return [
@@ -209,6 +220,7 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         f"KV cache {format_bytes(memory['kv_bytes'])}: {memory['num_tokens']:,} tokens in {memory['num_blocks']} "
         f"blocks of {memory['block_size']}, {format_bytes(memory['kv_bytes_per_token'])} per token in "
         f"{memory['kv_cache_dtype']} (budget {format_bytes(memory['kv_budget_bytes'])})",
+        *_window_lines(memory),
         *_state_lines(memory),
         *(f"stage {number}, {StageMemory(**stage)}" for number, stage in enumerate(memory["stages"])),
         f"together {format_bytes(memory['total_bytes'])}",

@@ -114,7 +114,13 @@ class _Agent:
         self._front.send("loaded")
         cache, _ = self._front.receive("cache")
         assert self._engine is not None
-        self._engine.reset_cache(cache["num_blocks"], cache["block_size"], cache["dtype"], cache["num_states"])
+        self._engine.reset_cache(
+            cache["num_blocks"],
+            cache["block_size"],
+            cache["dtype"],
+            cache["num_states"],
+            cache["num_window_blocks"],
+        )
         self._front.send("ready")
 
     def _connect(self, listener: Any) -> None:

@@ -142,12 +142,21 @@ class StagedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def reset_cache(self, num_blocks: int, block_size: int, dtype: str, num_states: int = 0) -> None:
+    def reset_cache(
+        self, num_blocks: int, block_size: int, dtype: str, num_states: int = 0, num_window_blocks: int = 0
+    ) -> None:
         """The cache of all stages, once. ConfigError: there is one."""
         if self._monitors:
             raise ConfigError("the cache of stages in several processes keeps its size")
-        self._core.reset_cache(num_blocks, block_size, dtype, num_states)
-        self._tell_all("cache", num_blocks=num_blocks, block_size=block_size, dtype=dtype, num_states=num_states)
+        self._core.reset_cache(num_blocks, block_size, dtype, num_states, num_window_blocks)
+        self._tell_all(
+            "cache",
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=dtype,
+            num_states=num_states,
+            num_window_blocks=num_window_blocks,
+        )
         for control in self._controls:
             FrontStage._receive(control, "ready")
             monitor = threading.Thread(target=self._monitor, args=(control,), name="infinilm-stage", daemon=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from infinilm.requests.memory import MemoryPlan
+from infinilm.requests.block_plan import BlockPlan, least_of
+from infinilm.requests.cache_plan import MemoryPlan
 from infinilm.requests.states import snapshot_interval
 
 __all__ = ["join_sizes", "sizes_of"]
@@ -13,7 +14,8 @@ __all__ = ["join_sizes", "sizes_of"]
 
 def sizes_of(memory: MemoryPlan) -> dict[str, int]:
     """What a stage tells the first one of its own plan: what it has room for, and the bytes of its layers alone."""
-    return {name: getattr(memory, name) for name in ("num_blocks", "num_states", "kv_bytes_per_token", "state_bytes")}
+    names = ("num_states", "kv_bytes_per_token", "state_bytes")
+    return asdict(memory.blocks) | {name: getattr(memory, name) for name in names}
 
 
 def join_sizes(first: MemoryPlan, sizes: Sequence[Mapping[str, int]]) -> MemoryPlan:
@@ -34,9 +36,10 @@ def join_sizes(first: MemoryPlan, sizes: Sequence[Mapping[str, int]]) -> MemoryP
     if num_states > first.max_num_seqs:
         state_bytes, kv_bytes = (sum(of[name] for of in sizes) for name in ("state_bytes", "kv_bytes_per_token"))
         interval = snapshot_interval(state_bytes, kv_bytes, first.block_size)
+    blocks = [BlockPlan(of["num_blocks"], of["num_window_blocks"], of["sliding_window"]) for of in sizes]
     return replace(
         first,
-        num_blocks=min(of["num_blocks"] for of in sizes),
+        **asdict(least_of(blocks)),
         num_states=num_states,
         snapshot_interval=interval,
     )

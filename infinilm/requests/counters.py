@@ -51,6 +51,7 @@ class Counters:
             num_preemptions=stats.num_preemptions,
             num_used_blocks=stats.num_used_blocks,
             num_blocks=stats.num_blocks,
+            cache_usage=stats.cache_usage,
             prefix_hit_rate=stats.prefix_hit_rate,
             prompt_tps=num_prompt / seconds if seconds else None,
             output_tps=num_sampled / seconds if seconds else None,

@@ -7,16 +7,14 @@ that load and run a model. On a CPU, weights used in place are pages of the chec
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
-from infinilm.cache import CacheConfig, StaticKVCacheConfig, resolve_cache_dtype
+from infinilm.cache import CacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.families import build_spec, check_quantization
 from infinilm.devices.host_memory import available_memory
@@ -27,11 +25,10 @@ from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
 from infinilm.requests.adapters import check_name
-from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
+from infinilm.requests.cache_plan import CacheSizing, MemoryPlan, divide_memory
 from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
-from infinilm.requests.sizes import format_bytes, parse_size
-from infinilm.requests.stages import StageMemory, StagePart, stage_specs, threads_per_stage
-from infinilm.requests.states import plan_states, snapshot_interval
+from infinilm.requests.sizes import parse_size
+from infinilm.requests.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.requests.steps import tokens_of_a_step
 
 if TYPE_CHECKING:
@@ -41,263 +38,6 @@ if TYPE_CHECKING:
 def free_memory(device: str) -> int:
     """Bytes that are free on "cpu" or a GPU such as "cuda:1"."""
     return available_memory() if device == "cpu" else device_free_memory(device)
-
-
-def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
-    """Bytes the KV cache may take.
-
-    Parameters
-    ----------
-    kv_cache
-        Bytes, a size such as "4GiB" or "500MB", a share of what is free such as "50%", or None for half of it.
-    free_bytes
-        What is free once the weights and the workspace are in memory.
-
-    Raises
-    ------
-    ConfigError
-        If `kv_cache` is none of these or not positive.
-    """
-    if kv_cache is None:
-        return free_bytes // 2
-    if isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", kv_cache)):
-        share = 0.0
-        with contextlib.suppress(ValueError):
-            share = float(match[1])
-        if 0 < share <= 100:
-            return int(free_bytes * share / 100)
-    expected = "a share of free memory such as '50%', a PagedKVCacheConfig or a StaticKVCacheConfig"
-    return parse_size("kv_cache", kv_cache, expected)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """How the memory is used: weights, workspace, and a KV cache of `num_blocks` blocks of `block_size` tokens.
-
-    With several ranks, bytes are those of the GPU that holds most. On a CPU they are those of all ranks together.
-
-    Attributes
-    ----------
-    weight_bytes : int
-        Bytes of the weights. On a CPU those used in place are pages of the checkpoint's files, which processes share.
-    workspace_bytes : int
-        The most that a step needs: activations and scratch of `max_num_batched_tokens` tokens, and logits.
-    kv_bytes_per_token, kv_budget_bytes : int
-        Bytes of one token in the cache, all layers; and what the cache may take at most.
-    max_model_len : int
-        Tokens of a sequence, prompt and output together; one of that length always fits.
-    max_num_seqs : int
-        Sequences that run at the same time; they share the blocks.
-    num_blocks, block_size : int
-        Blocks of the cache, and the tokens each holds.
-    kv_cache_dtype : str
-        What keys and values are kept in.
-    state_bytes, num_states : int
-        Of models with layers that keep a state of each sequence: bytes of one in all of them, and how many there are,
-        of running sequences and of prefixes; else 0.
-    snapshot_interval : int
-        Tokens between two states that are kept of a prefix, without which it is computed again; 0: none are kept.
-    stages : tuple of StageMemory
-        With a pipeline, what each stage has of all this; else empty.
-    """
-
-    weight_bytes: int
-    workspace_bytes: int
-    kv_bytes_per_token: int
-    kv_budget_bytes: int
-    max_model_len: int
-    max_num_seqs: int
-    num_blocks: int
-    block_size: int
-    kv_cache_dtype: str
-    state_bytes: int = 0
-    num_states: int = 0
-    snapshot_interval: int = 0
-    stages: tuple[StageMemory, ...] = ()
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the whole cache; on a CPU its pages are taken from the system as blocks are first used."""
-        return self.num_blocks * self.block_size * self.kv_bytes_per_token + self.num_states * self.state_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of weights, workspace and cache: what the model adds to its process once the cache is full."""
-        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the cache holds."""
-        return self.num_blocks * self.block_size
-
-    @property
-    def num_full_seqs(self) -> int:
-        """Sequences of `max_model_len` tokens that the cache holds at the same time."""
-        return min(self.max_num_seqs, self.num_blocks // -(-self.max_model_len // self.block_size))
-
-    @property
-    def _states(self) -> str:
-        return f" and {self.num_states} states of {format_bytes(self.state_bytes)}" if self.num_states else ""
-
-    def __str__(self) -> str:
-        return (
-            f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
-            f"KV cache in {self.kv_cache_dtype}, {format_bytes(self.kv_bytes_per_token)} per token, "
-            f"{self.num_blocks} blocks of {self.block_size} tokens{self._states} = {format_bytes(self.kv_bytes)} "
-            f"(budget {format_bytes(self.kv_budget_bytes)}), {self.num_full_seqs} of at most {self.max_num_seqs} "
-            f"sequences at the full {self.max_model_len} tokens"
-        )
-
-
-def _no_room(weight_bytes: int, workspace_bytes: int, missing: int, max_num_seqs: int, is_pipeline: bool) -> str:
-    """What to say of a model that leaves nothing for the KV cache; the part of it that decides is what to lower."""
-    if workspace_bytes > weight_bytes:
-        remedy = f"lower max_num_seqs (now {max_num_seqs}), max_num_batched_tokens or num_threads"
-    elif is_pipeline:  # its stages may be on several machines
-        remedy = "pass as memory what the machines of all stages have free together"
-    else:
-        remedy = "free memory, take a smaller model or quantization, or divide it over more GPUs or machines"
-    return (
-        f"no memory is left for the KV cache: the weights take {format_bytes(weight_bytes)} and the workspace of a "
-        f"step {format_bytes(workspace_bytes)}, {format_bytes(missing)} more than is free: {remedy}"
-    )
-
-
-def divide_memory(
-    *,
-    weight_bytes: int,
-    workspace_bytes: int,
-    cache: CacheSizing,
-    max_position_embeddings: int,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    kv_cache: int | str | CacheConfig | None,
-    kv_cache_dtype: str | None,
-    free_bytes: int,
-) -> MemoryPlan:
-    """Divide `free_bytes`, what is free once the weights and the workspace are in memory; below 0, what is missing.
-
-    With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
-    it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a
-    `CacheConfig` says how large it is, whose bytes are those of one rank.
-
-    Raises
-    ------
-    CacheFullError
-        If not even one sequence fits; the message says what was needed and which setting decides.
-    ConfigError
-        If `kv_cache` is not what it may be.
-    """
-    dtype = cache.dtype(kv_cache_dtype, kv_cache)
-    kv_bytes_per_token, state_bytes = cache.bytes_per_token(dtype), cache.state_bytes
-    num_states = interval = 0
-    if isinstance(kv_cache, CacheConfig):
-        layout = kv_cache.layout(
-            max_position_embeddings=max_position_embeddings,
-            kv_bytes_per_token=kv_bytes_per_token // cache.num_sharing,
-            dtype=dtype,
-        )
-        budget, most_blocks, block_size = layout.num_slots * kv_bytes_per_token, layout.num_blocks, layout.block_size
-        if state_bytes:
-            max_num_seqs = min(max_num_seqs, most_blocks)
-            has_blocks = layout.kind == "paged"
-            num_states = plan_states(max_num_seqs, with_snapshots=has_blocks)
-            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size) if has_blocks else 0
-        budget += num_states * state_bytes
-        given = f"{most_blocks} blocks of {block_size}"
-    else:
-        budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0)), DEFAULT_BLOCK_SIZE
-        if budget == 0:  # a share of nothing
-            raise CacheFullError(
-                _no_room(weight_bytes, workspace_bytes, max(1 - free_bytes, 1), max_num_seqs, bool(cache.parts))
-            )
-        free_bytes = max(free_bytes, 0)
-        if state_bytes:
-            # Snapshots are worth it where most of the budget is left for what they save.
-            num_states = plan_states(max_num_seqs, with_snapshots=True)
-            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size)
-            if 2 * num_states * state_bytes > budget:
-                num_states, interval = plan_states(max_num_seqs, with_snapshots=False), 0
-            if num_states * state_bytes >= budget:
-                raise CacheFullError(
-                    f"the cache has {format_bytes(budget)}, but the states of {max_num_seqs} sequences take "
-                    f"{format_bytes(num_states * state_bytes)} of it: lower max_num_seqs, or raise kv_cache (now "
-                    f"{kv_cache!r}; {format_bytes(free_bytes)} are free beside {format_bytes(weight_bytes)} of "
-                    f"weights and {format_bytes(workspace_bytes)} of workspace)"
-                )
-        for_blocks = budget - num_states * state_bytes
-        # Of a stage whose layers all have states, blocks take nothing.
-        most_blocks, given = for_blocks // max(kv_bytes_per_token * block_size, 1), repr(kv_cache)
-    is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block
-    longest = block_size if is_static else most_blocks * block_size
-    length = max_model_len or min(max_position_embeddings, longest)
-    blocks_per_seq = -(-max(length, 1) // block_size)
-    if blocks_per_seq > (1 if is_static else most_blocks):
-        advice = f"pass max_model_len <= {longest} or " if longest else ""
-        remedy = f"{advice}raise {'max_cache_len' if is_static else 'kv_cache'}"
-        raise CacheFullError(
-            f"the KV cache has {format_bytes(budget)}, but one sequence of {length or 1} tokens needs "
-            f"{format_bytes(kv_bytes_per_token * blocks_per_seq * block_size)} in {blocks_per_seq} blocks of "
-            f"{block_size} tokens: {remedy} (now {given}; {format_bytes(free_bytes)} are free "
-            f"beside {format_bytes(weight_bytes)} of weights and {format_bytes(workspace_bytes)} of workspace)"
-        )
-    num_blocks = most_blocks if isinstance(kv_cache, CacheConfig) else min(most_blocks, max_num_seqs * blocks_per_seq)
-    return MemoryPlan(
-        weight_bytes=weight_bytes,
-        workspace_bytes=workspace_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
-        kv_budget_bytes=budget,
-        max_model_len=length,
-        max_num_seqs=min(max_num_seqs, most_blocks) if is_static else max_num_seqs,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        kv_cache_dtype=dtype,
-        state_bytes=state_bytes,
-        num_states=num_states,
-        snapshot_interval=interval,
-        stages=cache.stages(dtype),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSizing:
-    """What decides the dtype of a model's KV cache, and with it the bytes of a token."""
-
-    device: str  # of the ranks
-    computed: str  # the dtype that the engine computes in
-    auto_dtype: str  # of keys and values where none is asked for
-    spec: _core.ModelSpec  # of the largest rank
-    num_sharing: int  # ranks whose memory is the same: on a CPU all
-    parts: Sequence[StagePart] = ()  # with a pipeline
-
-    def dtype(self, requested: str | None, kv_cache: object = None) -> str:
-        """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
-
-        Raises
-        ------
-        ConfigError
-            As `resolve_cache_dtype`, or two different dtypes.
-        """
-        given = kv_cache.dtype if isinstance(kv_cache, CacheConfig) else None
-        if given is not None and requested is not None and dtype_name(requested) not in ("auto", given):
-            raise ConfigError(
-                f"kv_cache_dtype is {requested!r}, but kv_cache is a {type(kv_cache).__name__} with dtype={given!r}; "
-                "pass one of them"
-            )
-        return resolve_cache_dtype(given or requested, self.auto_dtype, computed=self.computed, device=self.device)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the state of a sequence, all layers, of the ranks that share a memory; 0: there is none."""
-        return self.num_sharing * self.spec.state_bytes()
-
-    def bytes_per_token(self, dtype: str) -> int:
-        """Bytes of a token, all layers, K and V, of the ranks that share a memory."""
-        return self.num_sharing * self.spec.kv_bytes_per_token(dtype)
-
-    def stages(self, dtype: str) -> tuple[StageMemory, ...]:
-        """What each stage takes, with a cache in this dtype."""
-        return tuple(part.memory(self.num_sharing, dtype) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +193,7 @@ def plan_model(
         workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
     stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
-    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, stages)
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, num_tokens, stages)
     num_bytes = sum(weight_bytes) + sum(a.packed_bytes(num_ranks if on_cpu else 1) for a in adapters.values())
     plan = divide_memory(
         weight_bytes=num_bytes,
@@ -589,6 +329,8 @@ def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> s
 def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
     """Give an engine its KV cache. CacheFullError: there is no room for it."""
     try:
-        engine.reset_cache(memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states)
+        engine.reset_cache(
+            memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states, memory.num_window_blocks
+        )
     except DeviceError as error:
         raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

@@ -59,8 +59,8 @@ class Scheduler:
         Tokens a step computes at most, see `tokens_of_a_step`.
     enable_prefix_caching
         Share the blocks of equal beginnings of prompts; results do not change.
-    sliding_window
-        Keys that any layer sees at most, see `block_manager.common_window`; 0: all.
+    sliding_window, num_window_blocks
+        Keys that a token sees at most, and blocks, of layers with blocks of their own; see `BlockManager`.
     num_states, snapshot_interval
         Of models that keep a state of each sequence, see `StatePool`; 0 states: of others.
     num_stages
@@ -77,6 +77,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         enable_prefix_caching: bool = True,
         sliding_window: int = 0,
+        num_window_blocks: int = 0,
         num_states: int = 0,
         snapshot_interval: int = 0,
         num_stages: int = 1,
@@ -95,12 +96,10 @@ class Scheduler:
             max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             sliding_window=sliding_window,
+            num_window_blocks=num_window_blocks,
         )
         interval = snapshot_interval if enable_prefix_caching else 0
         self._states = StatePool(num_states, max_num_seqs, interval)
-        # Blocks that admission leaves free, so that running sequences can grow for a while. 0 if blocks cannot run out.
-        ample = num_blocks >= max_num_seqs * self.blocks.blocks_for(max_model_len)
-        self._watermark = 0 if ample else num_blocks // 100
         self._free_slots = list(range(max_num_seqs))[::-1]
         # Kept from step to step while the same sequences run. None: must be made again.
         self._slots_of_running: IndexArray | None = None
@@ -145,8 +144,9 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            num_used_blocks=self.blocks.num_used,
-            num_blocks=self.blocks.num_blocks,
+            num_used_blocks=self.blocks.groups[0].num_used,
+            num_blocks=self.blocks.groups[0].num_blocks,
+            cache_usage=max(group.num_used / group.num_blocks for group in self.blocks.groups),
             prefix_hit_rate=self.blocks.hit_rate,
             num_preemptions=self.num_preemptions,
         )
@@ -166,13 +166,13 @@ class Scheduler:
                 "max_model_len"
             )
         length = length if sequence.collect_logits else self._final_length(sequence)
-        needed = self.blocks.least_blocks(length)
-        if needed > self.blocks.num_blocks:
-            raise CacheFullError(
-                f"a sequence of {length} tokens, output included, needs {needed} blocks of {self.blocks.block_size} "
-                f"tokens, but the KV cache has {self.blocks.num_blocks} in all: raise kv_cache, or lower max_tokens or "
-                "max_model_len"
-            )
+        for group in self.blocks.groups:
+            if (needed := group.least_blocks(length)) > group.num_blocks:
+                raise CacheFullError(
+                    f"a sequence of {length} tokens, output included, needs {needed} blocks of {group.block_size} "
+                    f"tokens, but the KV cache has {group.num_blocks} in all: raise kv_cache, or lower max_tokens or "
+                    "max_model_len"
+                )
         self.waiting[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -320,7 +320,7 @@ class Scheduler:
             is_decode &= self._previous_row[slots] < 0
             is_decode &= np.cumsum(is_decode) <= -(-len(slots) // self._num_stages)
         decode_slots = slots if is_decode.all() else slots[is_decode]
-        if blocks.sliding_window:
+        if blocks.has_window:
             self._remember_decoded(decode_slots)  # before blocks go
             blocks.release_behind_window(slots, num_computed)
         is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
@@ -399,23 +399,23 @@ class Scheduler:
         while self.waiting and self._free_slots and budget > 0:
             sequence, alone = next(iter(self.waiting)), not chunks.sequences
             rows = self._rows_left(sequence)
-            if rows == 0 or (not alone and blocks.num_free <= self._watermark):
+            if rows == 0 or (not alone and blocks.headroom() <= 0):
                 return
             num_tokens = sequence.num_tokens
             tokens = self._tokens[self._free_slots[-1], :num_tokens]  # of the slot it will have
             tokens[: len(sequence.prompt_token_ids)] = sequence.prompt_token_ids
             tokens[len(sequence.prompt_token_ids) :] = sequence.output_token_ids
             # A sequence that collects logits must compute every token.
-            shared = [] if sequence.collect_logits else blocks.find_prefix(tokens, sequence.adapter_id)
-            num_known, state = self._states.find(blocks.chain_ids(shared))
-            shared = shared[:num_known]
+            chain = [] if sequence.collect_logits else blocks.find_prefix(tokens, sequence.adapter_id)
+            num_known, state = self._states.find(chain, blocks.starts(chain))
+            chain = chain[:num_known]
             cached = num_known * blocks.block_size
             count = min(num_tokens - cached, budget, rows, self._states.to_border(cached))
-            needed = blocks.blocks_for(cached + count) - len(shared)
-            if not alone and needed + self._watermark > blocks.num_free - blocks.num_idle(shared):
+            needed = blocks.blocks_for(cached + count) - num_known
+            if not alone and needed > blocks.headroom(chain):
                 return
             del self.waiting[sequence]
-            self._enter_slot(sequence, shared, now)
+            self._enter_slot(sequence, chain, now)
             self._states.enter(sequence.slot, state)
             admitted.append(sequence)
             count = min(count, blocks.room(sequence.slot) - cached)
@@ -428,16 +428,15 @@ class Scheduler:
 
     # ---- slots ----
 
-    def _enter_slot(self, sequence: Sequence, shared: SequenceOf[int], now: float) -> None:
+    def _enter_slot(self, sequence: Sequence, chain: SequenceOf[int], now: float) -> None:
         slot = sequence.slot = self._free_slots.pop()
         self.running.append(sequence)
         self._slots_of_running = None
-        num_cached = len(shared) * self.blocks.block_size
-        self.blocks.share(slot, shared, sequence.adapter_id)
+        num_cached = len(chain) * self.blocks.block_size
+        self.blocks.share(slot, chain, sequence.adapter_id)
         self._num_tokens[slot] = sequence.num_tokens
         self._max_num_tokens[slot] = _NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
         self._num_computed[slot] = num_cached
-        self.blocks.release_behind_window(np.array([slot]), self._num_computed[[slot]])
         if not sequence.first_scheduled:
             sequence.first_scheduled = now
             if not sequence.collect_logits:
@@ -503,7 +502,8 @@ class Scheduler:
             np.cumsum(counts, out=cu_seqlens_q[1:])
             token_slots = np.repeat(slots, counts)  # [num_tokens]
             positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
-        token_blocks = self.blocks.block_table[token_slots, positions // block_size]
+        tables = self.blocks.block_table
+        token_blocks = np.ascontiguousarray(tables[:, token_slots, positions // block_size])  # [num_groups, num_tokens]
         collects = self._collects[slots]
         sampled = np.flatnonzero(~collects & (ends == self._num_tokens[slots]))
         samples, sample_slots, sample_positions = sequences, slots, ends
@@ -528,7 +528,7 @@ class Scheduler:
             input_ids=self._tokens[token_slots, positions],
             positions=positions,
             slot_mapping=token_blocks.astype(np.int64) * block_size + positions % block_size,
-            block_table=self.blocks.block_table[slots, : self.blocks.blocks_for(int(ends.max()))],
+            block_table=np.ascontiguousarray(tables[:, slots, : self.blocks.blocks_for(int(ends.max()))]),
             cu_seqlens_q=cu_seqlens_q,
             context_lens=ends,
             logits_rows=np.concatenate(rows),

@@ -5,7 +5,7 @@ block of keys can. Instead a sequence that ends a step at a multiple of `interva
 behind as a snapshot, and goes on from it into another one: `state_in` and `state_out` of a batch differ then. Whoever
 has the same prefix later begins with the snapshot in the same way. Nothing is ever copied by itself.
 
-Snapshots are known by the ids of prefixes (`BlockManager.chain_ids`), which are never used again, and the least
+Snapshots are known by the ids of prefixes (`BlockManager.find_prefix`), which are never used again, and the least
 recently used one makes room.
 """
 
@@ -58,14 +58,19 @@ class StatePool:
         self._is_snapshot = np.zeros(num_states, np.bool_)
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # id of a prefix -> state; least recently used first
 
-    def find(self, chain_ids: Sequence[int]) -> tuple[int, int]:
-        """Return how many of these blocks of a prefix a sequence can begin with, and the state behind them; or -1."""
-        if not self.num_states:
-            return len(chain_ids), _NONE
-        for count in range(len(chain_ids), 0, -1):
-            state = self._snapshots.get(chain_ids[count - 1])
+    def find(self, chain: Sequence[int], starts: Sequence[bool]) -> tuple[int, int]:
+        """Return how many blocks of a prefix a sequence can begin with, and the state behind them; or -1.
+
+        `chain`, `starts`: as `BlockManager` gives them.
+        """
+        for count in range(len(chain), 0, -1):
+            if not starts[count]:
+                continue
+            if not self.num_states:
+                return count, _NONE
+            state = self._snapshots.get(chain[count - 1])
             if state is not None:
-                self._snapshots.move_to_end(chain_ids[count - 1])
+                self._snapshots.move_to_end(chain[count - 1])
                 return count, state
         return 0, _NONE
 

@@ -210,7 +210,10 @@ class SchedulerStats:
     num_running, num_waiting : int
         Sequences.
     num_used_blocks, num_blocks : int
-        Blocks of the KV cache that sequences hold (shared ones count once), and all of them.
+        Blocks of the KV cache that sequences hold (shared ones count once), and all of them; of layers that keep all
+        keys, where others have blocks of their own.
+    cache_usage : float
+        Share of the blocks that sequences hold, of the layers where it is largest, 0 to 1.
     prefix_hit_rate : float
         Share of prompt tokens that the prefix cache held, 0 to 1.
     num_preemptions : int
@@ -221,5 +224,6 @@ class SchedulerStats:
     num_waiting: int
     num_used_blocks: int
     num_blocks: int
+    cache_usage: float
     prefix_hit_rate: float
     num_preemptions: int

@@ -91,6 +91,6 @@ class Metrics:
         if engine is not None:
             self._num_running.set(engine.num_running)
             self._num_waiting.set(engine.num_waiting)
-            self._cache_usage.set(engine.num_used_blocks / max(engine.num_blocks, 1))
+            self._cache_usage.set(engine.cache_usage)
             self._preemptions.set(engine.num_preemptions)
         return generate_latest(self._registry)

@@ -29,6 +29,19 @@ Tensor view(const std::optional<Array>& array) {
     return array ? view(*array) : Tensor();
 }
 
+// An array of `ndim` axes, or one of each group of layers: with one axis more, in front.
+template <class T, int ndim>
+using Groups = std::variant<nb::ndarray<const T, nb::ndim<ndim>, nb::c_contig, nb::device::cpu>,
+                            nb::ndarray<const T, nb::ndim<ndim + 1>, nb::c_contig, nb::device::cpu>>;
+template <class T, int ndim>
+Tensor view(const Groups<T, ndim>& array) {
+    const Tensor tensor = std::visit([](const auto& given) { return view(given); }, array);
+    if (array.index() == 1) return tensor;
+    std::vector<int64_t> shape{1};
+    shape.insert(shape.end(), tensor.shape().begin(), tensor.shape().end());
+    return {TensorView(tensor.data(), tensor.dtype(), shape, tensor.device()), tensor.owner};
+}
+
 // A step that was submitted. It keeps its batch, whose arrays belong to Python: the rank's thread never lets go of
 // them.
 class PendingStep {
@@ -92,23 +105,40 @@ void bind_batch(nb::module_& m) {
                       "One step of work; the arrays are used in place and must not change until the step is done.")
         .def(
             "__init__",
-            [](Batch* self, Vector<int32_t> input_ids, Vector<int32_t> positions, Vector<int64_t> slot_mapping,
-               Matrix<int32_t> block_table, Vector<int32_t> cu_seqlens_q, Vector<int32_t> context_lens,
-               Vector<int32_t> logits_rows, std::optional<Vector<float>> temperature,
-               std::optional<Vector<int32_t>> top_k, std::optional<Vector<float>> top_p,
-               std::optional<Vector<float>> min_p, std::optional<Vector<float>> random_val,
-               std::optional<Matrix<int32_t>> allowed, std::optional<Vector<int32_t>> allowed_row,
-               std::optional<Vector<int32_t>> previous_rows, std::optional<Vector<int32_t>> adapter_ids,
-               std::optional<Vector<int32_t>> state_in, std::optional<Vector<int32_t>> state_out,
-               std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
-               std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
-               bool return_logits) {
-                new (self) Batch{view(input_ids),     view(previous_rows), view(positions),    view(slot_mapping),
-                                 view(block_table),   view(cu_seqlens_q),  view(context_lens), view(adapter_ids),
-                                 view(state_in),      view(state_out),     view(logits_rows),  view(temperature),
-                                 view(top_k),         view(top_p),         view(min_p),        view(random_val),
-                                 view(allowed),       view(allowed_row),   view(change_rows),  view(penalties),
-                                 view(change_tokens), view(num_logprobs),  return_logits};
+            [](Batch* self, Vector<int32_t> input_ids, Vector<int32_t> positions,
+               const Groups<int64_t, 1>& slot_mapping, const Groups<int32_t, 2>& block_table,
+               Vector<int32_t> cu_seqlens_q, Vector<int32_t> context_lens, Vector<int32_t> logits_rows,
+               std::optional<Vector<float>> temperature, std::optional<Vector<int32_t>> top_k,
+               std::optional<Vector<float>> top_p, std::optional<Vector<float>> min_p,
+               std::optional<Vector<float>> random_val, std::optional<Matrix<int32_t>> allowed,
+               std::optional<Vector<int32_t>> allowed_row, std::optional<Vector<int32_t>> previous_rows,
+               std::optional<Vector<int32_t>> adapter_ids, std::optional<Vector<int32_t>> state_in,
+               std::optional<Vector<int32_t>> state_out, std::optional<Matrix<int32_t>> change_rows,
+               std::optional<Matrix<float>> penalties, std::optional<Matrix<int32_t>> change_tokens,
+               std::optional<Vector<int32_t>> num_logprobs, bool return_logits) {
+                new (self) Batch{view(input_ids),
+                                 view(previous_rows),
+                                 view(positions),
+                                 view<int64_t, 1>(slot_mapping),
+                                 view<int32_t, 2>(block_table),
+                                 view(cu_seqlens_q),
+                                 view(context_lens),
+                                 view(adapter_ids),
+                                 view(state_in),
+                                 view(state_out),
+                                 view(logits_rows),
+                                 view(temperature),
+                                 view(top_k),
+                                 view(top_p),
+                                 view(min_p),
+                                 view(random_val),
+                                 view(allowed),
+                                 view(allowed_row),
+                                 view(change_rows),
+                                 view(penalties),
+                                 view(change_tokens),
+                                 view(num_logprobs),
+                                 return_logits};
             },
             nb::kw_only(), "input_ids"_a.noconvert(), "positions"_a.noconvert(), "slot_mapping"_a.noconvert(),
             "block_table"_a.noconvert(), "cu_seqlens_q"_a.noconvert(), "context_lens"_a.noconvert(),
@@ -400,15 +430,19 @@ void bind_engine(nb::module_& m) {
             "returned tensor replaces it.")
         .def(
             "reset_cache",
-            [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype, int64_t num_states) {
+            [](Engine& engine, int64_t num_blocks, int64_t block_size, const std::string& dtype, int64_t num_states,
+               int64_t num_window_blocks) {
                 engine.reset_cache({.num_blocks = num_blocks,
                                     .block_size = block_size,
                                     .dtype = dtype.empty() ? engine.spec().dtype : dtype_from_string(dtype),
-                                    .num_states = num_states});
+                                    .num_states = num_states,
+                                    .num_window_blocks = num_window_blocks});
             },
-            "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, Release(),
+            "num_blocks"_a, "block_size"_a, "dtype"_a = "", "num_states"_a = 0, "num_window_blocks"_a = 0, Release(),
             "Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of "
-            "sequences, in models with layers that have a state.")
+            "sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they "
+            "have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first "
+            "the slots and blocks of all other layers, then theirs.")
         .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
              "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
              "not on a CPU.")

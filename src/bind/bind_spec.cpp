@@ -215,10 +215,11 @@ void bind_spec(nb::module_& m) {
             "Of a stage of a pipeline the first of its layers and the one behind its last; else of all.")
         .def(
             "kv_bytes_per_token",
-            [](const ModelSpec& s, const std::string& dtype) {
-                return KvCache::bytes_per_token(s, dtype_from_string(dtype));
+            [](const ModelSpec& s, const std::string& dtype, bool windows_only) {
+                return KvCache::bytes_per_token(s, dtype_from_string(dtype), windows_only);
             },
-            nb::arg("dtype"), "Of a KV cache in this dtype: all layers, keys and values.")
+            nb::arg("dtype"), nb::arg("windows_only") = false,
+            "Of a KV cache in this dtype: all layers, or those with a window, keys and values.")
         .def(
             "state_bytes", [](const ModelSpec& s) { return KvCache::state_bytes(s); },
             "Of the state of a sequence: all layers that have one; 0: there are none.");

@@ -72,6 +72,9 @@ void validate(const ModelSpec& spec) {
             const AttentionSpec of_owner = spec.attention_of(owner);
             require(of_owner.num_kv_heads == a.num_kv_heads && of_owner.head_dim == a.head_dim, "layer ", i,
                     " reads the keys and values of layer ", owner, ", whose heads are others");
+            const LayerSpec& its = spec.layers[static_cast<size_t>(owner)];
+            require((its.sliding_window > 0) == (layer.sliding_window > 0), "layer ", i,
+                    " reads the keys and values of layer ", owner, ": both must have a window, or neither");
         }
         require(layer.sliding_window > 0 || !layer.chunked, "a layer that is chunked needs the size as sliding_window");
         for (const int own : {layer.rope, layer.q_rope}) {

@@ -453,6 +453,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         throw CacheFullError("forward: there is no KV cache yet; call reset_cache first");
     if (rank.stages && batch.previous_rows)
         throw RequestError("forward: previous_rows: stages of a pipeline need the tokens themselves in input_ids");
+    check_groups(batch, rank.cache.spec());
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||

@@ -62,6 +62,18 @@ std::vector<AttentionLayer> attention_layers(const ModelSpec& spec) {
     return layers;
 }
 
+// The most keys that a token sees in any layer of a group; 0: all.
+int widest_window(const ModelSpec& spec, const KvCacheSpec& cache, int group) {
+    int widest = 0;
+    for (int layer = 0; layer < spec.num_layers; ++layer) {
+        if (spec.has_state(layer) || cache.group_of(spec, layer) != group) continue;
+        const int window = spec.layers[static_cast<size_t>(layer)].sliding_window;
+        if (window == 0) return 0;
+        widest = std::max(widest, window);
+    }
+    return widest;
+}
+
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -97,34 +109,40 @@ Sampled::Sampled(const Tensor& all) {
     logprobs = Tensor(TensorView(rest + num_rows * width, DType::float32, {num_rows, width}, all.device()), all.owner);
 }
 
+void check_groups(const Batch& batch, const KvCacheSpec& cache) {
+    Check check("forward");
+    check.tensor("slot_mapping", batch.slot_mapping, {"num_groups", "num_tokens"}, DType::int64);
+    check.tensor("block_table", batch.block_table, {"num_groups", "num_seqs", "max_blocks_per_seq"}, DType::int32);
+    check.require(check["num_groups"] == cache.num_groups(), "slot_mapping and block_table are of ",
+                  check["num_groups"], " groups of layers, but the KV cache has ", cache.num_groups());
+}
+
 void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table) {
     Check check("forward");
     b.table_spans.clear();
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
-    check.tensor("slot_mapping", b.slot_mapping, {"num_tokens"}, DType::int64);
-    check_sequence_arrays(check, b);
+    check.tensor("slot_mapping", b.slot_mapping, {"num_groups", "num_tokens"}, DType::int64);
+    check.tensor("block_table", b.block_table, {"num_groups", "num_seqs", "max_blocks_per_seq"}, DType::int32);
     if (b.adapter_ids) check.tensor("adapter_ids", b.adapter_ids, {"num_seqs"}, DType::int32);
     check.tensor("logits_rows", b.logits_rows, {"num_rows"}, DType::int32);
     check_ids(check, "input_ids", b.input_ids, spec.vocab_size);
-    check_slots(check, "slot_mapping", b.slot_mapping, cache.num_blocks * cache.block_size);
     check_rows(check, "logits_rows", b.logits_rows, check["num_tokens"]);
-    // A layer that sees everything needs all blocks; else those of the widest window.
-    int widest = 0;
-    bool all = false;
-    for (const LayerSpec& layer : spec.layers) {
-        widest = std::max(widest, layer.sliding_window);
-        all |= layer.sliding_window == 0;
+    b.table_spans.resize(static_cast<size_t>(cache.num_groups()));
+    for (int group = 0; group < cache.num_groups(); ++group) {
+        check_slots(check, "slot_mapping", b.slot_mapping.select(0, group), cache.blocks_of(group) * cache.block_size);
+        const SequenceValues sequences{.block_table = b.block_table.select(0, group),
+                                       .cu_seqlens_q = b.cu_seqlens_q,
+                                       .context_lens = b.context_lens,
+                                       .num_tokens = check["num_tokens"],
+                                       .num_blocks = cache.blocks_of(group),
+                                       .block_size = cache.block_size,
+                                       .sliding_window = widest_window(spec, cache, group),
+                                       .known_table = table.known(group),
+                                       .others = &b.table_spans[static_cast<size_t>(group)]};
+        check_sequence_arrays(check, sequences);
+        check_sequences(check, sequences);
     }
-    check_sequences(check, {.block_table = b.block_table,
-                            .cu_seqlens_q = b.cu_seqlens_q,
-                            .context_lens = b.context_lens,
-                            .num_tokens = check["num_tokens"],
-                            .num_blocks = cache.num_blocks,
-                            .block_size = cache.block_size,
-                            .sliding_window = all ? 0 : widest,
-                            .known_table = table.known(),
-                            .others = &b.table_spans});
     check.require(b.temperature || !b.allowed, "allowed: a step that samples nothing has no masks");
     check.require(b.temperature || !b.change_rows, "change_rows: a step that samples nothing changes no logits");
     check.require(b.temperature || !b.num_logprobs, "num_logprobs: a step that samples nothing has none");
@@ -151,7 +169,8 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
     if (queue) {
         const int64_t most_columns = std::min(
             cache.spec().num_blocks, (spec.max_model_len + cache.spec().block_size - 1) / cache.spec().block_size);
-        table.reserve(backend, batch.block_table.shape(0), std::max(batch.block_table.shape(1), most_columns));
+        const int64_t num_groups = batch.block_table.shape(0), num_seqs = batch.block_table.shape(1);
+        table.reserve(backend, num_groups, num_seqs, std::max(batch.block_table.shape(2), most_columns));
         const std::vector<int32_t> entries = table.list(batch.block_table, batch.table_spans);
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
@@ -178,12 +197,13 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         for (size_t i = 0; i < behind; ++i) *fields[i] = Tensor(uploaded[i], nullptr);
         staged.attention_work = Tensor(uploaded[behind], nullptr);
         staged.previous_rows = Tensor(uploaded[behind + 1], nullptr);
-        update.table = table.on_device();
+        const TensorView tables = table.on_device();
+        update.table = tables.reshape({num_groups * tables.shape(1), tables.shape(2)});
         update.entries = uploaded[behind + 2];
         if (staged.change_tokens)
             staged.change_tokens =
                 Tensor(queue->upload(Upload::changes, std::array<TensorView, 1>{staged.change_tokens})[0], nullptr);
-        staged.block_table = Tensor(table.on_device().slice(0, 0, batch.block_table.shape(0)), nullptr);
+        staged.block_table = Tensor(table.on_device().slice(1, 0, num_seqs), nullptr);
     } else if (staged.change_tokens) {  // which the change writes to
         staged.change_tokens = allocate_host(DType::int32, batch.change_tokens.shape());
         backend.copy(batch.change_tokens, staged.change_tokens);

@@ -18,8 +18,8 @@ struct Batch {
     // there is no such token, and any will do: nobody wants what comes of it.
     Tensor previous_rows;
     Tensor positions;     // [num_tokens] int32
-    Tensor slot_mapping;  // [num_tokens] int64: block * block_size + offset
-    Tensor block_table;   // [num_seqs, max_blocks_per_seq] int32
+    Tensor slot_mapping;  // [num_groups, num_tokens] int64: block * block_size + offset; groups: see KvCacheSpec
+    Tensor block_table;   // [num_groups, num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
     Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
@@ -50,7 +50,7 @@ struct Batch {
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
     // Set by check_values(): what of block_table its sequences use and BlockTable has not.
-    std::vector<TableSpan> table_spans = {};
+    TableSpans table_spans = {};
     // Set by resolve().
     Tensor previous_ids = {};  // what previous_rows are rows of, where the backend is; absent: no token is taken
     int max_query_len = 0, max_context_len = 0;
@@ -87,6 +87,8 @@ struct Sampled {
 // The batch with what is set here. previous_ids: what the step before sampled, [num_rows] int32 where the backend is,
 // or absent. They may still be on their way: stage() puts them into their places.
 Batch resolve(const Batch& batch, const Tensor& previous_ids);
+// Checks that the step has slots and tables for each group of the cache.
+void check_groups(const Batch& batch, const KvCacheSpec& cache);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same. table: of the rank; what it has was checked before.
 void check_values(Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table);

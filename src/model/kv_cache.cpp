@@ -30,7 +30,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     Before keys, values;
     int64_t states = 0;  // layers
     const LayerRange own = model.own_layers();
+    if (spec.num_window_blocks < 0 || spec.num_window_blocks > spec.num_blocks)
+        throw ConfigError(concat("num_window_blocks: expected 0 to num_blocks, which is ", spec.num_blocks, ", got ",
+                                 spec.num_window_blocks));
     places_.resize(static_cast<size_t>(model.num_layers));
+    for (int layer = 0; layer < model.num_layers; ++layer) groups_.push_back(spec.group_of(model, layer));
     for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
         Place& here = places_[static_cast<size_t>(layer)];
@@ -39,22 +43,23 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
             continue;
         }
         const bool has_values = !model.has_latent(layer);
-        here = {attention.num_kv_heads, attention.head_dim, keys, values, has_values, states};
+        const int64_t num_blocks = spec.blocks_of(group(layer));
+        here = {num_blocks, attention.num_kv_heads, attention.head_dim, keys, values, has_values, states};
         if (model.has_state(layer)) {
             ++states;
             continue;
         }
         const auto add = [&](Before& before) {
-            before.elements += attention.kv_dim();
-            before.heads += attention.num_kv_heads;
+            before.elements += num_blocks * attention.kv_dim();
+            before.heads += num_blocks * attention.num_kv_heads;
         };
         add(keys);
         if (has_values) add(values);
     }
     const auto allocate = [&](Tensor& rows, Tensor& scales, const Before& all) {
-        rows = backend.allocate(spec.dtype, std::array{spec.num_blocks, spec.block_size, all.elements});
+        rows = backend.allocate(spec.dtype, std::array{spec.block_size, all.elements});
         if (spec.dtype == DType::int8)
-            scales = backend.allocate(DType::float32, std::array{spec.num_blocks, spec.block_size, all.heads});
+            scales = backend.allocate(DType::float32, std::array{spec.block_size, all.heads});
     };
     allocate(k_, k_scales_, keys);
     allocate(v_, v_scales_, values);
@@ -80,15 +85,15 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
 
 TensorView KvCache::rows(const Tensor& all, int layer, const Before& before) const {
     const Place& place = this->place(layer);
-    const int64_t shape[] = {spec_.num_blocks, place.num_kv_heads, spec_.block_size, place.head_dim};
-    const int64_t offset = spec_.num_blocks * spec_.block_size * before.elements;
+    const int64_t shape[] = {place.num_blocks, place.num_kv_heads, spec_.block_size, place.head_dim};
+    const int64_t offset = spec_.block_size * before.elements;
     return {all.as<std::byte>() + offset * size_bytes(spec_.dtype), spec_.dtype, shape, all.device()};
 }
 
 TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) const {
     if (!all) return {};
-    const int64_t shape[] = {spec_.num_blocks, place(layer).num_kv_heads, spec_.block_size};
-    return {all.as<float>() + spec_.num_blocks * spec_.block_size * before.heads, DType::float32, shape, all.device()};
+    const int64_t shape[] = {place(layer).num_blocks, place(layer).num_kv_heads, spec_.block_size};
+    return {all.as<float>() + spec_.block_size * before.heads, DType::float32, shape, all.device()};
 }
 
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
@@ -146,13 +151,13 @@ void KvCache::end_states(const Batch& batch) {
     for (int64_t s = 0; s < batch.state_out.shape(0); ++s) state_lens_[static_cast<size_t>(out[s])] = lens[s];
 }
 
-int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype) {
+int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
     const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const AttentionSpec attention = model.attention_of(layer);
-        if (model.has_state(layer) || !attention.own_kv) continue;
+        if (model.has_state(layer) || !attention.own_kv || (windows_only && !model.has_window(layer))) continue;
         const int64_t rows = model.has_latent(layer) ? 1 : 2;  // of each head
         bytes += rows * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
     }

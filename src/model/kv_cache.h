@@ -1,5 +1,6 @@
 // The cache of one rank: for each of its layers what its CacheSpec says. Keys and values are cut into blocks, whose
-// numbers are the same in all layers; where they are int8, each row has a scale. States are numbered, too, and each is
+// numbers are the same in all layers of a group: there is one group, or layers with a window, which need fewer blocks,
+// are a second one. Where keys and values are int8, each row has a scale. States are numbered, too, and each is
 // that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
 // scheduler's. A static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a
 // GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
@@ -13,10 +14,17 @@ namespace infinilm {
 struct Batch;
 
 struct KvCacheSpec {
-    int64_t num_blocks = 0;  // static: max_batch_size
+    int64_t num_blocks = 0;  // of the first group; static: max_batch_size
     int64_t block_size = 0;  // tokens; static: max_cache_len
     DType dtype = DType::float32;
-    int64_t num_states = 0;  // of models that have layers with a state; static: max_batch_size
+    int64_t num_states = 0;         // of models that have layers with a state; static: max_batch_size
+    int64_t num_window_blocks = 0;  // of the second group; 0: there is none
+
+    int num_groups() const { return num_window_blocks > 0 ? 2 : 1; }
+    int64_t blocks_of(int group) const { return group == 0 ? num_blocks : num_window_blocks; }
+    int group_of(const ModelSpec& model, int layer) const {
+        return num_groups() > 1 && model.has_window(layer) ? 1 : 0;
+    }
     bool operator==(const KvCacheSpec&) const = default;
 };
 
@@ -50,18 +58,20 @@ public:
     void check_states(const Batch& batch) const;
     void begin_states(const Batch& batch);
     void end_states(const Batch& batch);
-    TensorView workspace() const { return workspace_; }                   // of attention on a GPU; else absent
-    static int64_t bytes_per_token(const ModelSpec& model, DType dtype);  // the same, K and V, or latents
+    int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
+    TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
+    // Of a rank's layers, or of those with a window, K and V, or latents.
+    static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens
 
 private:
-    // Where the rows of a layer begin: behind so many elements, and so many scales, of a token in the layers before.
+    // Where the rows of a layer begin: behind so many elements, and so many scales, for each token of a block.
     struct Before {
         int64_t elements = 0, heads = 0;
     };
     struct Place {
-        int64_t num_kv_heads, head_dim;
+        int64_t num_blocks, num_kv_heads, head_dim;
         Before keys, values;
         bool has_values;  // apart from the keys
         int64_t state;    // layers with a state before this one
@@ -72,6 +82,7 @@ private:
 
     KvCacheSpec spec_;
     std::vector<Place> places_;        // [num_layers], of which those of other stages are empty
+    std::vector<int> groups_;          // [num_layers]
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
     Tensor conv_states_;               // [layers with a state, num_states, taps - 1, channels] float32

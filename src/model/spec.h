@@ -225,6 +225,12 @@ struct ModelSpec {
         return most;
     }
     bool has_state(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::state; }
+    // Whether it reads no more keys and values than its window, and nobody more of those it has.
+    bool has_window(int layer) const {
+        const LayerSpec& own = layers[static_cast<size_t>(layer)];
+        const auto owner = static_cast<size_t>(own.cache.kind == CacheKind::shared ? own.cache.owner : layer);
+        return layers[owner].sliding_window > 0 && !has_state(layer);
+    }
     bool has_latent(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::latent; }
     // What o_proj reads, or what stands in its place.
     int mixed_dim(int layer) const {

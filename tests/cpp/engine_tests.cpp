@@ -148,8 +148,8 @@ Batch step_of_three() {
     Batch b;
     b.input_ids = array<int32_t>(DType::int32, {1, 2, 3});
     b.positions = array<int32_t>(DType::int32, {0, 1, 2});
-    b.slot_mapping = array<int64_t>(DType::int64, {0, 1, 2});
-    b.block_table = array<int32_t>(DType::int32, {0}, {1, 1});
+    b.slot_mapping = array<int64_t>(DType::int64, {0, 1, 2}, {1, 3});
+    b.block_table = array<int32_t>(DType::int32, {0}, {1, 1, 1});
     b.cu_seqlens_q = array<int32_t>(DType::int32, {0, 3});
     b.context_lens = array<int32_t>(DType::int32, {3});
     b.logits_rows = array<int32_t>(DType::int32, {2});

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from emulation import ON_GPU, Gpu
-from graph_cases import Twins
+from graph_cases import Twins, outputs
+
+import infinilm
+from infinilm import _core
 
 
 def long_contexts(_: Gpu, folder: str, name: str, dtype: str) -> None:
@@ -40,4 +44,44 @@ def both_kernels(_: Gpu, folder: str) -> None:
         twins.step(seqs)
         assert ON_GPU or twins.counts()[:2] == (recorded[at], launched[at]), f"step {at}: {twins.counts()}"
     assert sequences.lengths.tolist() == [209, 132, 131]
+    twins.close()
+
+
+def windows_of_their_own(_: Gpu, folder: str) -> None:
+    """Layers with a window have a few blocks of each sequence, used again and again; beside an engine of one group."""
+    twins = Twins(folder, "gemma4-text", "bfloat16", num_seqs=3)
+    sequences = twins.sequences
+    size, own = sequences.block_size, 3  # blocks of a sequence: what a window and 17 tokens take
+    twins.recording.reset_cache(sequences.num_blocks, size, num_window_blocks=sequences.num_seqs * own)
+
+    def step(seqs: list[int], count: int = 1) -> None:
+        all_keys = sequences.batch(seqs, count)
+        arrays = dict(sequences.arrays)
+        columns = np.arange(arrays["block_table"].shape[1])
+        windows = (np.array(seqs)[:, None] * own + columns % own).astype(np.int32)  # [num_seqs, columns]
+        at = arrays["positions"]
+        slots = windows[np.repeat(np.arange(len(seqs)), count), at // size].astype(np.int64) * size + at % size
+        behind = columns < (sequences.lengths[seqs] - count)[:, None] // size - 1
+        windows[behind & (sequences.rng.random(windows.shape) < 0.3)] = -1  # which nobody reads
+        arrays["block_table"] = np.stack([arrays["block_table"], windows])
+        arrays["slot_mapping"] = np.stack([arrays["slot_mapping"], slots])
+        got = outputs(twins.recording, _core.Batch(**arrays))
+        for x, y in zip(got, outputs(twins.eager, all_keys), strict=True):
+            assert x is not None and y is not None and x.tobytes() == y.tobytes(), sequences.lengths
+
+    for count in (17, 3, 17, 17, 5):
+        step([0, 1, 2], count)
+    for _ in range(4):
+        step([2, 0, 1])
+        step([0, 2])
+    step([1], 17)
+    step([0, 1, 2])
+    recorded, launched, _kept = twins.counts()
+    assert recorded == 2 and launched == 7
+    try:
+        twins.recording.forward(sequences.batch([0, 1, 2]))
+    except infinilm.InfinilmError as error:
+        assert "1 groups of layers, but the KV cache has 2" in str(error), error
+    else:
+        raise AssertionError("layers with a window took the blocks of others")
     twins.close()

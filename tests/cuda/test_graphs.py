@@ -75,6 +75,11 @@ def test_long_contexts(simulate: Run, models: str, name: str, dtype: str) -> Non
     assert outcome.ok, outcome.text
 
 
+def test_windows_of_their_own(simulate: Run, models: str) -> None:
+    outcome = simulate("graph_attention_cases:windows_of_their_own", folder=models)
+    assert outcome.ok, outcome.text
+
+
 def test_layers_by_both_kernels(simulate: Run, tmp_path: Path) -> None:
     """Steps of one token each where the heads of one layer are decode's and those of another one prefill's: 18 wide
     heads on one kv head, and so many multiprocessors that every chunk of keys is an item of decode.

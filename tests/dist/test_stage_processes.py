@@ -108,6 +108,18 @@ def num_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> int:
     return max(seen)
 
 
+def test_layers_with_a_window_have_blocks_of_their_own() -> None:
+    model = GOLDEN / "gemma3-text"  # a layer with a window, one without; and the other stage has one with
+    with LLM(model, kv_cache=PagedKVCacheConfig(num_blocks=8), **SETTINGS) as one:
+        assert one.memory.num_window_blocks == 0
+        expected = answers(one)
+    with stage_processes(model, 1) as (addresses, processes):
+        with LLM(model, stages=addresses, max_num_batched_tokens=16, **SETTINGS) as llm:
+            assert 0 < llm.memory.num_window_blocks < llm.memory.num_blocks
+            assert [answers(llm) for _ in range(2)] == [expected] * 2
+        assert [end_of(process)[0] for process in processes] == [0]
+
+
 def test_answers_are_those_of_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(folder, **SETTINGS) as one:
         expected = [answers(one, **kind) for kind in KINDS]

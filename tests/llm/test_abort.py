@@ -109,7 +109,7 @@ def test_a_cancelled_prompt_ends_between_layers(llm: LLM, registry: HookRegistry
     output = llm.generate(LONG, max_tokens=4, temperature=0, ignore_eos=True, use_tqdm=False)[0]
     assert output.outputs[0].token_ids == expected
     assert watch.num_steps == 1 + 4
-    assert llm._thread.scheduler.blocks.num_used == 0
+    assert llm._thread.scheduler.stats.num_used_blocks == 0
 
 
 def test_what_was_cached_before_stays(llm: LLM, registry: HookRegistry) -> None:
@@ -177,4 +177,4 @@ def test_cancelling_at_any_time(folder: Path, monkeypatch: pytest.MonkeyPatch, a
         for prompt, expected in zip(prompts, alone, strict=True):
             assert one(llm, prompt, max_tokens=6, temperature=0, ignore_eos=True).token_ids == expected
         wait_for(lambda: idle(llm))
-        assert llm._thread.scheduler.blocks.num_used == 0
+        assert llm._thread.scheduler.stats.num_used_blocks == 0

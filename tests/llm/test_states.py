@@ -226,7 +226,7 @@ def test_the_pool_never_mixes_states_up(data: st.DataObject, slots: int) -> None
                 wish = tuple(data.draw(st.lists(st.integers(0, 1), max_size=6)))
                 borders = [wish[:n] for n in range(interval, len(wish) + 1, interval)]
                 ids = [known[b] for b in borders if b in known] if all(b in known for b in borders) else []
-                count, state = pool.find(ids)
+                count, state = pool.find(ids, [True] * (len(ids) + 1))
                 pool.enter(slot, state)
                 texts[slot] = wish[: count * interval]
             if slot in texts and data.draw(st.booleans()):

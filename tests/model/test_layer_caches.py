@@ -9,7 +9,7 @@ import pytest
 
 from infinilm import LlamaConfig, _core
 from infinilm.config.families import build_spec
-from infinilm.errors import ConfigError
+from infinilm.errors import ConfigError, InfinilmError
 
 HEADS, KV_HEADS, DIM, HIDDEN, LENGTH, BLOCK = 4, 2, 16, 32, 11, 4
 CONFIG = LlamaConfig(
@@ -31,21 +31,30 @@ def spec_of(last: _core.CacheSpec) -> _core.ModelSpec:
     return spec
 
 
-def logits(spec: _core.ModelSpec, weights: dict[str, Any], num_ranks: int, cache_dtype: str) -> Any:
-    """Of a prompt in two chunks, over blocks out of order."""
+def logits(
+    spec: _core.ModelSpec,
+    weights: dict[str, Any],
+    num_ranks: int,
+    cache_dtype: str,
+    windows: int = 0,
+    num_window_blocks: int | None = None,
+) -> Any:
+    """Of a prompt in chunks, over blocks out of order; `windows`: blocks that layers with a window use in turns."""
     engine = _core.InferEngine(spec, ["cpu"] * num_ranks, num_ranks)
     for name, weight in weights.items():
         engine.load_param(name, _core.from_numpy(weight))
     engine.finish_loading()
-    engine.reset_cache(5, BLOCK, cache_dtype)
-    blocks, rows = np.array([3, 1, 4], np.int32), []
-    for begin, end in ((0, 6), (6, LENGTH)):
+    engine.reset_cache(5, BLOCK, cache_dtype, 0, windows if num_window_blocks is None else num_window_blocks)
+    blocks, rows = np.array([[3, 1, 4]], np.int32), []
+    if windows:
+        blocks = np.concatenate([blocks, np.arange(3, dtype=np.int32)[None] % windows])
+    for begin, end in ((0, 6), (6, 8), (8, LENGTH)):
         at = np.arange(begin, end, dtype=np.int32)
         batch = _core.Batch(
             input_ids=(7 * at + 3) % 64,
             positions=at,
-            slot_mapping=blocks[at // BLOCK].astype(np.int64) * BLOCK + at % BLOCK,
-            block_table=blocks[None],
+            slot_mapping=np.ascontiguousarray(blocks[:, at // BLOCK]).astype(np.int64) * BLOCK + at % BLOCK,
+            block_table=blocks[:, None],
             cu_seqlens_q=np.array([0, end - begin], np.int32),
             context_lens=np.array([end], np.int32),
             logits_rows=at - begin,
@@ -95,6 +104,25 @@ def test_smaller_heads(num_ranks: int) -> None:
     np.testing.assert_allclose(logits(own, weights, num_ranks, "float32"), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_layers_with_a_window_have_blocks_of_their_own() -> None:
+    spec = spec_of(_core.CacheSpec())
+    spec.layers = [_core.LayerSpec(rope=-1), _core.LayerSpec(rope=-1, sliding_window=3)]
+    assert spec.kv_bytes_per_token("int8", windows_only=True) == 2 * KV_HEADS * (DIM + 4)
+    assert 2 * spec.kv_bytes_per_token("int8", windows_only=True) == spec.kv_bytes_per_token("int8")
+    weights = random_weights(spec)
+    for cache_dtype in ("float32", "int8"):
+        got, expected = (logits(spec, weights, 1, cache_dtype, windows) for windows in (2, 0))
+        assert np.array_equal(got, expected)
+    with pytest.raises(InfinilmError, match="are of 2 groups of layers, but the KV cache has 1"):
+        logits(spec, weights, 1, "float32", 2, num_window_blocks=0)
+    with pytest.raises(InfinilmError, match=r"num_window_blocks: expected 0 to num_blocks, which is 5, got 6"):
+        logits(spec, weights, 1, "float32", 2, num_window_blocks=6)
+    with pytest.raises(
+        InfinilmError, match=r"slot_mapping\[0\] is 8, expected -1 to 7"
+    ):  # beyond the two of the second group
+        logits(spec, weights, 2, "float32", 3, num_window_blocks=2)
+
+
 def test_bytes_and_parts() -> None:
     spec = spec_of(_core.CacheSpec(num_kv_heads=1, head_dim=8))
     assert spec.kv_bytes_per_token("float16") == 2 * 2 * (KV_HEADS * DIM + 8)
@@ -107,5 +135,9 @@ def test_bytes_and_parts() -> None:
 def test_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of num_kv"):
         _core.InferEngine(spec_of(_core.CacheSpec(num_kv_heads=3)), ["cpu"])
+    spec = spec_of(_core.CacheSpec("shared", owner=0))
+    spec.layers = [_core.LayerSpec(rope=-1), _core.LayerSpec(rope=-1, sliding_window=3, cache=spec.layers[1].cache)]
+    with pytest.raises(ConfigError, match="layer 0: both must have a window, or neither"):
+        _core.InferEngine(spec, ["cpu"])
     with pytest.raises(ConfigError, match="cache kind 'ring' is not one of"):
         _core.CacheSpec("ring")

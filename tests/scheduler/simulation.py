@@ -71,7 +71,9 @@ class Engine:
 
     scheduler: sched.Scheduler
     depth: int = 1  # steps in flight: each is made before the results of so many less one before it are known
-    cache: dict[int, int] = field(default_factory=dict)  # slot -> hash of the prefix that ends there
+    cache: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (group, slot) -> hash of the prefix that ends there
     num_steps: int = 0
     in_flight: deque[tuple[Step, Any]] = field(default_factory=deque)
     ids_before: list[int] = field(default_factory=list)  # of the last step
@@ -88,6 +90,17 @@ class Engine:
             self.in_flight.append((step, self.forward(step)))
         assert self.in_flight, "there is work, and no step"
         return self.update(*self.in_flight.popleft())
+
+    def abort(self) -> list[Sequence]:
+        """Take back all steps in flight, of which nobody knows what they have written; returns whose they were."""
+        sequences: list[Sequence] = []
+        while self.in_flight:
+            step, _ = self.in_flight.pop()
+            for g, slots in enumerate(step.batch.slot_mapping.tolist()):
+                self.cache.update(((g, slot), -1) for slot in slots)
+            self.scheduler.undo(step)
+            sequences += step.sequences
+        return list(dict.fromkeys(sequences))
 
     def update(self, step: Step, output: Any) -> list[tuple[Sequence, int, int]]:
         alive = [sequence for sequence in step.samples if sequence.slot >= 0]
@@ -108,10 +121,13 @@ class Engine:
         batch, manager = step.batch, self.scheduler.blocks
         size = manager.block_size
         cu_seqlens_q = batch.cu_seqlens_q.tolist()
-        assert len(batch.input_ids) == len(batch.positions) == len(batch.slot_mapping) == cu_seqlens_q[-1]
+        assert len(batch.input_ids) == len(batch.positions) == batch.slot_mapping.shape[1] == cu_seqlens_q[-1]
+        assert len(batch.slot_mapping) == len(batch.block_table) == len(manager.groups)
+        assert batch.slot_mapping.flags.c_contiguous and batch.block_table.flags.c_contiguous
         assert 0 < cu_seqlens_q[-1] <= self.scheduler.max_num_batched_tokens
-        assert len(set(batch.slot_mapping.tolist())) == cu_seqlens_q[-1], "two tokens in one slot"
-        assert (manager.ref_counts[batch.slot_mapping // size] == 1)[~self._shared_now(step)].all()
+        for group, slot_mapping in zip(manager.groups, batch.slot_mapping, strict=True):
+            assert len(set(slot_mapping.tolist())) == cu_seqlens_q[-1], "two tokens in one slot"
+            assert (group.ref_counts[slot_mapping // size] == 1)[~self._shared_now(step)].all()
         input_ids = batch.input_ids
         if batch.previous_rows is not None:
             assert self.depth == 2
@@ -130,19 +146,22 @@ class Engine:
             positions = np.arange(context - count, context)
             np.testing.assert_array_equal(batch.positions[begin:end], positions)
             assert input_ids[begin:end].tolist() == tokens[context - count : context]
-            where = batch.block_table[i][np.arange(context) // size].astype(np.int64) * size + np.arange(context) % size
-            np.testing.assert_array_equal(batch.slot_mapping[begin:end], where[positions])
             prefixes = [0, *prefixes_of(tokens[:context])]
-            for position in positions.tolist():  # from what the cache holds, as a model does, if it sees that far
-                sees = position > 0 and manager.sliding_window != 1
-                before = self.cache[int(where[position - 1])] if sees else prefixes[position]
-                self.cache[int(where[position])] = extend(before, tokens[position])
-            slots.append((where, prefixes[1:], context - count))
-        for where, prefixes, start in slots:  # attention reads after all have written
-            first = max(0, start - manager.sliding_window + 1) if manager.sliding_window else 0
-            assert [self.cache[slot] for slot in where[first:].tolist()] == prefixes[first:]
+            for g, group in enumerate(manager.groups):
+                blocks = batch.block_table[g, i][np.arange(context) // size].astype(np.int64)
+                where = blocks * size + np.arange(context) % size
+                np.testing.assert_array_equal(batch.slot_mapping[g, begin:end], where[positions])
+                for position in positions.tolist():  # from what the cache holds, as a model does, if it sees that far
+                    sees = position > 0 and group.sliding_window != 1
+                    before = self.cache[g, int(where[position - 1])] if sees else prefixes[position]
+                    self.cache[g, int(where[position])] = extend(before, tokens[position])
+                slots.append((g, where, prefixes[1:], context - count))
+        for g, where, prefixes, start in slots:  # attention reads after all have written
+            window = manager.groups[g].sliding_window
+            first = max(0, start - window + 1) if window else 0
+            assert [self.cache[g, slot] for slot in where[first:].tolist()] == prefixes[first:]
         rows = batch.logits_rows.tolist()
-        ids = [next_token(self.cache[int(batch.slot_mapping[row])]) for row in rows]
+        ids = [next_token(self.cache[0, int(batch.slot_mapping[0, row])]) for row in rows]
         self.ids_before = ids
         logits = np.array(rows, np.float32)[:, None] if batch.return_logits else None
         return SimpleNamespace(ids=_array(np.array(ids, np.int32)), logits=logits if logits is None else _array(logits))
@@ -159,17 +178,18 @@ def _array(array: np.ndarray) -> Any:
 
 
 def check_blocks(scheduler: sched.Scheduler) -> None:
-    """Every block is free once, or used as often as it is counted."""
+    """Every block is free once, or used as often as it is counted; a prefix is known while the first group has it."""
     blocks = scheduler.blocks
-    held = [blocks.block_table[s.slot, blocks._first[s.slot] : blocks.lengths[s.slot]] for s in scheduler.running]
-    counted = np.bincount(np.concatenate(held) if held else [], minlength=blocks.num_blocks)
-    np.testing.assert_array_equal(blocks.ref_counts, counted)
-    free = [*blocks._free, *blocks._idle]
-    assert sorted(free) == np.flatnonzero(counted == 0).tolist()
-    assert set(blocks._idle) <= set(blocks._keys), "an idle block that nobody can find"
-    assert not set(blocks._free) & set(blocks._keys)
-    assert len(blocks._known) == len(blocks._keys)
-    assert all(blocks._known[key][0] == block for block, key in blocks._keys.items())
+    for group in blocks.groups:
+        held = [group.block_table[s.slot, group.first[s.slot] : blocks.lengths[s.slot]] for s in scheduler.running]
+        counted = np.bincount(np.concatenate(held) if held else [], minlength=group.num_blocks)
+        np.testing.assert_array_equal(group.ref_counts, counted)
+        assert sorted([*group._free, *group._idle]) == np.flatnonzero(counted == 0).tolist()
+        assert set(group._idle) <= set(group._ids), "an idle block that nobody can find"
+        assert not set(group._free) & set(group._ids)
+        assert {chain_id: block for block, chain_id in group._ids.items()} == group._blocks
+    assert blocks._keys.keys() == blocks.groups[0]._blocks.keys()
+    assert {chain_id: key for key, chain_id in blocks._known.items()} == blocks._keys
     assert len({s.slot for s in scheduler.running}) == len(scheduler.running)
     assert all(s.slot < 0 for s in scheduler.waiting)
 
@@ -177,5 +197,4 @@ def check_blocks(scheduler: sched.Scheduler) -> None:
 def check_empty(scheduler: sched.Scheduler) -> None:
     assert not scheduler.has_work
     check_blocks(scheduler)
-    assert scheduler.blocks.num_used == 0
-    assert not scheduler.blocks.ref_counts.any()
+    assert not any(group.num_used or group.ref_counts.any() for group in scheduler.blocks.groups)
