@@ -35,8 +35,7 @@ struct Groups {
 };
 template <class F>
 Groups groups_of(const LinearArgs& args) {
-    const bool by_two = is_integer<F> && !is_tile<F> && width == 16 && args.num_tokens > max_tokens<F>;
-    const int most = by_two ? (int)smaller(most_by_two_panels, max_tokens<F>) : max_tokens<F>;
+    const int most = args.num_tokens > max_tokens<F> ? most_of_several<F> : max_tokens<F>;
     const int64_t count = (args.num_tokens + most - 1) / most;
     if constexpr (is_tile<F>) return {args.num_tokens <= F::least_tokens ? F::least_tokens : F::tile_tokens, count};
     int tokens = 1;
@@ -183,9 +182,9 @@ template <class F>
 void multiply(const LinearArgs& args, Share share) {
     const Groups groups = groups_of<F>(args);
     constexpr int64_t in_block = block_groups<F>;
-    const int T = groups.tokens, P = num_panels<F>(T);
+    const Tile multiply_tile = tile_of<F>(groups.tokens, groups.count == 1);
+    const int T = groups.tokens, P = multiply_tile.num_panels;
     const int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
-    const MultiplyTile multiply_tile = multiply_tile_of<F>(T);
     const Format format = args.weight.format;
     const int64_t group_scale_bytes = scale_bytes_of_group(format), group_bytes = lines_of_group(format) * line_bytes;
     const Area area = area_of(args, groups, share);
@@ -234,7 +233,7 @@ void multiply(const LinearArgs& args, Share share) {
                         tile.scales = (const char*)args.weight.scales + (2 * pair + i) * tile.scale_stride +
                                       first * group_scale_bytes;
                         tile.sums = scratch + (i / 2 * num_groups + group) * sums_of_group + i % 2 * T * panel_outputs;
-                        multiply_tile(tile);
+                        multiply_tile.multiply(tile);
                     }
                 }
             }
