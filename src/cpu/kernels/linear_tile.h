@@ -61,6 +61,8 @@ template <class F>
 constexpr int num_panels(int tokens, bool alone) {
     if constexpr (is_tile<F>) return F::tile_panels;
     if (is_integer<F>) return width == 16 && !alone ? 2 : 1;
+    if constexpr (requires { F::panels_alone; })
+        if (alone) return F::panels_alone;
     if (width == 16) return 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
 }
@@ -134,7 +136,7 @@ void multiply_floats(const TileArgs& args) {
         const char* scales = args.scales;
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int p = 0; p < P; ++p) fetch<T>(line + p * panel_stride + ahead);
 #pragma GCC unroll 4
             for (int unit = 0; unit < F::line_units; ++unit, x += T) {
@@ -436,8 +438,9 @@ Tile tile_of(int tokens, bool alone) {
     if constexpr (T < max_tokens<F>)
         if (tokens > T) return tile_of<F, is_tile<F> ? 2 * T : next_tokens<F>(T)>(tokens, alone);
     constexpr int one = num_panels<F>(T, true), several = num_panels<F>(T, false);
-    // Groups are dealt evenly, so that of several none has less than half of what it could have.
-    if constexpr (one != several && 2 * T > most_of_several<F> && T <= most_of_several<F>)
+    // Integers: groups are dealt evenly, so that of several none has less than half of what it could have.
+    constexpr bool is_possible = !is_integer<F> || (2 * T > most_of_several<F> && T <= most_of_several<F>);
+    if constexpr (one != several && is_possible)
         if (!alone) return {multiply_tile<F, T, several>, several};
     return {multiply_tile<F, T, one>, one};
 }
