@@ -94,14 +94,15 @@ struct TileArgs {
     bool first;                  // the sums begin here
 };
 
-// Asks for a line that is that far ahead. One token or two are bound by memory and want each line in L1. More wait for
-// arithmetic: for them as far as L2, since L1 waits for few lines at a time.
-template <int T>
-INFINILM_INLINE void fetch(const char* line) {
-    if (T <= 2)
-        __builtin_prefetch(line);
-    else
-        __builtin_prefetch(line, 0, 2);
+// Asks for line `number` of a panel or group, which is that far ahead: as far as L2, since L1 waits for few lines at a
+// time. One token or two are bound by memory, which then brings every other line by itself, and faster. With fewer than
+// 8 bits, or with the chains of additions of e4m3, they are bound by arithmetic as well, and want each line in L1.
+template <class F, int T>
+INFINILM_INLINE void fetch(const char* line, int64_t number) {
+    bool near = requires { F::panels_alone; } && T <= 2;
+    if constexpr (is_integer<F>) near = T <= 2 && F::group_lines < 8;
+    if (near) return __builtin_prefetch(line);
+    if (T > 2 || number % 2 == 0) __builtin_prefetch(line, 0, 2);
 }
 
 template <int T, int P>
@@ -137,7 +138,7 @@ void multiply_floats(const TileArgs& args) {
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
 #pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) fetch<T>(line + p * panel_stride + ahead);
+            for (int p = 0; p < P; ++p) fetch<F, T>(line + p * panel_stride + ahead, number);
 #pragma GCC unroll 4
             for (int unit = 0; unit < F::line_units; ++unit, x += T) {
                 decltype(F::weight(line, scales, 0, 0)) w[P][panel_parts];
@@ -263,7 +264,7 @@ void multiply_integers(const TileArgs& args) {
                         const int panel = (first + v) / panel_parts, part = (first + v) % panel_parts;
                         const char* const of_panel = of_group + panel * args.panel_stride;
                         if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8 && args.ahead != 0)
-                            fetch<T>(of_panel + line * line_bytes + args.ahead);
+                            fetch<F, T>(of_panel + line * line_bytes + args.ahead, line);
                         w[v] = format.weight(of_panel, n, part);
                     }
 #pragma GCC unroll 16
@@ -314,7 +315,7 @@ void multiply_integer_tiles(const TileArgs& args) {
         const char* w = lines + c * F::x_groups * group_bytes;
         int64_t left = smaller(F::x_groups, args.k_groups - group);
         Tiles::clear<c>();
-        for (int line = 0; line < left * F::group_lines; ++line) fetch<T>(w + line * line_bytes + args.ahead);
+        for (int line = 0; line < left * F::group_lines; ++line) fetch<F, T>(w + line * line_bytes + args.ahead, line);
         if constexpr (F::stored_as_bytes) {
             for (; left >= 2; left -= 2, w += 2 * group_bytes, quads += 2 * group_size) {
                 Tiles::load<int8_a>(quads, stride);
