@@ -71,6 +71,8 @@ def what_is_there(folder: Path) -> str:
         )
     elif any(folder.glob("*.gguf")):
         return "the folder has none, only a GGUF file: pass the path of that"
+    elif within := sorted(folder.glob("*/*.gguf")):
+        return f"the folder has none, and GGUF files in folders of it: pass the path of one, such as {within[0]}"
     else:
         problem = "the folder has no config.json"
     return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"

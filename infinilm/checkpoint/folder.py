@@ -9,6 +9,7 @@ the model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -263,7 +264,7 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
-    if isinstance(model, str) and not Path(text).exists():
+    if isinstance(model, str) and not Path(text).exists() and not (text.endswith(".gguf") and ":" not in text):
         if HUB_ID.fullmatch(text):
             return download(text, revision)
         if match := HUB_FILE.fullmatch(text):
@@ -282,9 +283,17 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     if is_gguf(path):
         return path
     if path.exists():
+        if re.search(r"\.gguf[.-]", path.name, re.IGNORECASE):
+            raise ConfigError(
+                f"model {text!r} is a piece of a GGUF file: join all pieces in their order, as `cat` does, to one file "
+                "whose name ends in .gguf"
+            )
         raise ConfigError(
             f"model {text!r} is a file; pass a .gguf file, or the folder that holds config.json and *.safetensors"
         )
+    if path.suffix.lower() == ".gguf":
+        link = f"; it is a link to {path.readlink()}: fetch it again" if path.is_symlink() else ""
+        raise FileNotFoundError(f"model file {text!r} does not exist (looked at {path.absolute()}){link}")
     raise FileNotFoundError(
         f"model folder {text!r} does not exist (looked at {path.absolute()}); pass the folder of a Hugging "
         "Face checkpoint (config.json, *.safetensors, tokenizer.json), 'demo' for the bundled model, or a "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infinilm.errors import ConfigError
+from infinilm.gguf.file import models_among
 
 __all__ = ["HUB_FILE", "HUB_ID", "download", "download_gguf"]
 
@@ -32,6 +33,9 @@ def download_gguf(hub_id: str, wanted: str, revision: str | None) -> Path:
     model = f"{hub_id}:{wanted}"
     if not wanted.endswith(".gguf"):
         files = _hub_gguf_files(hub_id, revision)
+        if files is None:  # what has been fetched before
+            folder = _snapshot(model, hub_id, revision, allow_patterns=["*.gguf"], local_files_only=True)
+            files = models_among(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
         within = rf"(.*[-._/])?{re.escape(wanted)}"
         for pattern in (rf"{within}{_PART}\.gguf", rf"{within}[-._].*\.gguf"):  # better: the name ends so
             models = sorted({re.sub(r"-\d{5}-of-", "-00001-of-", f) for f in files if re.fullmatch(pattern, f, re.I)})
@@ -48,15 +52,15 @@ def download_gguf(hub_id: str, wanted: str, revision: str | None) -> Path:
     return path
 
 
-def _hub_gguf_files(hub_id: str, revision: str | None) -> list[str]:
-    """Names of the GGUF files of a repository; none where the hub cannot be asked."""
+def _hub_gguf_files(hub_id: str, revision: str | None) -> list[str] | None:
+    """Names of the GGUF files of a repository; None: the hub cannot be asked."""
     try:
         from huggingface_hub import HfApi
 
         names = HfApi().list_repo_files(hub_id, revision=revision)
     except Exception:  # offline, or no such repository, which fetching says as well
-        return []
-    return sorted(name for name in names if name.endswith(".gguf") and "mmproj" not in name)
+        return None
+    return models_among(names)
 
 
 def _snapshot(model: str, hub_id: str, revision: str | None, **patterns: Any) -> Path:

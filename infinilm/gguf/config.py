@@ -21,9 +21,21 @@ _ABSENT_AS_ZERO = frozenset({"expert_weights_scale", "expert_group_count", "expe
 _DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # of others float16, which quantised weights become
 
 
+_NO_MODELS = {  # by general.type, or by general.architecture
+    "adapter": "a LoRA adapter, not a model: pass its base model, and the folder of PEFT as lora={'name': folder}",
+    "mmproj": "the part of a model that sees or hears: pass the GGUF file of its language model",
+    "clip": "the part of a model that sees or hears: pass the GGUF file of its language model",
+    "imatrix": "an importance matrix, which a model was quantised by: pass the GGUF file of the model",
+    "controlvector": "a control vector, which is not read: pass the GGUF file of a model",
+}
+
+
 def architecture_of(gguf: GgufFile) -> Architecture:
-    """The row of a file's architecture. ConfigError: it is not supported, or the file says none."""
+    """The row of a file's architecture. ConfigError: it is not supported, or the file says none, or is no model."""
     name = gguf.metadata.get("general.architecture")
+    for kind in (gguf.metadata.get("general.type"), name):
+        if isinstance(kind, str) and kind in _NO_MODELS:
+            raise ConfigError(f"{gguf.path}: {_NO_MODELS[kind]}")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(
             f"{gguf.path}: architecture {name!r} (general.architecture) is not supported; supported: "
@@ -147,7 +159,7 @@ def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values:
         values["rope_local_base_freq"] = said.get(
             "rope.freq_base_swa", values.get("rope_local_base_freq", values.get("rope_theta"))
         )
-    elif said.get("rope.freq_base_swa", values.get("rope_theta")) != values.get("rope_theta"):
+    elif "rope.freq_base_swa" in said and said["rope.freq_base_swa"] != values.get("rope_theta"):
         values["rope_local_base_freq"] = said["rope.freq_base_swa"]  # which most families refuse
     if said.get("expert_count") and not row.shaped_layers and not row.keys.get("leading_dense_block_count"):
         layers = {int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name))}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +20,11 @@ from infinilm import _core
 from infinilm.errors import ConfigError, WeightError
 from infinilm.files import FETCH_AGAIN, open_regular
 
-__all__ = ["GgufFile", "GgufTensor", "find_gguf", "is_gguf", "open_gguf"]
+__all__ = ["GgufFile", "GgufTensor", "find_gguf", "is_gguf", "models_among", "open_gguf"]
 
 _FIRST_READ = 1 << 20  # bytes; a vocabulary of 150,000 tokens takes some 8 MB
 _LARGEST_HEADER = 1 << 30
+_BESIDE_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in names of files that come with a model
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -139,6 +140,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     if not match:
         return _open(path, _state(path))
     parts = _part_paths(path.parent, match["stem"], int(match["count"]))
+    if path in parts:
+        _check_present(path, parts)
     return _open(parts[0], *map(_state, parts)) if parts else _open(path, _state(path))
 
 
@@ -159,6 +162,12 @@ def _part_paths(folder: Path, stem: str, count: int) -> list[Path]:
     return [folder / f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
 
 
+def models_among(names: Iterable[str]) -> list[str]:
+    """The names of GGUF files among others, without what comes with a model unless there is nothing else."""
+    found = sorted(name for name in names if name.lower().endswith(".gguf"))
+    return [name for name in found if not _BESIDE_MODELS.search(name)] or found
+
+
 def find_gguf(folder: Path) -> Path | None:
     """The model of a folder that has its weights in GGUF files alone; None: it has none.
 
@@ -166,8 +175,10 @@ def find_gguf(folder: Path) -> Path | None:
     ------
     ConfigError
         There are several models.
+    WeightError
+        It is a link to a file that is absent.
     """
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf" and "mmproj" not in p.name.lower())
+    found = [folder / name for name in models_among(entry.name for entry in folder.iterdir())]
     models: dict[str, Path] = {}
     for path in found:
         match = _PART.fullmatch(path.name)
@@ -175,7 +186,10 @@ def find_gguf(folder: Path) -> Path | None:
     if len(models) > 1:
         names = ", ".join(path.name for path in models.values())
         raise ConfigError(f"{folder}: holds {len(models)} models as GGUF files: {names}; pass the path of one of them")
-    return next(iter(models.values()), None)
+    model = next(iter(models.values()), None)
+    if model is not None and model.is_symlink() and not model.exists():
+        raise WeightError(f"{model}: a link to a file that is absent, {model.readlink()}; fetch it again")
+    return model
 
 
 def _read_header(path: Path) -> _core.GgufHeader:
@@ -208,13 +222,17 @@ def _parts(path: Path, count: Any) -> tuple[Path, ...]:
             "or fetch them again"
         )
     parts = _part_paths(path.parent, match["stem"], count)
+    _check_present(path, parts)
+    return tuple(parts)
+
+
+def _check_present(path: Path, parts: list[Path]) -> None:
     absent = [part.name for part in parts if not part.is_file()]
     if absent:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise WeightError(
-            f"{path}: one of {count} parts, of which {', '.join(absent[:3])}{more} are absent: fetch them"
+            f"{path}: one of {len(parts)} parts, of which {', '.join(absent[:3])}{more} are absent: fetch them"
         )
-    return tuple(parts)
 
 
 def _check_part(part: Path, header: _core.GgufHeader, number: int, count: int) -> None:

@@ -72,3 +72,24 @@ def test_files_by_name(model: str, files: list[str], fetched: list[str]) -> None
 def test_what_is_refused(model: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_model(model, "main")
+
+
+def test_what_was_fetched_before_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "fox-Q8_0.gguf").touch()
+
+    def list_repo_files(*_: Any, **__: Any) -> list[str]:
+        raise OSError("no network")
+
+    def snapshot_download(hub_id: str, **options: Any) -> str:
+        if hub_id == "org/other":
+            raise OSError("not in the cache")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("org/fox:Q8_0") == tmp_path / "fox-Q8_0.gguf"
+    with pytest.raises(ConfigError, match=r"'org/fox:Q4_0': no GGUF file of this name; there are fox-Q8_0.gguf"):
+        resolve_model("org/fox:Q4_0")
+    with pytest.raises(ConfigError, match=r"'org/other:Q8_0' is no folder here and could not be fetched.*not in the c"):
+        resolve_model("org/other:Q8_0")

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -416,8 +417,19 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def check_never_crashes(path: Path, raw: bytes) -> None:
-    """A file is read, and then the library agrees with what we read, or it is a WeightError that names it."""
+    """A file is read, and then the library agrees with what we read, or it is a WeightError that names it. Either way
+    no more memory is taken than such small files need, whatever their numbers claim.
+    """
     path.write_bytes(raw)
+    tracemalloc.start()
+    try:
+        check_read_or_refused(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def check_read_or_refused(path: Path) -> None:
     try:
         with Checkpoint(path) as checkpoint:
             for name, info in checkpoint.tensors.items():

@@ -182,6 +182,7 @@ struct MadeBf16 : Scaled<Multiplied_> {
 struct E4m3Dots : Bf16Dots {
     static constexpr Format format = Format::f8_row;
     static constexpr int line_units = 2, most_tokens = 4;
+    static constexpr int panels_alone = 4;  // each output waits for two products of a line, one after the other
     static INFINILM_MEMBER dvec weight(const char* line, const char*, int unit, int part) {
         const uvec quad = load_uint(line + part * sizeof(uvec));
         return (dvec)(unit == 0 ? E4m3Codes::even(quad) : E4m3Codes::odd(quad));

@@ -35,8 +35,7 @@ struct Groups {
 };
 template <class F>
 Groups groups_of(const LinearArgs& args) {
-    const bool by_two = is_integer<F> && !is_tile<F> && width == 16 && args.num_tokens > max_tokens<F>;
-    const int most = by_two ? (int)smaller(most_by_two_panels, max_tokens<F>) : max_tokens<F>;
+    const int most = args.num_tokens > max_tokens<F> ? most_of_several<F> : max_tokens<F>;
     const int64_t count = (args.num_tokens + most - 1) / most;
     if constexpr (is_tile<F>) return {args.num_tokens <= F::least_tokens ? F::least_tokens : F::tile_tokens, count};
     int tokens = 1;
@@ -156,8 +155,12 @@ struct ScratchShape {
     int64_t num_sums, expanded_bytes;
 };
 template <class F>
+int64_t num_pairs_at_a_time(const Groups& groups) {
+    return groups.count > 1 ? block_pairs : num_panels<F>(groups.tokens, true) > 2 ? 2 : 1;
+}
+template <class F>
 ScratchShape scratch_shape(const Groups& groups) {
-    const int64_t pairs = groups.count == 1 ? 1 : block_pairs;
+    const int64_t pairs = num_pairs_at_a_time<F>(groups);
     const int64_t tokens = smaller(groups.count * groups.tokens, block_tokens);
     int64_t expanded = 0;
     if constexpr (is_expanded<F>) expanded = 2 * pairs * block_groups<F> * lines_of_group(F::format) * line_bytes;
@@ -183,9 +186,10 @@ template <class F>
 void multiply(const LinearArgs& args, Share share) {
     const Groups groups = groups_of<F>(args);
     constexpr int64_t in_block = block_groups<F>;
-    const int T = groups.tokens, P = num_panels<F>(T);
+    const Tile best_tile = tile_of<F>(groups.tokens, groups.count == 1),
+               tile_of_pair = tile_of<F>(groups.tokens, false);
+    const int T = groups.tokens, P = best_tile.num_panels;
     const int64_t groups_at_a_time = block_tokens / T, sums_of_group = 2 * T * panel_outputs;
-    const MultiplyTile multiply_tile = multiply_tile_of<F>(T);
     const Format format = args.weight.format;
     const int64_t group_scale_bytes = scale_bytes_of_group(format), group_bytes = lines_of_group(format) * line_bytes;
     const Area area = area_of(args, groups, share);
@@ -194,7 +198,7 @@ void multiply(const LinearArgs& args, Share share) {
     const uint32_t* const x = (const uint32_t*)(packs_x<F>(args) ? args.shared_scratch : (const void*)first_row);
     float* const scratch = (float*)args.scratch[share.thread];
     char* const expanded = (char*)(scratch + scratch_shape<F>(groups).num_sums);
-    const int64_t pairs_at_a_time = groups.count == 1 ? 1 : block_pairs;
+    const int64_t pairs_at_a_time = num_pairs_at_a_time<F>(groups);
     // No block of weights is read twice: panels are read from end to end, which is what memory does best.
     const bool in_one_piece = groups.count == 1 && P == 1 && !is_expanded<F>;  // which have room for a block
     TileArgs tile{};
@@ -229,12 +233,13 @@ void multiply(const LinearArgs& args, Share share) {
                 for (int64_t group = 0; group < num_groups; ++group) {
                     tile.x = x + x_rows_before<F>(groups, k_groups, first / in_block, begin + group);
                     if (group > 0) tile.ahead = tile.scales_ahead = 0;
-                    for (int64_t i = 0; i < 2 * num_pairs; i += P) {
+                    const Tile& multiply_tile = P > 2 * num_pairs ? tile_of_pair : best_tile;  // the last pair
+                    for (int64_t i = 0; i < 2 * num_pairs; i += multiply_tile.num_panels) {
                         tile.weights = weights + i * tile.panel_stride;
                         tile.scales = (const char*)args.weight.scales + (2 * pair + i) * tile.scale_stride +
                                       first * group_scale_bytes;
                         tile.sums = scratch + (i / 2 * num_groups + group) * sums_of_group + i % 2 * T * panel_outputs;
-                        multiply_tile(tile);
+                        multiply_tile.multiply(tile);
                     }
                 }
             }

@@ -47,16 +47,23 @@ constexpr int max_tokens = [] {
     if (width == 8) return is_integer<F> ? 4 : 5;
     return is_integer<F> || num_registers == 16 ? 2 : 5;
 }();
-// Of integers, with AVX-512: as many tokens as leave registers for the sums of two panels in int32 and in float32. More
-// than these are of one panel, or of several groups: each x is loaded once for two panels then, where loads bind.
+// Of integers, with AVX-512: as many tokens as leave registers for the sums of two panels in int32 and in float32.
+// Where several groups pass over weights that lie in L2, each x is loaded once for two panels, since loads bind then.
 constexpr int most_by_two_panels = 6;
-// Panels side by side: few tokens need more chains of additions than their own, and each weight that is read from two
-// panels instead of one halves the reading of x.
+// The most tokens of each of several groups.
 template <class F>
-constexpr int num_panels(int tokens) {
+constexpr int most_of_several =
+    is_integer<F> && !is_tile<F> && width == 16 ? (int)smaller(most_by_two_panels, max_tokens<F>) : max_tokens<F>;
+// Panels side by side: few tokens need more chains of additions than their own, and each weight that is read from two
+// panels instead of one halves the reading of x. A group that is `alone` waits for memory: integers, whose sums begin
+// anew with each group of k, have chains enough in one panel, and one stream is what memory gives fastest.
+template <class F>
+constexpr int num_panels(int tokens, bool alone) {
     if constexpr (is_tile<F>) return F::tile_panels;
-    if (is_integer<F> && tokens <= 2) return 1;  // one stream: see multiply()
-    if (width == 16) return is_integer<F> && tokens > most_by_two_panels ? 1 : 2;
+    if (is_integer<F>) return width == 16 && !alone ? 2 : 1;
+    if constexpr (requires { F::panels_alone; })
+        if (alone) return F::panels_alone;
+    if (width == 16) return 2;
     return width == 8 && tokens <= 2 ? 2 : 1;
 }
 
@@ -88,11 +95,11 @@ struct TileArgs {
 };
 
 // Asks for line `number` of a panel or group, which is that far ahead: as far as L2, since L1 waits for few lines at a
-// time. One token or two are bound by memory, which then brings every other line by itself, and faster (Zen 4). With
-// fewer than 8 bits they are bound by arithmetic as well, and want each line in L1.
+// time. One token or two are bound by memory, which then brings every other line by itself, and faster. With fewer than
+// 8 bits, or with the chains of additions of e4m3, they are bound by arithmetic as well, and want each line in L1.
 template <class F, int T>
 INFINILM_INLINE void fetch(const char* line, int64_t number) {
-    bool near = false;
+    bool near = requires { F::panels_alone; } && T <= 2;
     if constexpr (is_integer<F>) near = T <= 2 && F::group_lines < 8;
     if (near) return __builtin_prefetch(line);
     if (T > 2 || number % 2 == 0) __builtin_prefetch(line, 0, 2);
@@ -130,7 +137,7 @@ void multiply_floats(const TileArgs& args) {
         const char* scales = args.scales;
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int p = 0; p < P; ++p) fetch<F, T>(line + p * panel_stride + ahead, number);
 #pragma GCC unroll 4
             for (int unit = 0; unit < F::line_units; ++unit, x += T) {
@@ -367,13 +374,13 @@ int64_t expand(const char* panels, int64_t stride, int64_t num_panels, int64_t k
     return bytes;
 }
 
-template <class F, int T>
+template <class F, int T, int P>
 void multiply_tile(const TileArgs& args);
 
 // Sums over the groups of k that share a scale, then times it: in the order of k.
-template <class F, int T>
+template <class F, int T, int P>
 void multiply_scaled(const TileArgs& args) {
-    constexpr int P = num_panels<F>(T), num_sums = P * T * panel_outputs;
+    constexpr int num_sums = P * T * panel_outputs;
     const int64_t at_once = (int64_t)sizeof(float) * panel_outputs / args.group_scale_bytes;
     alignas(64) float of_scale[num_sums];
     TileArgs part = args;
@@ -382,7 +389,7 @@ void multiply_scaled(const TileArgs& args) {
     part.first = true;
     part.k_groups = at_once;
     for (int64_t group = 0; group < args.k_groups; group += at_once) {
-        multiply_tile<typename F::Multiplied, T>(part);
+        multiply_tile<typename F::Multiplied, T, P>(part);
         part.x += at_once * F::x_rows * T;
         part.weights += at_once * lines_of_group(F::format) * line_bytes;
         const char* const scales = args.scales + f8_scales_at(args.group_scale_bytes, group);
@@ -396,11 +403,11 @@ void multiply_scaled(const TileArgs& args) {
     }
 }
 
-template <class F, int T>
+template <class F, int T, int P>
 void multiply_tile(const TileArgs& args) {
     if constexpr (is_scaled<F>) {
-        if (args.group_scale_bytes > 0) return multiply_scaled<F, T>(args);
-        multiply_tile<typename F::Multiplied, T>(args);
+        if (args.group_scale_bytes > 0) return multiply_scaled<F, T, P>(args);
+        multiply_tile<typename F::Multiplied, T, P>(args);
     } else if constexpr (is_tile<F>) {
 #if INFINILM_TILES
         if constexpr (is_integer<F>)
@@ -410,24 +417,33 @@ void multiply_tile(const TileArgs& args) {
                                     args.first);
 #endif
     } else if constexpr (is_integer<F>) {
-        multiply_integers<F, T, num_panels<F>(T)>(args);
+        multiply_integers<F, T, P>(args);
     } else {
-        multiply_floats<F, T, num_panels<F>(T)>(args);
+        multiply_floats<F, T, P>(args);
     }
 }
 
-// The one for groups of so many tokens.
-using MultiplyTile = void (*)(const TileArgs&);
+// The one for groups of so many tokens, and how many panels it takes.
+struct Tile {
+    void (*multiply)(const TileArgs&);
+    int num_panels;
+};
 template <class F>
 constexpr int fewest_tokens = [] {
     if constexpr (is_tile<F>) return F::least_tokens;
     return 1;
 }();
+// alone: there is one group
 template <class F, int T = fewest_tokens<F>>
-MultiplyTile multiply_tile_of(int tokens) {
+Tile tile_of(int tokens, bool alone) {
     if constexpr (T < max_tokens<F>)
-        if (tokens > T) return multiply_tile_of<F, is_tile<F> ? 2 * T : next_tokens<F>(T)>(tokens);
-    return multiply_tile<F, T>;
+        if (tokens > T) return tile_of<F, is_tile<F> ? 2 * T : next_tokens<F>(T)>(tokens, alone);
+    constexpr int one = num_panels<F>(T, true), several = num_panels<F>(T, false);
+    // Integers: groups are dealt evenly, so that of several none has less than half of what it could have.
+    constexpr bool is_possible = !is_integer<F> || (2 * T > most_of_several<F> && T <= most_of_several<F>);
+    if constexpr (one != several && is_possible)
+        if (!alone) return {multiply_tile<F, T, several>, several};
+    return {multiply_tile<F, T, one>, one};
 }
 
 }  // namespace
