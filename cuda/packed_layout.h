@@ -1,9 +1,11 @@
-// How a linear's weight is packed for the kernels: its sizes and the order of its rows, before there is memory for it.
+// How a linear's weight is packed for the kernels: its sizes and the order of its rows, before there is memory for it,
+// and what a launch gets of it.
 #pragma once
 
 #include <cstring>
 
 #include "block_types.h"
+#include "grouped.h"
 #include "host.h"
 #include "mixing_host.h"
 #include "ops/backend.h"
@@ -28,7 +30,7 @@ inline void check_rows_of_blocks(const LinearPart& part, const BlockType& type) 
 }
 
 // Rows padded to a multiple of 8. DeviceError: what no kernel takes; the message says what to do.
-inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKind kind, int head_dim,
+inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind kind, int head_dim,
                                   Quantization quantization, Type type) {
     const BlockType* blocks = find_blocks(parts[0].blocks.type);
     require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",
@@ -57,6 +59,31 @@ inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKi
         weight.head_dim = head_dim;
     }
     return weight;
+}
+
+// Of a piece of a linear: its outputs of `out` and `residual`.
+inline LinearArgs linear_args(const LinearParams& p, const CudaPiece& piece, Type type) {
+    const PackedWeight& weight = piece.packed;
+    const int64_t first = piece.first_output;
+    const auto begin = [&](const TensorView& rows) {
+        return rows ? rows.as<std::byte>() + first * size_bytes(rows.dtype()) : nullptr;
+    };
+    LinearArgs args;
+    // Kernels write whole vectors of 8: rows of logits of any vocabulary are padded to that (Decoder).
+    const int64_t width = first + weight.n / (p.weight.kind == LinearKind::act_mul && !p.gate_up_apart ? 2 : 1);
+    require(p.out.stride(0) >= width, "linear: out has ", p.out.stride(0), " elements a row, ", width, " are written");
+    args.x = p.x.data();
+    args.x_stride = p.x.stride(0);
+    args.num_tokens = static_cast<int>(p.x.shape(0));
+    args.weight = weight;
+    args.residual = begin(p.residual);
+    args.residual_stride = p.residual ? p.residual.stride(0) : 0;
+    args.out = begin(p.out);
+    args.out_stride = p.out.stride(0);
+    args.activation = static_cast<cuda::Activation>(p.activation);
+    args.gate_up_apart = p.gate_up_apart;
+    args.out_float32 = p.out.dtype() == DType::float32 && type != Type::f32;
+    return args;
 }
 
 }  // namespace infinilm::cuda
