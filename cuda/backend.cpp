@@ -53,10 +53,7 @@ public:
         run(cuda::fill_random(
                 {.dst = probe.data(), .type = Type::f32, .count = probe.numel(), .seed = 0, .deviation = 0}, stream_),
             to_string(device_), probe.shape());
-        if (shares_tiles(type_, is_hopper_)) {
-            split_workspace_ = device_memory(split_workspace_bytes, "sums of linears whose tiles are shared");
-            check(cudaMemsetAsync(split_workspace_->data, 0, split_counter_bytes, stream_), "split_workspace");
-        }
+        if (shares_tiles(type_, is_hopper_)) split_workspace_ = make_split_workspace(stream_);
         synchronize();
     }
     ~CudaBackend() override {
@@ -177,15 +174,15 @@ private:
         if (launched != cudaSuccess) check(launched, concat(op, " of ", shape_string(shape)));
     }
     LinearKernel kernel_of(const LinearArgs& args) const { return choose_linear(args, is_hopper_, num_sms_); }
-    // What a linear reads, and the norm in the arguments if it is fused; else it runs here.
-    void add_norm(const LinearParams& p, LinearArgs& args);
+    // The norm in front, in the arguments if it is fused; else it runs here, and what reads p.x then reads normed rows.
+    void add_norm(LinearParams& p, LinearArgs& args);
     // A part's rows in a packed weight, through a staging buffer when they are in host memory. blocks: null, numbers.
+    CudaPiece make_piece(std::span<const LinearPart> parts, LinearKind kind, int head_dim, Quantization quantization);
     void pack(const TensorView& weight, const BlockType* blocks, int first, const PackedWeight& dst);
     void* load_staging(int64_t bytes);
     std::unique_ptr<DeviceMemory> device_floats(const std::vector<TensorView>& vectors);
     // Without residual: rms_norm; without weight either: mean_square.
     void run_norm(const AddRmsNormParams& p, std::string_view op, const TensorView& mean_square = {});
-    LinearArgs args_of(const LinearParams& p) const;
     void run_linear(const LinearArgs& args);
 
     const CudaOptions options_;
@@ -239,33 +236,43 @@ std::unique_ptr<PreparedLinear> CudaBackend::prepare_linear(std::vector<LinearPa
                                                             int head_dim, Quantization quantization) {
     activate();
     auto out = std::make_unique<CudaLinear>();
-    PackedWeight& weight = out->packed = packed_layout(parts, kind, head_dim, quantization, type_);
-    int out_features = 0;
-    bool has_bias = false;
-    for (const LinearPart& part : parts) {
-        out_features += count(part.weight.shape(0));
-        has_bias |= static_cast<bool>(part.bias);
-    }
     out->kind = kind;
-    out->in_features = weight.k;
-    out->out_features = kind == LinearKind::act_mul ? out_features / 2 : out_features;
-    out->data = device_memory(packed_bytes(weight), concat("a weight of shape [", out_features, ", ", weight.k, "]"));
-    weight.data = out->data->data;
-    check(cudaMemsetAsync(out->data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
+    out->in_features = parts[0].in_features();
+    for (std::span<const LinearPart> left = parts; !left.empty();) {
+        const auto of_piece = first_piece(left, kind);
+        CudaPiece& piece = out->pieces.emplace_back(make_piece(of_piece, kind, head_dim, quantization));
+        piece.first_output = out->out_features;
+        require(piece.first_output % 8 == 0, "a weight of blocks begins at output ", piece.first_output,
+                " of a linear: on CUDA this must be a multiple of 8; use device='cpu'");
+        for (const LinearPart& part : of_piece) {
+            const int64_t first = out->out_features - piece.first_output, rows = part.weight.shape(0);
+            out->parts.push_back({out->pieces.size() - 1, {first, first + rows}});
+            out->out_features += rows;
+        }
+        left = left.subspan(of_piece.size());
+    }
+    if (kind == LinearKind::act_mul) out->out_features /= 2;
+    return out;
+}
+
+CudaPiece CudaBackend::make_piece(std::span<const LinearPart> parts, LinearKind kind, int head_dim,
+                                  Quantization quantization) {
+    CudaPiece out;
+    PackedWeight& weight = out.packed = packed_layout(parts, kind, head_dim, quantization, type_);
+    out.data = device_memory(packed_bytes(weight), concat("a weight of shape [", weight.n, ", ", weight.k, "]"));
+    weight.data = out.data->data;
+    check(cudaMemsetAsync(out.data->data, 0, packed_bytes(weight), stream_), "prepare_linear");
     int first = 0;
+    std::vector<TensorView> biases;
     for (const LinearPart& part : parts) {
         pack(part.weight, find_blocks(part.blocks.type), first, weight);
-        if (part.has_blocks()) out->rows_of_blocks.push_back({first, first + part.weight.shape(0)});
         first += count(part.weight.shape(0));
+        biases.push_back(part.bias ? part.bias.view() : TensorView(nullptr, DType::float32, {part.weight.shape(0)}));
     }
-    if (has_bias) {
-        std::vector<TensorView> biases;
-        for (const LinearPart& part : parts)
-            biases.push_back(part.bias ? part.bias.view()
-                                       : TensorView(nullptr, DType::float32, {part.weight.shape(0)}));
-        biases.emplace_back(nullptr, DType::float32, std::initializer_list<int64_t>{weight.n - out_features});
-        out->bias = device_floats(biases);
-        weight.bias = static_cast<const float*>(out->bias->data);
+    if (std::ranges::any_of(parts, [](const LinearPart& part) { return static_cast<bool>(part.bias); })) {
+        biases.emplace_back(nullptr, DType::float32, std::initializer_list<int64_t>{weight.n - first});
+        out.bias = device_floats(biases);
+        weight.bias = static_cast<const float*>(out.bias->data);
     }
     return out;
 }
@@ -312,8 +319,9 @@ void CudaBackend::pack(const TensorView& weight, const BlockType* blocks, int fi
 
 // Of weights that came in blocks: others are still where they came from.
 Tensor CudaBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
-    const auto& [begin, end] = static_cast<const CudaLinear&>(linear).rows_of_blocks.at(part);
-    const PackedWeight& weight = packed(linear);
+    const auto& [piece, rows_of_part] = static_cast<const CudaLinear&>(linear).parts.at(part);
+    const auto [begin, end] = rows_of_part;
+    const PackedWeight& weight = pieces(linear)[piece].packed;
     const Tensor out = allocate_host(DType::float32, {end - begin, weight.k});
     const int64_t row_bytes = int64_t{4} * weight.k, chunk = std::max<int64_t>(staging_bytes / row_bytes, 1);
     activate();
@@ -405,13 +413,7 @@ void CudaBackend::run_norm(const AddRmsNormParams& p, std::string_view op, const
         op, p.x.shape());
 }
 
-LinearArgs CudaBackend::args_of(const LinearParams& p) const {
-    LinearArgs args = linear_args(p, type_);
-    args.workspace = split_workspace_ ? split_workspace_->data : nullptr;
-    return args;
-}
-
-void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
+void CudaBackend::add_norm(LinearParams& p, LinearArgs& args) {
     if (!p.norm.weight) return;
     if (p.norm.weight.ndim() == 1 && fuses_norm(kernel_of(args), args.num_tokens, args.weight.format)) {
         args.norm_weight = p.norm.weight.as<const float>();
@@ -419,8 +421,10 @@ void CudaBackend::add_norm(const LinearParams& p, LinearArgs& args) {
         return;
     }
     rms_norm({.x = p.x, .weight = p.norm.weight, .out = p.norm.scratch, .eps = p.norm.eps});
-    args.x = p.norm.scratch.data();
-    args.x_stride = p.norm.scratch.stride(0);
+    p.x = p.norm.scratch;
+    p.norm = {};
+    args.x = p.x.data();
+    args.x_stride = p.x.stride(0);
 }
 
 void CudaBackend::run_linear(const LinearArgs& args) {
@@ -431,13 +435,16 @@ void CudaBackend::run_linear(const LinearArgs& args) {
 void CudaBackend::linear(const LinearParams& p) {
     activate();
     if (p.x.numel() == 0) return;
-    LinearArgs args = args_of(p);
-    add_norm(p, args);
-    run_linear(args);
+    LinearParams of_piece = p;
+    for (const CudaPiece& piece : pieces(p.weight)) {
+        LinearArgs args = linear_args(of_piece, piece, type_, split_workspace_.get());
+        add_norm(of_piece, args);
+        run_linear(args);
+    }
 }
 
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
-    LinearArgs args = args_of(p);
+    LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
     const bool fused = args.weight.order == RowOrder::rope_pairs && fuses_rope(kernel_of(args)) && p.x.numel() > 0 &&
                        !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && rope.slot_mapping && rope.cos_sin &&
                        rope.cos_sin.shape(1) == rope.head_dim;
@@ -446,7 +453,8 @@ void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStorePar
         return qk_norm_rope_store_kv(rope);
     }
     activate();
-    add_norm(p, args);
+    LinearParams normed = p;
+    add_norm(normed, args);
     args.has_rope = true;
     args.rope = rope_args(rope);
     run_linear(args);

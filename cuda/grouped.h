@@ -8,14 +8,25 @@
 
 namespace infinilm::cuda {
 
-struct CudaLinear : PreparedLinear {
+// Neighbouring parts of a linear that are blocks of one type, or numbers: what one launch multiplies.
+struct CudaPiece {
     PackedWeight packed;
+    int64_t first_output = 0;
     std::unique_ptr<DeviceMemory> data, bias;
-    std::vector<Range> rows_of_blocks = {};  // of each part, where they came in blocks
 };
-inline const PackedWeight& packed(const PreparedLinear& weight) {
-    return static_cast<const CudaLinear&>(weight).packed;
+struct CudaLinear : PreparedLinear {
+    std::vector<CudaPiece> pieces;  // several of a plain linear alone
+    struct Rows {
+        size_t piece;
+        Range rows;  // of it
+    };
+    std::vector<Rows> parts;
+};
+inline const std::vector<CudaPiece>& pieces(const PreparedLinear& weight) {
+    return static_cast<const CudaLinear&>(weight).pieces;
 }
+// Of a linear that is one piece, as all but those that `linear` takes are.
+inline const PackedWeight& packed(const PreparedLinear& weight) { return pieces(weight)[0].packed; }
 
 // DeviceError: more experts than kernels take.
 std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down);

@@ -1,7 +1,9 @@
 // How a linear's weight is packed for the kernels: its sizes and the order of its rows, before there is memory for it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "block_types.h"
 #include "host.h"
@@ -27,8 +29,15 @@ inline void check_rows_of_blocks(const LinearPart& part, const BlockType& type) 
     }
 }
 
+// The parts, from the first on, that are packed as one; see CudaPiece.
+inline std::span<const LinearPart> first_piece(std::span<const LinearPart> parts, LinearKind kind) {
+    if (kind != LinearKind::plain) return parts;
+    const auto differs = [&](const LinearPart& part) { return part.blocks.type != parts[0].blocks.type; };
+    return {parts.begin(), std::ranges::find_if(parts, differs)};
+}
+
 // Rows padded to a multiple of 8. DeviceError: what no kernel takes; the message says what to do.
-inline PackedWeight packed_layout(const std::vector<LinearPart>& parts, LinearKind kind, int head_dim,
+inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind kind, int head_dim,
                                   Quantization quantization, Type type) {
     const BlockType* blocks = find_blocks(parts[0].blocks.type);
     require((quantization == Quantization::none && !blocks) || type != Type::f32, "quantization '",

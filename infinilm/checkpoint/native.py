@@ -13,8 +13,8 @@ from infinilm import _core
 
 __all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native"]
 
-Linears = Mapping[str, tuple[list[str], bool, int]]
-"""As `_core.linears` gives them: the weights of each, whether these are gate and up, and where ranks cut inputs."""
+Linears = Mapping[str, tuple[list[list[str]], bool, int]]
+"""As `_core.linears` gives them: the weights in groups, whether these are gate and up, and where ranks cut inputs."""
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
     {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
@@ -34,7 +34,7 @@ def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> di
     """Return the weights that a device computes with as they are stored, and the types of their blocks.
 
     Ranks must cut the inputs of a linear at multiples of a block. Gate and up must be of one type, and on a GPU all
-    weights that a linear joins, and the experts of a layer.
+    weights of a group of a linear, and the experts of a layer.
 
     Parameters
     ----------
@@ -44,13 +44,14 @@ def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> di
     device : str
         "cpu" or "cuda".
     """
-    together: dict[str, list[tuple[str, int]]] = {}
-    must_agree: set[str] = set()
-    for linear, (names, pairs, unit) in linears.items():
-        key = _EXPERT.sub(".experts.", linear) if device == "cuda" else linear
-        together.setdefault(key, []).extend((name, unit) for name in names)
-        if pairs or device == "cuda":
-            must_agree.add(key)
+    together: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    must_agree: set[tuple[str, int]] = set()
+    for linear, (groups, pairs, unit) in linears.items():
+        for number, names in enumerate(groups):
+            key = (_EXPERT.sub(".experts.", linear) if device == "cuda" else linear, number)
+            together.setdefault(key, []).extend((name, unit) for name in names)
+            if pairs or device == "cuda":
+                must_agree.add(key)
     native: dict[str, str] = {}
     for key, weights in together.items():
         fits = {}

@@ -254,18 +254,23 @@ void bind_spec(nb::module_& m) {
             nb::dict out;
             for (const LinearWeights* linear : params.linears()) {
                 if (linear->kind == LinearKind::by_head) continue;  // never of blocks
-                nb::list names;
-                for (const size_t index : linear->rows)
-                    if (params.rows()[index].shape.size() == 2) names.append(params.rows()[index].name);
+                std::vector<std::vector<std::string>> groups(1);
+                for (const size_t index : linear->rows) {
+                    const ParamRow& row = params.rows()[index];
+                    if (row.shape.size() != 2) continue;
+                    if (linear->seam > 0 && row.part == linear->seam) groups.emplace_back();
+                    groups.back().push_back(row.name);
+                }
                 const bool pairs = linear->kind == LinearKind::act_mul;
-                out[linear->name.c_str()] = nb::make_tuple(names, pairs, params.column_unit(*linear));
+                out[linear->name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(*linear));
             }
             return out;
         },
         nb::arg("spec"), nb::arg("num_ranks") = 1,
-        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[str], bool, int]]"),
-        "By their names in packed checkpoints: the weights that each linear joins, whether these are gate and up, and "
-        "what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.");
+        nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]"),
+        "By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want "
+        "to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: "
+        "they do not). Linears by head are left out.");
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",

@@ -151,6 +151,7 @@ Params::Params(const ModelSpec& model, Shard shard) : model_(model), spec_(local
                     {at + "in_proj_z", delta.v_size(), Cut::delta_v_rows},
                     {at + "in_proj_b", delta.num_v_heads, Cut::delta_v_heads},
                     {at + "in_proj_a", delta.num_v_heads, Cut::delta_v_heads}});
+            w.delta_in.seam = 2;  // publishers leave b and a unquantised
             row(at + "conv1d.weight", {delta.conv_dim(), 1, delta.conv_size}, Cut::delta_qkv_rows, w.conv.loaded);
             row(at + "A_log", {delta.num_v_heads}, Cut::delta_v_heads, w.decay_rate.loaded);
             row(at + "dt_bias", {delta.num_v_heads}, Cut::delta_v_heads, w.dt_bias.loaded);

@@ -20,7 +20,10 @@ struct LinearWeights {
     LinearKind kind = LinearKind::plain;
     int head_dim = 0;  // of qkv and by_head
     Quantization quantization = Quantization::none;
-    bool adaptable = true;          // whether adapters of requests may change it: see takes_adapter
+    bool adaptable = true;  // whether adapters of requests may change it: see takes_adapter
+    // The first part that may be blocks of another type than the parts before it; 0: there is none. GPUs, whose kernels
+    // read one type, multiply it and what follows by a launch of their own then.
+    size_t seam = 0;
     std::vector<LinearPart> parts;  // those whose memory is a file's, or not prepared yet
     std::vector<size_t> rows;       // of the table: weights and biases
     PackedTensors packed;           // of the whole linear, in place of weights, until it is adopted

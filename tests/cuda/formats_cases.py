@@ -20,13 +20,19 @@ from rank_cases import FakeNccl
 from infinilm import _core
 from infinilm.checkpoint.native import CUDA_BLOCKS
 from infinilm.cli.describe import describe_plan, plan_any, plan_lines
+from infinilm.engine.hooks import ModelSites
 
 VOCAB_SIZE = 131
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 FAMILY_SIZES: dict[str, dict[str, int]] = {
     "qwen2-moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
     # Queries and their gates take turns by heads in files: blocks of FP8 are of one of them.
-    "qwen3-5-dense": {"head_dim": 128, "linear_num_value_heads": 2, "linear_value_head_dim": 64},
+    "qwen3-5-dense": {
+        "head_dim": 128,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_value_head_dim": 64,
+    },
 }
 # Goldens whose layers differ: all their sizes.
 GOLDEN_SIZES: dict[str, dict[str, int]] = {
@@ -95,18 +101,24 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
     with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
         got = llm.forward(prompt)
         few = llm.forward(prompt[:5])  # by the kernels for few tokens
+        names = ModelSites.of(llm._plan.cache.spec).select("*")
+        llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
+        hooked = llm.forward(prompt[:5])
+        llm._engine.set_hooks(None, [])
         assert_close(got, cpu.forward(prompt), llm, amplified)
         assert bool(llm._plan.native_types) == native
         if native:  # numbers and scales are exact
             states, (weights,) = llm._engine.state_dict(), cpu._engine.state_dict()
-            rows = (f"self_attn.{name}_proj" for name in ("q", "q_b", "kv_a"))  # some of which change places
+            # Some rows change places; those of states are joined with in_proj_b and in_proj_a, which are numbers.
+            rows = [f"self_attn.{name}_proj" for name in ("q", "q_b", "kv_a")] + ["linear_attn.in_proj_z"]
+            rows += ["linear_attn.in_proj_qkv"] if tp_size == 1 else []
             for name, axis in (*((name, 0) for name in rows), ("mlp.down_proj", 1)):
                 for key in [key for key in weights if key.endswith(f"{name}.weight")]:
                     held = np.concatenate([np.array(state[key].numpy()) for state in states], axis)
                     np.testing.assert_array_equal(held, np.array(weights[key].numpy()), err_msg=key)
         output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
     assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
-    assert got[:5].tobytes() == few.tobytes()
+    assert got[:5].tobytes() == few.tobytes() == hooked.tobytes()
     plan = plan_any(str(stored), {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
     told = plan_lines(describe_plan(plan))[0]
     assert ("used as they are" in told) == native, told

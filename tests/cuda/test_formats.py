@@ -29,6 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("qwen2-moe", "ct_fp4", ["mxfp4"], "float16", 2, True),
         # With states, with experts beside layers of several shapes, and with latents, as their publishers write them:
         ("qwen3-5-dense", "fp8_block", [[128, 128], "F32"], "bfloat16", 1, True),
+        ("qwen3-5-dense", "ct_packed", [4, 32], "bfloat16", 2, True),
         ("gemma4-a4b", "ct_packed", [4, 32], "bfloat16", 1, True),
         ("deepseek-v3", "fp8_block", [[128, 128], "F32"], "bfloat16", 1, True),
         ("llama", "awq", [32], "bfloat16", 1, False),

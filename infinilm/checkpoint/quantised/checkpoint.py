@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -230,8 +231,8 @@ class QuantisedCheckpoint(Checkpoint):
             Do not look at zero points, groups and scales, which may turn out not to fit blocks.
         """
         types: dict[str, str] = {}
-        for names, _, unit in linears.values():
-            for name in names:
+        for groups, _, unit in linears.values():
+            for name in chain.from_iterable(groups):
                 found = self.native_type(sources[name], unit, device) if name in sources else None
                 if found and bytes_of_block(found, device) and (by_headers or self._fits_blocks(sources[name], found)):
                     types[name] = found
