@@ -81,6 +81,6 @@ def divide_blocks(
         own_bytes, window_bytes = max(bytes_per_token - window_bytes_per_token, 1), max(window_bytes_per_token, 1)
         share = max(memory // 2, memory - of_all * own_bytes if is_bounded else 0)
         num_window = min(num_window, max(share // window_bytes, of_window + of_step))
-        num_full = (memory - min(num_window, num_blocks) * window_bytes) // own_bytes
+        num_full = (memory - min(num_window, num_blocks) * window_bytes_per_token) // own_bytes
         num_full = min(num_full, of_all) if is_bounded else num_full
     return BlockPlan(num_full, num_window, window) if num_window < min(num_full, num_blocks) else BlockPlan(most)

@@ -321,7 +321,7 @@ class Scheduler:
             is_decode &= np.cumsum(is_decode) <= -(-len(slots) // self._num_stages)
         decode_slots = slots if is_decode.all() else slots[is_decode]
         if blocks.has_window:
-            self._remember_decoded(decode_slots)  # before blocks go
+            self._remember_decoded(decode_slots, num_computed[is_decode])  # before blocks go
             blocks.release_behind_window(slots, num_computed)
         is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
         while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
@@ -340,15 +340,15 @@ class Scheduler:
             chunks.decode_slots = decode_slots
         return preempted
 
-    def _remember_decoded(self, slots: IndexArray) -> None:
-        """Add the blocks that decodes have filled, or fill in this step, to the prefix cache.
+    def _remember_decoded(self, slots: IndexArray, ends: Int32Array) -> None:
+        """Add the blocks that decodes have filled to the prefix cache; not done in every step.
 
-        This is done before a lookup and when a sequence leaves, not in every step.
+        `ends`: [len(slots)], tokens that are computed, or that the step which is being made computes.
         """
         blocks = self.blocks
         if blocks.enable_prefix_caching:
             known = self._num_tokens[slots] - (self._previous_row[slots] >= 0)
-            full = np.minimum(known // blocks.block_size, blocks.lengths[slots])
+            full = np.minimum(np.minimum(known, ends) // blocks.block_size, blocks.lengths[slots])
             while np.count_nonzero(is_behind := full > blocks.num_remembered[slots]):
                 slots, full = slots[is_behind], full[is_behind]
                 blocks.remember_next(slots, self._tokens)
@@ -395,7 +395,7 @@ class Scheduler:
         """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
         blocks = self.blocks
         if self.waiting and self._free_slots and budget > 0:
-            self._remember_decoded(chunks.decode_slots)
+            self._remember_decoded(chunks.decode_slots, self._num_computed[chunks.decode_slots] + 1)
         while self.waiting and self._free_slots and budget > 0:
             sequence, alone = next(iter(self.waiting)), not chunks.sequences
             rows = self._rows_left(sequence)

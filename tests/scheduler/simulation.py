@@ -188,6 +188,9 @@ def check_blocks(scheduler: sched.Scheduler) -> None:
         assert set(group._idle) <= set(group._ids), "an idle block that nobody can find"
         assert not set(group._free) & set(group._ids)
         assert {chain_id: block for block, chain_id in group._ids.items()} == group._blocks
+    for slot in (s.slot for s in scheduler.running):
+        ahead = blocks.num_remembered[slot] * blocks.block_size - scheduler._num_computed[slot]
+        assert ahead <= 0, "a prefix is known that no step has computed, or will"
     assert blocks._keys.keys() == blocks.groups[0]._blocks.keys()
     assert {chain_id: key for key, chain_id in blocks._known.items()} == blocks._keys
     assert len({s.slot for s in scheduler.running}) == len(scheduler.running)

@@ -60,6 +60,8 @@ def test_examples() -> None:
     short = case | {"max_model_len": 2048}
     assert divide(1024, 0, num_blocks=450, max_num_seqs=4, is_bounded=True, **short) == BlockPlan(512, 437, 1024)
     assert divide(1024, 0, num_blocks=600, max_num_seqs=4, is_bounded=True, **short) == BlockPlan(512)
+    # A stage that has none of the layers with a window keeps all its blocks.
+    assert divide(1024, 0, num_blocks=9000, max_num_seqs=8, **case | {"window_bytes": 0}).num_blocks == 9000
     # All layers have a window, or none.
     assert divide(1024, 512, num_blocks=900, max_num_seqs=8, **case) == BlockPlan(900, 0, 1024)
     assert divide(0, 0, num_blocks=900, max_num_seqs=8, **case) == BlockPlan(900)

@@ -113,6 +113,8 @@ def test_anything_that_arrives_is_served_right(
                     alive.remove(sequence)
                     cancelled += 1
             check_blocks(scheduler)
+        if steps[0] > 1:
+            check_blocks(scheduler)
         if rng.random() < 0.01:
             scheduler.reset_prefix_cache()
         if not scheduler.has_work:
