@@ -2,7 +2,7 @@
 *.gguf.inp and the ids of each, one text a line, in *.gguf.out. The files are not part of this repository; the sdist of
 llama-cpp-python has them:
 
-    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     tar xzf llama_cpp_python-0.3.36.tar.gz --strip-components 4 --wildcards '*/models/ggml-vocab-*'
     INFINILM_VOCABULARIES=$PWD pytest tests/gguf_files/test_real_vocabularies.py
 """
