@@ -33,6 +33,9 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (spec.num_window_blocks < 0 || spec.num_window_blocks > spec.num_blocks)
         throw ConfigError(concat("num_window_blocks: expected 0 to num_blocks, which is ", spec.num_blocks, ", got ",
                                  spec.num_window_blocks));
+    // The sums over layers below are numbers if all that they keep is one tensor that can be.
+    const std::array<int64_t, 3> all{spec.num_blocks, spec.block_size, bytes_per_token(model, spec.dtype, false)};
+    static_cast<void>(TensorView(nullptr, DType::uint8, all));
     places_.resize(static_cast<size_t>(model.num_layers));
     for (int layer = 0; layer < model.num_layers; ++layer) groups_.push_back(spec.group_of(model, layer));
     for (int layer = own.begin; layer < own.end; ++layer) {
