@@ -156,6 +156,8 @@ class BlockManager:
         Blocks that are not remembered yet stay.
         """
         for group in self.groups:
+            if not group.sliding_window:
+                continue
             first = group.first_seen(num_computed)
             if self.enable_prefix_caching:
                 first = np.minimum(first, self.num_remembered[slots])
