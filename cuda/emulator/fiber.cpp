@@ -17,7 +17,8 @@
 
 #ifndef INFINILM_EMULATOR_UCONTEXT
 // Saves the callee-saved registers of the System V ABI and changes stacks. A fresh stack is laid out as if it had been
-// left by this function. The control words of x87 and SSE are left alone: kernels do not change them.
+// left by this function. The control words of x87 and SSE are left alone: kernels do not change them. A jump at the
+// end: the processor expects a ret to return to the caller, which is another fiber.
 asm(R"(
 .globl infinilm_emulator_switch
 .hidden infinilm_emulator_switch
@@ -37,7 +38,8 @@ infinilm_emulator_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
 .size infinilm_emulator_switch, . - infinilm_emulator_switch
 )");
 extern "C" void infinilm_emulator_switch(void** save_stack_pointer, void* new_stack_pointer);
@@ -130,9 +132,25 @@ void suspend(Fiber& fiber, [[maybe_unused]] bool for_ever) {
 #endif
 }
 
+void pass(Fiber& from, Fiber& to) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+    __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+    exchange_contexts(from, to);
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+#endif
+}
+
+// The first fiber that a host thread starts comes from the scheduler, whose stack is the same ever after.
 void started() {
 #ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+    const bool known = scheduler_stack;
+    __sanitizer_finish_switch_fiber(nullptr, known ? nullptr : &scheduler_stack,
+                                    known ? nullptr : &scheduler_stack_bytes);
 #endif
 }
 
@@ -160,6 +178,17 @@ char* stacks(unsigned slot, unsigned count, size_t stack_bytes) {
         for (size_t offset = 0; offset < slab.bytes; offset += stride)
             mprotect(slab.memory + offset, kGuard, PROT_NONE);
     return slab.memory + kGuard;
+}
+
+void pass_knowledge([[maybe_unused]] const void* from, [[maybe_unused]] const void* to) {
+#ifdef INFINILM_EMULATOR_TSAN
+    static thread_local void* messenger = __tsan_create_fiber(0);
+    void* caller = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(messenger, __tsan_switch_to_fiber_no_sync);
+    acquire(from);
+    release(to);
+    __tsan_switch_to_fiber(caller, __tsan_switch_to_fiber_no_sync);
+#endif
 }
 
 bool is_stack_guard(const void* address) {

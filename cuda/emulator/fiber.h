@@ -44,8 +44,9 @@ struct Fiber {
 void prepare(Fiber& fiber, char* stack, size_t stack_bytes, void (*entry)());
 void destroy(Fiber& fiber);
 void enter_scheduler();     // before the first resume of a grid: the current context becomes the scheduler
-void resume(Fiber& fiber);  // scheduler -> fiber, returns when it suspends
+void resume(Fiber& fiber);  // scheduler -> fiber, returns when one suspends
 void suspend(Fiber& fiber, bool for_ever = false);  // fiber -> scheduler
+void pass(Fiber& from, Fiber& to);                  // fiber -> fiber, returns when `from` is resumed or passed to
 void started();                                     // first thing a fiber calls
 
 // Stacks of `count` fibers, guarded below, valid until the next call for the same slot. Under ThreadSanitizer they are
@@ -66,6 +67,9 @@ inline void acquire([[maybe_unused]] const void* object) {
     __tsan_acquire(const_cast<void*>(object));
 #endif
 }
+
+// Whoever acquires `to` from now on knows what was released to `from`; the caller does not come to know it.
+void pass_knowledge(const void* from, const void* to);
 
 // libc's memcpy, malloc and free are intercepted even in code that is not instrumented: ignore our own. Loud undoes it
 // around code of a kernel.

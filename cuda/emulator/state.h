@@ -27,7 +27,7 @@ using Waiters = std::vector<Thread*>;
 
 struct AsyncQueue {
     std::vector<Action> open;
-    std::deque<std::vector<Action>> groups;
+    std::vector<std::vector<Action>> groups;  // few; a deque allocates before it has any
 };
 
 struct Accumulators {
@@ -117,6 +117,8 @@ struct Grid {
     std::vector<std::unique_ptr<Block>> blocks;  // that run together: of a cluster, or all of a cooperative grid
     ClusterBarrier cluster_barrier;
     std::vector<Thread*> ready;
+    std::vector<Thread*> round;  // of fifo: those that run before any that became ready since it began
+    size_t next_of_round = 0;
     Thread* current = nullptr;
     unsigned alive = 0;
     uint64_t idle_yields = 0;
@@ -124,8 +126,8 @@ struct Grid {
     dim3 together() const { return cooperative ? grid : cluster; }  // blocks that run together
 };
 
-// The grid of this host thread, or null.
-extern thread_local Grid* running;
+// The grid of this host thread, or null. Read all the time: without the model, a call finds out where it is.
+[[gnu::tls_model("initial-exec")]] extern thread_local Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 

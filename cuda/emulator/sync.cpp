@@ -184,7 +184,7 @@ void async_wait(Queue queue, unsigned keep) {
     while (groups.size() > keep) {
         for (Action& action : groups.front()) run(action);
         Quiet quiet;
-        groups.pop_front();
+        groups.erase(groups.begin());
     }
 }
 unsigned async_pending(Queue queue) {

@@ -54,7 +54,13 @@ FINDINGS: dict[str, Finding] = {
     "blocks write the same": ("bug_cases:between_blocks", {"mistake": 1}, None, RACE),
     "last block without fence": ("bug_cases:between_blocks", {"mistake": 2}, None, RACE),
     "block waits for a later one": ("bug_cases:spin", {}, "[livelock]", None),
-    "dependent kernel does not wait": ("emulator_cases:dependent_launches", {"bug": 5}, "[grid-dependency]", RACE),
+    "a block of a dependent kernel does not wait": (
+        "emulator_cases:dependent_launches",
+        {"bug": 5},
+        "[grid-dependency]",
+        None,
+    ),
+    "one thread of each block waits": ("emulator_cases:dependent_launches", {"bug": 7}, None, RACE),
     # cp.async
     "missing cp.async wait": ("emulator_cases:gemm", {**GEMM, "bug": 4}, WRONG, None),
     "wrong cp.async wait count": ("emulator_cases:gemm", {**GEMM, "bug": 2}, WRONG, None),

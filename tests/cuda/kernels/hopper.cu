@@ -6,7 +6,16 @@
 
 namespace infinilm::cuda {
 
-enum Bug { kNone, kNoEmptyWait, kEarlyRelease, kWrongCount, kMissingInitBarrier, kNoDependencyWait, kReadTooEarly };
+enum Bug {
+    kNone,
+    kNoEmptyWait,
+    kEarlyRelease,
+    kWrongCount,
+    kMissingInitBarrier,
+    kNoDependencyWait,
+    kReadTooEarly,
+    kOneThreadWaits
+};
 
 // An operand in shared memory: the bytes as they shall lie there, and the descriptor that says how.
 struct Operand {
@@ -150,7 +159,8 @@ template <int kBug>
 __global__ void add_kernel(const float* x, float* y, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const float mine = i < n ? x[i] : 0.0f;  // nobody writes x: may be read before the wait
-    if (kBug != kNoDependencyWait || (i == 0)) grid_dependency_wait();
+    const bool waits = kBug == kNoDependencyWait ? i == 0 : kBug != kOneThreadWaits || threadIdx.x == 0;
+    if (waits) grid_dependency_wait();
     grid_launch_dependents();
     if (i < n) y[n - 1 - i] += mine;
 }
@@ -225,6 +235,10 @@ int cluster(const uint16_t* x, int rows, uint16_t* out, uint16_t* transposed, in
     return launch<cluster_kernel>(config, map, out, transposed);
 }
 int add_dependent(const float* x, float* y, int n, int times, int bug) {
-    return bug == kNoDependencyWait ? run_add<kNoDependencyWait>(x, y, n, times) : run_add<kNone>(x, y, n, times);
+    switch (bug) {
+        case kNoDependencyWait: return run_add<kNoDependencyWait>(x, y, n, times);
+        case kOneThreadWaits: return run_add<kOneThreadWaits>(x, y, n, times);
+        default: return run_add<kNone>(x, y, n, times);
+    }
 }
 }
