@@ -83,6 +83,10 @@ class Work:
         Called by the engine thread with news; must be fast.
     followers : list of Work
         Works that start when this one has a token or has ended, because they find its blocks in the prefix cache.
+    deadline : float
+        When it must have ended: seconds, perf_counter.
+    cancelled_by : BaseException or None
+        If it is not a caller who cancels it: what it fails with.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -90,6 +94,8 @@ class Work:
         sequence.owner = self
         self.deliver: Callable[[News], object] = lambda news: None
         self.followers: list[Work] = []
+        self.deadline = math.inf
+        self.cancelled_by: BaseException | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
 
