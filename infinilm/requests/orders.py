@@ -142,7 +142,7 @@ class Orders:
         for work in late:
             work.cancelled_by = TimeLimitError(
                 f"the request took longer than {self._max_seconds:g} s, its time limit, and was ended: ask for less at "
-                "a time, or raise the limit (limits.max_seconds)"
+                "a time, or raise the limit (limits.max_seconds, `infinilm serve --request-timeout`)"
             )
         self._cancelled.extendleft(late)
         self._next_deadline = min((w.deadline for w in self.open_works if w.deadline > now), default=math.inf)
