@@ -45,7 +45,8 @@ from infinilm.requests.memory import allocate_cache, free_memory, plan_model
 from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
-from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
+from infinilm.requests.reducers import HiddenPool, PromptLogprobs
+from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.constraint import Grammars

@@ -522,6 +522,8 @@ class EngineThread:
         for item in news:
             try:
                 item.work.deliver(item)
+                if item.finish_reason is not None:
+                    item.work.let_go()
             except BaseException as error:
                 if item.work.finish_reason is None and not self._orders.are_unwanted([item.work]):
                     logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
