@@ -95,8 +95,7 @@ class EngineThread:
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
         self._process = os.getpid()  # that has the thread
-        # Reentrant: the garbage collector may call `finalize` in the middle of anything.
-        self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
+        self._lock = orders.lock  # guards the flags; nothing else is waited for under it
         self._forgets_prefixes = False  # before the next step is made
         self._closed = False
         self._death: BaseException | None = None  # why the engine died

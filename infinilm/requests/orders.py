@@ -32,6 +32,9 @@ class Orders:
 
     Attributes
     ----------
+    lock : threading.RLock
+        Guards the count of what is in the inbox, and whatever the engine thread has that decides who may put works in:
+        with two locks, a garbage collector that runs `close` where one is held could wait for who waits for that one.
     open_works : set of Work
         Of the engine thread: all that it has taken in and that have not ended, also those that follow others.
     """
@@ -39,7 +42,7 @@ class Orders:
     def __init__(self, max_open: int, max_seconds: float | None) -> None:
         self._max_open, self._max_seconds = max_open, max_seconds
         # Reentrant, and a queue that is, too: the garbage collector may run a caller's code in the middle of anything.
-        self._lock = threading.RLock()  # guards the count
+        self.lock = threading.RLock()
         self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: only to wake the thread
         self._num_queued = 0  # works in the inbox, and those that follow them
         self._unstarted: deque[Work] = deque()  # out of the inbox, not started yet
@@ -53,7 +56,7 @@ class Orders:
 
     def put(self, works: list[Work]) -> None:
         """Ask for works, all of them or none. Their time begins. QueueFullError: they would exceed `max_open`."""
-        with self._lock:
+        with self.lock:
             if (num_open := self.num_open) + _count(works) > self._max_open:
                 raise QueueFullError(
                     f"the queue is full: {num_open} sequences run or wait, {_count(works)} more were asked for, and "
@@ -109,12 +112,12 @@ class Orders:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._take(self._inbox.get_nowait())
-        with self._lock:
+        with self.lock:
             if self._inbox.empty():  # corrects the count if a caller was interrupted while counting
                 self._num_queued = 0
 
     def _take(self, works: list[Work] | None) -> None:
-        with self._lock:
+        with self.lock:
             for work in _with_followers(works or ()):
                 self.open_works.add(work)
                 self._next_deadline = min(self._next_deadline, work.deadline)
@@ -141,8 +144,8 @@ class Orders:
         late = [work for work in self.open_works if work.deadline <= now and work.finish_reason is None]
         for work in late:
             work.cancelled_by = TimeLimitError(
-                f"the request took longer than {self._max_seconds:g} s, its time limit, and was ended: ask for less at "
-                "a time, or raise the limit (limits.max_seconds, `infinilm serve --request-timeout`)"
+                f"the request took longer than {self._max_seconds:g} s, its time limit, and was ended: try again "
+                "later, ask for less at a time, or raise limits.max_seconds (`infinilm serve --request-timeout`)"
             )
         self._cancelled.extendleft(late)
         self._next_deadline = min((w.deadline for w in self.open_works if w.deadline > now), default=math.inf)
