@@ -21,6 +21,7 @@ from infinilm.errors import (
     InfinilmError as InfinilmError,
     QueueFullError as QueueFullError,
     RequestError as RequestError,
+    TimeLimitError as TimeLimitError,
     WeightError as WeightError,
 )
 

@@ -38,6 +38,10 @@ class QueueFullError(RequestError):
     """So many requests wait that one more is not taken: try again later (HTTP 429). Names the limit."""
 
 
+class TimeLimitError(InfinilmError):
+    """A request took longer than `RequestLimits.max_seconds`, in the queue or while it ran, and was ended."""
+
+
 class EngineDeadError(InfinilmError):
     """The engine was closed, a rank failed (`__cause__` says how), or this process was forked from the engine's."""
 

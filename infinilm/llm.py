@@ -42,9 +42,11 @@ from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
+from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.reduce import areduce_prompts, reduce_prompts
-from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
+from infinilm.requests.reducers import HiddenPool, PromptLogprobs
+from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
 from infinilm.sampling_params import SamplingKeywords, SamplingParams
 from infinilm.text.constraint import Grammars
@@ -118,7 +120,7 @@ class LLM(ChatMethods, OfThisProcess):
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
-        Upper limits for requests: sequences that wait, `n`, log-probabilities, stop strings. See `RequestLimits`.
+        Upper limits for requests: sequences that wait, time, `n`, log-probabilities, stop strings: `RequestLimits`.
     lora
         Adapters that requests may name, ``generate(..., lora="name")``: name to a folder that PEFT saved.
         `add_lora` and `remove_lora` change them later.
@@ -273,7 +275,8 @@ class LLM(ChatMethods, OfThisProcess):
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
-        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, max_open, self.num_stages)
+        orders = Orders(max_open, limits.max_seconds)
+        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, orders, self.num_stages)
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds

@@ -45,7 +45,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     loads.add_argument(
         "--max-queued-tokens", type=positive, default=1 << 22, metavar="N", help="tokens of prompts that may wait"
     )
-    loads.add_argument("--request-timeout", type=seconds, default=0, metavar="S", help="seconds; default: no limit")
+    loads.add_argument(
+        "--request-timeout",
+        type=seconds,
+        default=0,
+        metavar="S",
+        help="seconds of a request, also while it waits; default 0: no limit",
+    )
     loads.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -144,13 +150,13 @@ def _serve(args: argparse.Namespace) -> int:
     with needs_packages("the server", "server"):
         from infinilm.server.run import serve
     from infinilm.llm import LLM
+    from infinilm.requests.limits import RequestLimits
 
     settings, options = read_front(
         args,
         model_names=tuple(args.served_model_name or [_model_name(args.model)]),
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
-        request_timeout=args.request_timeout,
         page=not args.no_page,
     )
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
@@ -171,6 +177,7 @@ def _serve(args: argparse.Namespace) -> int:
             generation_config=args.generation_config,
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
+            limits=RequestLimits(max_seconds=args.request_timeout or None),
             stages=args.stages,
             **model,
         )

@@ -1,8 +1,8 @@
 """The thread that runs the engine: one step after another for every request of an `LLM`.
 
-Callers put `Work` into an inbox and wait for news. Only this thread, or a caller inside `exclusive`, uses the scheduler
-and the engine. The thread starts with the first work and sleeps when there is none. It holds no reference to the `LLM`,
-so that the `LLM` can be garbage collected. That, `close` and the end of the interpreter stop the thread.
+Callers put `Work` into its `Orders` and wait for news. Only this thread, or a caller inside `exclusive`, uses the
+scheduler and the engine. The thread starts with the first work and sleeps when there is none. It holds no reference to
+the `LLM`, so that the `LLM` can be garbage collected. That, `close` and the end of the interpreter stop the thread.
 
 While a step runs, this thread makes the next step and queues it. Then it takes in the results of the running step and
 delivers them. So the engine does not wait for Python. A step that is made ahead assumes that every sequence continues.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -31,7 +30,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.engine.hooks import EngineHooks
-from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, QueueFullError, RequestError, own_copy
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, RequestError, own_copy
 from infinilm.logs import logger
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.adapters import Adapters
@@ -39,6 +38,7 @@ from infinilm.requests.counters import Counters
 from infinilm.requests.draws import draw_rows, token_logprobs
 from infinilm.requests.logits import HostSampler, sampling_error
 from infinilm.requests.mailbox import wake_loops
+from infinilm.requests.orders import Orders
 from infinilm.requests.request import Completion, LogitsWork, News, Work
 from infinilm.requests.scheduler import Scheduler
 from infinilm.requests.steps import InFlight, Sequence, Step
@@ -53,7 +53,7 @@ _AHEAD_BELOW_SECONDS = 0.02
 # Works that are started between two steps. Starting thousands at once would delay the running ones.
 _MAX_STARTS = 500
 
-# How often a running step is checked for whether all its works are cancelled, so that it can be aborted.
+# How often a running step is checked for whether all its works are cancelled or late, so that it can be aborted.
 _LOOK_EVERY_SECONDS = 0.05
 
 
@@ -70,8 +70,8 @@ class EngineThread:
         While there are hooks, no step is made ahead, so that hooks see no token of a sequence that has ended.
     adapters : Adapters
         Those that are not in use any more are freed between two steps.
-    max_open : int
-        Works that run or wait at the same time.
+    orders : Orders
+        What callers want of it.
     num_stages : int
         Of a pipeline; 1: there is none.
     """
@@ -82,11 +82,12 @@ class EngineThread:
         scheduler: Scheduler,
         hooks: EngineHooks,
         adapters: Adapters,
-        max_open: int,
+        orders: Orders,
         num_stages: int = 1,
     ) -> None:
         self._engine = engine
-        self._max_open, self._num_stages = max_open, num_stages
+        self._orders = orders
+        self._num_stages = num_stages
         self.scheduler = scheduler
         self._hooks = hooks
         self._adapters = adapters
@@ -94,18 +95,12 @@ class EngineThread:
         self._step_seconds = 0.0  # of the last step
         self._last_result = 0.0  # when it was done, perf_counter
         self._process = os.getpid()  # that has the thread
-        # Reentrant, and a queue that is, too: the garbage collector may call `finalize` in the middle of anything.
-        self._lock = threading.RLock()  # guards the flags; nothing else is waited for under it
-        self._inbox: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()  # None: closed
-        self._num_queued = 0  # works in the inbox, and those that follow them
-        self._unstarted: deque[Work] = deque()  # out of the inbox, not yet in the scheduler
-        self._cancelled: deque[Work] = deque()  # appended to without a lock, see `cancel`
+        self._lock = orders.lock  # guards the flags; nothing else is waited for under it
         self._forgets_prefixes = False  # before the next step is made
         self._closed = False
         self._death: BaseException | None = None  # why the engine died
         self._thread: threading.Thread | None = None
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
-        self._works: set[Work] = set()  # not ended; also those that follow others
         self._sampler = HostSampler()
         self._counters = Counters()
 
@@ -153,21 +148,15 @@ class EngineThread:
         EngineDeadError, InfinilmError
             As `check_open` does.
         QueueFullError
-            The works would exceed `max_open`.
+            More works would run or wait than may.
         DeviceError
             The system cannot start a thread.
         """
         listed = list(works)
         with self._lock:
             self.check_open()
-            if (num_open := self._num_open) + _count(listed) > self._max_open:
-                raise QueueFullError(
-                    f"the queue is full: {num_open} sequences run or wait, {_count(listed)} more were asked for, and "
-                    f"{self._max_open} is the limit (max_num_seqs + limits.max_queued_seqs); try again later"
-                )
             self._start_thread()
-            self._num_queued += _count(listed)
-            self._inbox.put(listed)
+            self._orders.put(listed)
 
     def _start_thread(self) -> None:
         """Start the thread if it is not running, under the lock. May be called again after a KeyboardInterrupt."""
@@ -182,13 +171,9 @@ class EngineThread:
             self._thread = thread
 
     def cancel(self, works: Iterable[Work]) -> None:
-        """End works at the next step. Takes no lock, because the garbage collector may call this inside any statement.
-
-        The thread needs no wake-up: while there is something to cancel, it is running steps. `works` may include works
-        that were never queued, because `submit` refused them.
-        """
+        """End works at the next step, from anywhere; see `Orders.cancel`."""
         if not self._closed and self._death is None:
-            self._cancelled.extend(work for work in works if work.finish_reason is None)
+            self._orders.cancel(works)
 
     def close(self) -> None:
         """Stop after the current step, fail unfinished works, free the engine. Idempotent; does nothing in a fork.
@@ -208,7 +193,7 @@ class EngineThread:
             return
         with self._lock:
             self._closed = True
-            self._inbox.put(None)
+            self._orders.wake()
             thread = self._thread
         if thread is not None and (self._is_own_thread or self._hooks.is_calling):
             atexit.register(thread.join)  # a thread that returned from the core after the interpreter's end would abort
@@ -227,12 +212,12 @@ class EngineThread:
             Requests are running.
         """
         self.check_open()
-        if not self._works.copy().issubset(self._cancelled.copy()):
+        if not self._orders.are_all_cancelled:
             raise InfinilmError(_BUSY)  # without waiting for the step
         with self._stepping:
             self.check_open()
-            while not self._works.isdisjoint(self._cancelled.copy()):
-                self._deliver(self._take_cancelled(len(self._cancelled), keep_unknown=True))
+            while self._orders.is_any_cancelled:
+                self._deliver(self._take_cancelled(self._orders.num_cancelled, keep_unknown=True))
             if self.scheduler.has_work:
                 raise InfinilmError(_BUSY)
             while self._in_flight:  # made ahead for sequences that have ended
@@ -250,12 +235,7 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """Counts and rates at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler.stats, self._num_open)
-
-    @property
-    def _num_open(self) -> int:
-        """Number of works that have not ended, including those that wait for other works."""
-        return len(self._works) + self._num_queued
+        return self._counters.metrics(self.scheduler.stats, self._orders.num_open)
 
     # ---- the thread ----
 
@@ -276,39 +256,19 @@ class EngineThread:
             error = EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one")
             error.__cause__ = self._death
         with self._lock:  # closed or dead: nothing comes in after this
-            self._drain_inbox()
+            self._orders.receive()
         with self._stepping:
-            self._cancelled.clear()
-            news = [self._end(work, "error", own_copy(error)) for work in list(self._works)]
+            self._orders.forget_cancelled()
+            news = [self._end(work, "error", own_copy(error)) for work in list(self._orders.open_works)]
         self._deliver(news)
         self._engine.close()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
-        # `close` sets the flag before it puts None into the inbox, and that None may have been taken out already.
-        if not (self._closed or self._unstarted or self._in_flight or self.scheduler.has_work):
-            self._take(self._inbox.get())
+        # `close` sets the flag before it wakes, and what it wakes with may have been taken out already.
+        if not (self._closed or self._orders.num_unstarted or self._in_flight or self.scheduler.has_work):
+            self._orders.wait()
         return not self._closed
-
-    def _drain_inbox(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
-        with self._lock:
-            if self._inbox.empty():  # corrects the count if a caller was interrupted while counting
-                self._num_queued = 0
-
-    def _take(self, works: list[Work] | None) -> None:
-        with self._lock:
-            for work in works or ():
-                self._unstarted.append(work)
-                self._adopt(work)
-            self._num_queued -= _count(works or ())
-
-    def _adopt(self, work: Work) -> None:
-        self._works.add(work)
-        for follower in work.followers:
-            self._adopt(follower)
 
     def _locked_step(self) -> list[News]:
         with self._stepping:
@@ -316,6 +276,7 @@ class EngineThread:
 
     def _step(self) -> list[News]:
         """Submit steps and take in the oldest one. The scheduler is up to date before news are delivered."""
+        self._orders.cancel_late()  # before a look at what runs: it may be for nobody
         unwanted = self._is_for_nobody(*self._in_flight)
         # The works of an aborted step leave the scheduler after the step is undone.
         news = [] if unwanted else self._take_orders()
@@ -342,7 +303,7 @@ class EngineThread:
                 self._submit(news)
             news += self._give_masks()
         except BaseException as error:
-            works = self._works if failed is None else [sequence.owner for sequence in failed.sequences]
+            works = self._orders.open_works if failed is None else [sequence.owner for sequence in failed.sequences]
             news += self._fail(works, error)
         return news
 
@@ -405,19 +366,17 @@ class EngineThread:
                 self._hooks.take_back()
 
     def _watch(self, last: InFlight) -> _core.StepOutput:
-        """Wait for a step, and abort it when all its works are cancelled."""
+        """Wait for a step, and abort it when all its works are cancelled or late."""
         while not last.pending.wait(_LOOK_EVERY_SECONDS):
+            self._orders.cancel_late()
             if self._is_for_nobody(last, *self._in_flight):
                 last.pending.abort()
         return self._wait_for(last)
 
     def _is_for_nobody(self, *steps: InFlight) -> bool:
         """Whether all works in these steps, if there are any, are cancelled, and still in the scheduler."""
-        if not self._cancelled or not steps:
-            return False
-        cancelled = set(self._cancelled.copy())
         owners = (sequence.owner for in_flight in steps for sequence in in_flight.step.sequences)
-        return all(owner in cancelled and owner in self._works and owner.finish_reason is None for owner in owners)
+        return bool(steps) and self._orders.are_unwanted(owners)
 
     def _undo(self, aborted: InFlight) -> None:
         """Take back an aborted step, and those queued behind it, whose works are cancelled as well."""
@@ -447,36 +406,25 @@ class EngineThread:
         return [self._end(work, "error", own_copy(error)) for work in ended] + self._settle(ended)
 
     def _take_orders(self) -> list[News]:
-        """Do what callers asked for: cancel works, empty the prefix cache, start works."""
-        num_cancelled = len(self._cancelled)  # counted first: these works are in the inbox, or were taken from it
-        self._drain_inbox()
-        news = self._take_cancelled(num_cancelled)
-        if self._forgets_prefixes:  # after emptying the inbox: works put there after the call are not started yet
+        """Do what callers asked for: end works, also those whose time is over, empty the prefix cache, start works."""
+        num_cancelled = self._orders.num_cancelled  # counted first: these works are taken in now, or were before
+        self._orders.receive()
+        news = self._take_cancelled(self._orders.cancel_late() + num_cancelled)
+        if self._forgets_prefixes:  # after receiving: works put in after the call are not started yet
             self._forgets_prefixes = False
             self.scheduler.reset_prefix_cache()
-        for _ in range(min(len(self._unstarted), _MAX_STARTS)):
-            work = self._unstarted.popleft()
-            if work.finish_reason is None:  # else cancelled
-                news += self._start(work)
+        for work in self._orders.pop_unstarted(_MAX_STARTS):
+            news += self._start(work)
         self._adapters.free_unused()
         return news
 
     def _take_cancelled(self, count: int, keep_unknown: bool = False) -> list[News]:
-        """End the first `count` cancelled works.
-
-        `keep_unknown`: keep those not taken from the inbox yet. Otherwise such works were never queued: drop them.
-        """
+        """End the first `count` cancelled works; `keep_unknown`: see `Orders.pop_cancelled`."""
         news: list[News] = []
         ended: list[Work] = []
-        for _ in range(count):
-            work = self._cancelled.popleft()
-            if work.finish_reason is not None:
-                continue
-            if work in self._works:
-                news.append(self._end(work, "abort"))
-                ended.append(work)
-            elif keep_unknown:
-                self._cancelled.append(work)
+        for work in self._orders.pop_cancelled(count, keep_unknown=keep_unknown):
+            news.append(self._end(work, "abort" if work.cancelled_by is None else "error", work.cancelled_by))
+            ended.append(work)
         return news + self._settle(ended)
 
     def _take_results(self, done: InFlight, output: _core.StepOutput) -> list[News]:
@@ -550,8 +498,8 @@ class EngineThread:
     def _settle(self, works: list[Work]) -> list[News]:
         """Remove works that have ended and start their followers; returns news of followers that cannot start."""
         for work in works:
-            if work.finish_reason is not None and work in self._works:
-                self._works.discard(work)
+            if work.finish_reason is not None and work in self._orders.open_works:
+                self._orders.open_works.discard(work)
                 self.scheduler.remove(work.sequence)
                 self._counters.num_finished += 1
         news: list[News] = []
@@ -573,8 +521,10 @@ class EngineThread:
         for item in news:
             try:
                 item.work.deliver(item)
+                if item.finish_reason is not None:
+                    item.work.let_go()
             except BaseException as error:
-                if item.work.finish_reason is None and item.work not in self._cancelled:
+                if item.work.finish_reason is None and not self._orders.are_unwanted([item.work]):
                     logger.warning("a request was cancelled, since its news cannot be delivered: %s", error)
                     self.cancel([item.work])
         wake_loops()
@@ -593,8 +543,3 @@ class EngineThread:
             raise
         finally:
             self.scheduler.remove(sequence)
-
-
-def _count(works: Iterable[Work]) -> int:
-    """Number of works, including their followers."""
-    return sum(1 + _count(work.followers) for work in works)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from infinilm.errors import ConfigError, RequestError
@@ -22,6 +23,9 @@ class RequestLimits:
     max_queued_seqs : int
         Sequences that may wait, beyond the `max_num_seqs` that run. A request with n > 1 counts as n, and one with
         `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`.
+    max_seconds : float or None
+        Time that a request may take, in the queue and while it runs: prompts that are scored or embedded, too. Then it
+        ends after the current step, with what it has and a `TimeLimitError`. None: as long as it likes.
     max_n : int
         `SamplingParams.n`.
     max_logprobs : int
@@ -36,10 +40,11 @@ class RequestLimits:
     Raises
     ------
     ConfigError
-        A limit that is not an int >= 0 (>= 1 for `max_n`).
+        A limit that is not an int >= 0 (>= 1 for `max_n`), or a `max_seconds` that is no number > 0.
     """
 
     max_queued_seqs: int = 100_000
+    max_seconds: float | None = None
     max_n: int = 1024
     max_logprobs: int = 1024
     max_logit_bias: int = 4096
@@ -48,7 +53,13 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        seconds = self.max_seconds
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+            raise ConfigError(f"max_seconds: expected a finite number > 0, or None for no limit, got {seconds!r}")
         for item in fields(self):
+            if item.name == "max_seconds":
+                continue
             value, least = getattr(self, item.name), 1 if item.name == "max_n" else 0
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{item.name}: expected an int >= {least}, got {value!r}")

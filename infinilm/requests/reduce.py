@@ -11,7 +11,8 @@ import numpy.typing as npt
 from infinilm.requests import steps
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.prompts import Prompts, RequestMaker, as_prompt_list
-from infinilm.requests.request import HiddenPool, LogitsWork, PromptLogprobs
+from infinilm.requests.reducers import HiddenPool, PromptLogprobs
+from infinilm.requests.request import LogitsWork
 from infinilm.requests.streams import arun_prompts, run_prompts
 from infinilm.sampling_params import SamplingParams
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ from infinilm.errors import RequestError, own_copy
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
-from infinilm.requests.steps import Sequence
+from infinilm.requests.reducers import PromptLogprobs
+from infinilm.requests.steps import NOBODY, Sequence
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.detokenize import OutputText
 
@@ -35,10 +37,8 @@ __all__ = [
     "CompletionReader",
     "Delta",
     "GenerationRequest",
-    "HiddenPool",
     "LogitsWork",
     "News",
-    "PromptLogprobs",
     "Work",
     "failure_of",
 ]
@@ -83,13 +83,19 @@ class Work:
         Called by the engine thread with news; must be fast.
     followers : list of Work
         Works that start when this one has a token or has ended, because they find its blocks in the prefix cache.
+    deadline : float
+        When it must have ended: seconds, perf_counter.
+    cancelled_by : BaseException or None
+        If it is not a caller who cancels it: what it fails with.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         sequence.owner = self
-        self.deliver: Callable[[News], object] = lambda news: None
+        self.deliver: Callable[[News], object] = _ignore
         self.followers: list[Work] = []
+        self.deadline = math.inf
+        self.cancelled_by: BaseException | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
 
@@ -97,6 +103,15 @@ class Work:
         """End the work early, with "abort" or "error"; returns its last news."""
         self.finish_reason, self.error = reason, error
         return News(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
+
+    def let_go(self) -> None:
+        """Drop what refers back here, once the last news is delivered: with its readers the work is freed, at once."""
+        self.sequence.owner = NOBODY
+        self.deliver = _ignore
+
+
+def _ignore(news: News) -> None:
+    pass
 
 
 class LogitsWork(Work):
@@ -127,73 +142,6 @@ class LogitsWork(Work):
             return None
         self.finish_reason = "stop"
         return News(self, finish_reason="stop")
-
-
-class HiddenPool:
-    """One vector of the hidden states of a prompt, which come in chunks; it does not depend on where these end.
-
-    Parameters
-    ----------
-    pooling : str
-        "mean" of all tokens, or "last" token. RequestError: neither.
-    """
-
-    def __init__(self, pooling: str) -> None:
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
-        self._takes_mean = pooling == "mean"
-        self._sum: npt.NDArray[np.float64] | None = None
-
-    def take(self, first: int, rows: Float32Array) -> None:
-        """Read the states of positions `first`..., [num_rows, hidden_size]."""
-        if not self._takes_mean:
-            self._sum = rows[-1].astype(np.float64)
-            return
-        for row in rows:  # one after another: the order of the sum is that of the tokens
-            self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
-
-    def vector(self) -> Float32Array:
-        """Of length 1, [hidden_size]."""
-        assert self._sum is not None
-        return (self._sum / max(float(np.linalg.norm(self._sum)), 1e-300)).astype(np.float32)
-
-
-class PromptLogprobs:
-    """Log-probabilities of the tokens of a prompt, from logits that come in chunks.
-
-    Parameters
-    ----------
-    token_ids : int32 array, [num_tokens]
-    top : int
-        How many of the most probable tokens to give at each place.
-    """
-
-    def __init__(self, token_ids: npt.NDArray[np.int32], top: int) -> None:
-        self._token_ids = token_ids
-        self._top = top
-        self._host = lg.HostSampler()
-        self.logprobs: list[float | None] = [None]
-        self.top_logprobs: list[dict[int, float] | None] = [None]
-
-    def take(self, first: int, logits: Float32Array) -> None:
-        """Take in logits [num_rows, vocab_size] of the positions from `first` on; each row predicts the next token."""
-        ids = self._token_ids[first + 1 : first + 1 + len(logits)]
-        logits = logits[: len(ids)]  # nothing follows the last token
-        best, logprobs = self._host.log_probs(logits, ids, self._top)
-        self.logprobs += logprobs[:, 0].tolist()
-        self.top_logprobs += [lg.best_logprobs(i[1:], x[1:]) for i, x in zip(best, logprobs, strict=True)]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every token has its log-probability. False if the work failed or was cancelled."""
-        return len(self.logprobs) == len(self._token_ids)
-
-    def merged(self) -> list[Mapping[int, float] | None]:
-        """Per token, log-probabilities of the most probable tokens and of the token itself; None for the first."""
-        return [
-            None if logprob is None or top is None else top | {int(token_id): logprob}
-            for token_id, logprob, top in zip(self._token_ids, self.logprobs, self.top_logprobs, strict=True)
-        ]
 
 
 class Completion(Work):
@@ -236,7 +184,8 @@ class Completion(Work):
         self.cumulative_logprob = 0.0
         self.num_given = 0  # tokens of the output that came with the request, see `go_on`
         self.given_text = ""  # of these, if the engine thread makes the text
-        self.next_token = News(self, is_next=True)  # one object for all tokens of a plain sequence that do not end it
+        # One object for all tokens of a plain sequence that do not end it; None once it has ended.
+        self.next_token: News | None = News(self, is_next=True)
         # Where it runs, the reader looks for tokens of a plain sequence itself, and is told only of the end.
         self.rests_in: asyncio.AbstractEventLoop | None = None
         params = sequence.params
@@ -335,6 +284,11 @@ class Completion(Work):
             news.text = self.searched_text.finish() if error is None else ""
         return news
 
+    def let_go(self) -> None:
+        """As that of all works."""
+        super().let_go()
+        self.next_token = None
+
     def _advance_constraint(self, token_id: int) -> bool:
         """Tell the matcher, if there is one, about a token; returns whether it allows nothing more."""
         constraint = self.sequence.constraint
@@ -371,7 +325,7 @@ class CompletionReader:
     """
 
     def __init__(self, completion: Completion) -> None:
-        self._completion = completion
+        self._completion: Completion = weakref.proxy(completion)  # which has the reader, or is held beside it
         # None: there is no tokenizer, or the engine thread makes the text.
         self._text = None if completion.sequence.params.stop else completion.make_text()
         self._num_heard = completion.num_given  # tokens

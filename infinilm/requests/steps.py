@@ -36,6 +36,15 @@ def tokens_of_a_step(max_num_batched_tokens: int, max_num_seqs: int, num_stages:
 _ONE_MORE = np.array([[-1, 0, 0]], np.int32)
 
 
+class _Nobody:
+    """Owns the sequences of works that have ended. Steps that were made ahead with these still ask."""
+
+    finish_reason = "ended"
+
+
+NOBODY = _Nobody()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One prompt and its output in the engine; `owner` is the `Work` that takes its tokens."""

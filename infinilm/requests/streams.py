@@ -91,7 +91,7 @@ class AsyncRequests:
         self._rest(False)
         plain = [c for c in self._completions if c.sequence.owner_sees_end_only]
         # The news of an end, which may be there already, stays the last.
-        self._news.extendleft([c.next_token for c in plain if c.reader.has_more])
+        self._news.extendleft([News(c, is_next=True) for c in plain if c.reader.has_more])
         if self._news:
             self._changed.set()
 

@@ -24,7 +24,7 @@ from infinilm.router.replicas import Pool, Replica
 from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
-from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, error_event
+from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
 from infinilm.server.replica import CONTINUE, RESUMABLE
 
 __all__ = ["Forwarder"]
@@ -188,7 +188,7 @@ class Forwarder:
         try:
             call = await _read(scope, receive)
             if call is not None:
-                await _attended(receive, self._answer(call, scope.get(REQUEST_ID), send))
+                await attended(receive, self._answer(call, scope.get(REQUEST_ID), send))
         finally:
             self._num_running -= 1
             if self._num_running == 0:
@@ -332,21 +332,3 @@ def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, st
     for name, value in headers:
         if name not in _NOT_FORWARDED and not name.startswith(b"x-infinilm-"):
             yield name.decode("latin-1"), value.decode("latin-1")
-
-
-async def _attended(receive: Receive, work: Any) -> None:
-    """Do the work; it is cancelled when the client leaves."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -261,7 +261,7 @@ async def _json(service: Service, request: Request) -> dict[str, Any]:
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
     try:
-        values = json.loads(data, parse_constant=_no_json)
+        values = json.loads(data, parse_constant=_no_json, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
     if _SURROGATE.search(data):  # may be one half of a pair, which is no text
@@ -271,6 +271,16 @@ async def _json(service: Service, request: Request) -> dict[str, Any]:
             raise ApiError(f"the body holds a lone surrogate, which is no valid Unicode: {error.reason}") from error
     if not isinstance(values, dict):
         raise ApiError(f"the body must be a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a body. One of two values of a field would be ignored, and clients do not agree which."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in values if names.count(name) > 1)
+        raise ApiError(f"{twice[:100]!r} is there more than once in one JSON object; send it once", param=twice[:100])
     return values
 
 

@@ -6,12 +6,14 @@ passed on as it is made.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -19,8 +21,9 @@ from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["REQUEST_ID", "Guard", "error_body", "error_event"]
+__all__ = ["REQUEST_ID", "Guard", "attended", "error_body", "error_event"]
 
+T = TypeVar("T")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -126,7 +129,7 @@ class Guard:
                 raise
             await send_error(sending, error, scope["path"], request_id)
         except ClientDisconnect:
-            pass  # before its request was all there
+            pass  # before its request was all there, or its answer: nobody reads what would be said
         except Exception:
             logger.exception("the request %s to %.200r failed", request_id, scope["path"])
             if not started:
@@ -203,6 +206,43 @@ class Guard:
         ]
         await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": headers * allowed})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end; it is cancelled when its client leaves.
+
+    Parameters
+    ----------
+    receive : callable
+        Of ASGI, behind the body: it gives nothing more until the client leaves.
+    work : coroutine
+
+    Raises
+    ------
+    ClientDisconnect
+        The client has left.
+    """
+    working, has_left = asyncio.current_task(), False
+    assert working is not None
+
+    async def leave() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        working.cancel()
+
+    leaving = asyncio.ensure_future(leave())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not has_left:  # by somebody else
+            raise
+        if sys.version_info >= (3, 11):
+            working.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        leaving.cancel()
 
 
 async def _no_request(scope: Message, receive: Receive, send: Send) -> None:

@@ -27,6 +27,8 @@ __all__ = ["QuietServer", "allow_connections", "is_no_cancellation", "listen", "
 
 logger = logging.getLogger("infinilm.server")
 
+_YOUNG_OBJECTS = 10_000  # more than a burst of requests makes (docs/benchmarks.md, "Serving"); the default is 700
+
 
 def serve(
     load: Callable[[], LLM],
@@ -163,7 +165,7 @@ async def _serve(
         if loading.done() and not stop.is_set():
             llm = loading.result()
             service.serve(llm)
-            gc.freeze()  # what is there now stays: the collector need not look at it again and again
+            _collect_seldom()
             scheme = "https" if ssl_certfile else "http"
             shown = f"[{host}]" if ":" in host else host
             tell(f"{settings.model_names[0]} at {scheme}://{shown}:{listener.getsockname()[1]}")
@@ -184,6 +186,16 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+
+def _collect_seldom() -> None:
+    """Let the garbage collector look less often, and not at what is there now, which stays.
+
+    A request makes more than a hundred objects, nearly all of which go by themselves when it ends. By default the
+    collector looks at them several times while a burst of requests is read.
+    """
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 async def _drain(service: Service, server: uvicorn.Server) -> None:

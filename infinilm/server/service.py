@@ -9,19 +9,21 @@ import importlib.metadata
 import logging
 import re
 import secrets
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from infinilm.errors import CacheFullError, EngineDeadError, RequestError
+from starlette.requests import ClientDisconnect
+
+from infinilm.errors import CacheFullError, EngineDeadError, RequestError, TimeLimitError
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError
+from infinilm.server.guard import Receive, attended
 from infinilm.server.metrics import Metrics
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
@@ -222,61 +224,22 @@ class Service:
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
             return ApiError(str(error), param=named[0] if named is not None else None)
+        if isinstance(error, TimeLimitError):
+            return ApiError(str(error), 504, code="timeout")
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
         return ApiError(f"the request failed: {error}", 500)
 
-    async def attended(self, receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end; it is cancelled when its client leaves or the time of a request is over.
-
-        Parameters
-        ----------
-        receive : callable
-            Of ASGI, behind the body: it gives nothing more until the client leaves.
-        work : coroutine
-
-        Raises
-        ------
-        ApiError
-            The work was cancelled, or it failed.
-        """
-
-        async def leave() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        loop, working, limit = asyncio.get_running_loop(), asyncio.current_task(), self.settings.request_timeout
-        assert working is not None
-        ended: list[ApiError] = []
-
-        def end(error: ApiError) -> None:
-            if not ended:
-                ended.append(error)
-                working.cancel()
-
-        leaving = loop.create_task(leave())
-        leaving.add_done_callback(lambda _: end(ApiError("the client left", 499)))  # nobody reads it
-        late = ApiError(f"the request took longer than {limit:g} s", 504, code="timeout")
-        timer = loop.call_later(limit, end, late) if limit else None
+    async def attended(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+        """`guard.attended`, which raises what a client is told of a failure: ApiError."""
         try:
-            return await work
-        except asyncio.CancelledError:
-            if not ended:  # by somebody else
-                raise
-            if sys.version_info >= (3, 11):
-                working.uncancel()
-            raise ended[0] from None
-        except ApiError:
+            return await attended(receive, work)
+        except (ApiError, ClientDisconnect):
             raise
         except Exception as error:  # of this request alone
             logger.warning("a request failed: %s", error)
             raise self.failed(error) from error
-        finally:
-            ended.append(late)  # from here on nobody is cancelled
-            leaving.cancel()
-            if timer is not None:
-                timer.cancel()
 
     @contextlib.asynccontextmanager
     async def running(

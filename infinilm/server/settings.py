@@ -24,8 +24,6 @@ class ServerSettings:
     max_body_bytes : int
     max_queued_requests, max_queued_tokens : int
         Requests, and tokens of their prompts, that may wait at a time; more get status 429.
-    request_timeout : float
-        Seconds from arrival to the last token; 0: no limit.
     drain_timeout : float
         Seconds that running requests get to end after SIGTERM.
     page : bool
@@ -39,6 +37,5 @@ class ServerSettings:
     max_body_bytes: int = 16 << 20
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 22
-    request_timeout: float = 0.0
     drain_timeout: float = 30.0
     page: bool = True

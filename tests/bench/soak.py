@@ -27,7 +27,8 @@ import numpy as np
 
 from infinilm import LLM, SamplingParams, TokenEvent
 from infinilm.requests.handle import Request
-from infinilm.requests.request import Completion, GenerationRequest, LogitsWork, PromptLogprobs
+from infinilm.requests.reducers import PromptLogprobs
+from infinilm.requests.request import Completion, GenerationRequest, LogitsWork
 from infinilm.requests.steps import Sequence
 
 # Measured: requests that stay, here with all their objects, cost 9,700 bytes each; 35 bytes are what the allocator's

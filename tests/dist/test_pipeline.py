@@ -155,7 +155,7 @@ for stages in (1, 2):
         masked = llm.submit([3, 4, 5], min_tokens=8, max_tokens=8, temperature=0)
         plain = llm.submit([6, 7, 8, 9, 10], max_tokens=1, temperature=0)
         embed.start()
-        while llm._thread._num_open < 3:
+        while llm._thread._orders.num_open < 3:
             time.sleep(0.001)
     found.append([[r.result().outputs[0].token_ids for r in (masked, plain)], embed.join(), vectors])
     llm.close()

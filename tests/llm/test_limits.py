@@ -96,10 +96,15 @@ def test_a_call_that_can_never_be_queued(small: LLM) -> None:
 
 def test_bad_limits(folder: Path) -> None:
     for item in dataclasses.fields(RequestLimits):
+        if item.name == "max_seconds":
+            continue
         for value in (-1, True, 1.5, None):
             with pytest.raises(infinilm.ConfigError, match=item.name):
                 RequestLimits(**{item.name: value})  # type: ignore[arg-type]
     with pytest.raises(infinilm.ConfigError, match="max_n"):
         RequestLimits(max_n=0)
+    for seconds in (0, -1, True, float("nan"), float("inf"), "5"):
+        with pytest.raises(infinilm.ConfigError, match="max_seconds"):
+            RequestLimits(max_seconds=seconds)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="limits"):
         LLM(folder, limits={"max_n": 3})  # type: ignore[arg-type]

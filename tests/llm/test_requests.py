@@ -132,8 +132,8 @@ def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert running.result(PATIENCE).outputs == expected
         wait_for(lambda: model.metrics().num_waiting == 0)
         model.reset_cache("1MiB")  # nothing is left that runs
-        assert not model._thread._works
-        assert not model._thread._cancelled
+        assert not model._thread._orders.open_works
+        assert not model._thread._orders.num_cancelled
 
 
 def test_many_at_once_start_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +155,11 @@ def test_what_was_refused_leaves_nothing_behind(folder: Path) -> None:
     model = LLM(folder)
     model.generate("the", logits_processor=refused, **SETTINGS)
     model.generate("the", **SETTINGS)  # takes up what was cancelled
-    assert not model._thread._cancelled
+    assert not model._thread._orders.num_cancelled
     model.close()
     with pytest.raises(infinilm.EngineDeadError):
         model.generate("the")
-    assert not model._thread._cancelled
+    assert not model._thread._orders.num_cancelled
 
 
 def test_no_thread_to_be_had(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,7 +530,7 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 with pytest.raises(RuntimeError, match="on purpose"):
                     call()
         assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
-        assert not model._thread._works
+        assert not model._thread._orders.open_works
         death = infinilm.EngineDeadError("rank 0 failed")
         monkeypatch.setattr(model._thread, "_engine", Failing(model._engine, death))
         with pytest.raises(infinilm.EngineDeadError, match="rank 0 failed"):

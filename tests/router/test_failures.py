@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from ports import free_port
 from server.support import KEY, SECONDS, ServerProcess, served, started, wait_for
 
 from infinilm import LLM
+from infinilm.router.replicas import Replica
 from router.support import CLIENT_KEY, HostedRouter, routed
 
 HEADERS = {"Authorization": f"Bearer {CLIENT_KEY}"}
@@ -148,6 +152,66 @@ def test_a_replica_killed_in_the_middle_of_streams(tmp_path: Path, replicas: lis
     resumed, retried = (float(counts[f"infinilm_router:{name}_total"]) for name in ("resumed_streams", "retries"))
     assert resumed > 0 and retried > 0  # a stream of which nothing had come yet is begun anew
     assert resumed + retried + num_lost == len(everything)
+
+
+class _Breaking(BaseHTTPRequestHandler):
+    """A replica that ends every answer behind its first event, which was not made to be gone on with."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = json.dumps({"parts": {}, "instance": "one", "cache_tokens": 1024}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        event = b'data: {"type": "begin"}\n\n'
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("path", ["messages", "chat/completions"])
+def test_errors_of_streams_name_their_request(path: str) -> None:
+    """Where Anthropic's clients look for it; all find it in the head of the answer."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Breaking) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with routed((f"http://127.0.0.1:{server.server_port}", None)) as router:
+                router.wait_for_up(1)
+                headers = HEADERS | {"x-request-id": "mine-7"}
+                answer = httpx.post(f"{router.url}/v1/{path}", json=CHAT, headers=headers, timeout=SECONDS)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine-7"
+    first, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert first == {"type": "begin"} and "was lost" in last["error"]["message"]
+    assert last.get("request_id") == ("mine-7" if path == "messages" else None)
+
+
+def test_what_the_log_says_of_a_replica(caplog: pytest.LogCaptureFixture) -> None:
+    """That one has come is news and no warning; each change is told once."""
+    found = {"parts": {}, "instance": "one", "cache_tokens": 1024}
+    replica = Replica("http://127.0.0.1:1", None)
+    with caplog.at_level(logging.INFO, "infinilm.router"):
+        for _ in range(2):
+            replica.come(found)
+        for _ in range(2):
+            replica.go("down", "it is silent")
+        replica.come(found)
+    said = [(record.levelname, record.getMessage().partition(" is ")[2]) for record in caplog.records]
+    assert said == [("INFO", "up"), ("WARNING", "down: it is silent"), ("INFO", "up")]
 
 
 def test_none_left_then_one_comes_back(tmp_path: Path) -> None:

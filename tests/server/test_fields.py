@@ -170,6 +170,23 @@ def test_what_is_wrong_is_named_as_the_client_knows_it(
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ('"seed": 1, "seed": 1', "seed"),
+        ('"max_tokens": 1, "seed": 1, "max_\\u0074okens": 2', "max_tokens"),
+        ('"logit_bias": {"5": 1, "5": -1}', "5"),
+    ],
+)
+def test_fields_that_are_there_twice(host: Hosted, fields: str, name: str) -> None:
+    for path in ("chat/completions", "messages"):
+        data = json.dumps(PATHS[path][2])[:-1] + f', "model": "tiny", {fields}}}'
+        headers = {"Content-Type": "application/json"}
+        answer = httpx.post(f"{host.url}/v1/{path}", content=data, headers=headers, timeout=SECONDS)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name and "more than once" in answer.json()["error"]["message"]
+
+
 def test_types_of_errors(host: Hosted) -> None:
     """By the names of each API."""
     for path, told in (("chat/completions", "invalid_request_error"), ("messages", "not_found_error")):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infinilm import LLM, EngineDeadError
+from infinilm import LLM, EngineDeadError, HookRegistry, RequestLimits
 from server.support import SECONDS, Gate, Hosted, gauge, hosted, http_get, http_options, http_post, wait_for
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
@@ -151,15 +153,11 @@ def test_a_prompt_that_is_computed_waits_no_more(llm: LLM) -> None:
 
 
 def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
-    """They wait in the same queue, have the same time, and end with their client."""
+    """They wait in the same queue, and end with their client; `test_time_limit` has their time."""
     body = {"model": "tiny", "input": "x" * 40}
     with Gate(llm) as gate, hosted(llm, max_queued_tokens=50) as holding:
         holder = raw(holding, "/v1/completions", LONG)
         wait_for(lambda: gauge(holding.url, "num_requests_running") == 1)
-        with hosted(llm, request_timeout=0.2) as host:
-            answer = httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-            wait_for(lambda: host.service._num_admitted == 0)
         with hosted(llm, max_queued_tokens=50) as host:
             leaver = raw(host, "/v1/embeddings", body)
             wait_for(lambda: host.service._num_admitted == 1)
@@ -172,27 +170,43 @@ def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
         holder.close()
 
 
+@pytest.fixture(scope="module")
+def hurried(tiny_folder: Path) -> Iterator[LLM]:
+    """Takes 50 ms for each step of at most 4 tokens, and gives a request 200."""
+    registry, limits = HookRegistry(), RequestLimits(max_seconds=0.2)
+    registry.register_hook("embedding", lambda *_: time.sleep(0.05))
+    with LLM(tiny_folder, max_num_seqs=4, max_num_batched_tokens=4, hooks=registry, limits=limits) as made:
+        yield made
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_time_limit(llm: LLM, stream: bool) -> None:
-    with hosted(llm, request_timeout=0.2) as host, Gate(llm) as gate:
-        answer = post(host, stream=stream)
-        if stream:
-            assert answer.status_code == 200
-            error = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["error"]
-            assert "[DONE]" not in answer.text
-        else:
-            assert answer.status_code == 504
-            error = answer.json()["error"]
-        assert error["code"] == "timeout" and "0.2 s" in error["message"]
-        assert gauge(host.url, "request_success_total") == 1  # counted as "abort"
+def test_time_limit(hurried: LLM, stream: bool) -> None:
+    """While they run and while they wait: one error each, and nothing of them is left."""
+    with hosted(hurried) as host, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: post(host, stream=stream, max_tokens=100, ignore_eos=True), range(8)))
+        for answer in answers:
+            if stream:
+                assert answer.status_code == 200
+                *_, last, rest = answer.text.split("\n\n")
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert not rest and "[DONE]" not in answer.text
+            else:
+                assert answer.status_code == 504
+                error = answer.json()["error"]
+            assert error["code"] == "timeout" and "0.2 s" in error["message"]
+        metrics = http_get(f"{host.url}/metrics").text
+        assert re.search(r'^infinilm:request_success_total{.*"error".*} 8\.0$', metrics, re.MULTILINE), metrics
         if stream:  # Anthropic's errors name the request, in streams as well
-            body = {"model": "tiny", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "x"}]}
-            answer = httpx.post(f"{host.url}/v1/messages", json=body, timeout=SECONDS)
+            body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+            answer = httpx.post(f"{host.url}/v1/messages", json=body | {"max_tokens": 100}, timeout=SECONDS)
             told = json.loads(answer.text.split("data: ")[-1])
             assert told["error"]["type"] == "timeout_error"
             assert told["request_id"] == answer.headers["request-id"]
-        gate.open()
-        wait_for(lambda: gauge(host.url, "num_requests_running") == 0)
+        else:
+            answer = http_post(f"{host.url}/v1/embeddings", json={"model": "tiny", "input": list(range(3, 83))})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 0 == gauge(host.url, "num_requests_waiting"))
+        assert host.service._num_admitted == 0 == hurried.metrics().num_used_blocks
 
 
 @pytest.mark.parametrize("stream", [False, True])

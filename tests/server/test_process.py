@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infinilm import LLM
+from infinilm import LLM, RequestLimits
 from infinilm.server.settings import ServerSettings
 from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
 
@@ -286,7 +286,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_option_of_the_llm(start: Any) -> None:
     """But for those that are objects of Python."""
-    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown", "hooks", "limits", "use_tqdm"}
+    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown", "hooks", "use_tqdm"}
     _, keywords = start()
     assert keywords.keys() == of_library
     arguments = "--tokenizer t --chat-template c --generation-config none --load-format dummy --max-model-len 7"
@@ -295,6 +295,8 @@ def test_every_option_of_the_llm(start: Any) -> None:
     expected = {"model": "m", "tokenizer": "t", "chat_template": "c", "generation_config": "none", "seed": 3}
     expected |= {"load_format": "dummy", "max_model_len": 7}
     assert changed == expected | {"enable_prefix_caching": False}
+    assert keywords["limits"] == RequestLimits()
+    assert start("--request-timeout", "2.5")[1]["limits"] == RequestLimits(max_seconds=2.5)
 
 
 def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -429,6 +429,15 @@ def test_reasoning_comes_first() -> None:
             client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body={"guided_grammar": GRAMMAR})
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_tools_of_a_template_that_has_none(client: openai.OpenAI, choice: str) -> None:
+    """They are what is at fault, also where a format is asked for, which alone would be fine."""
+    fields = {"tools": TOOLS, "tool_choice": choice, "response_format": FORMAT}
+    with pytest.raises(openai.BadRequestError, match=r"the chat template of .* does not use them") as caught:
+        client.chat.completions.create(model="demo", messages=MESSAGES, extra_body=fields)
+    assert caught.value.param == "tools"
+
+
 def test_other_chats_meanwhile(server: ServerProcess) -> None:
     """Nothing of the above has ended the server."""
     assert server.process.poll() is None
