@@ -9,10 +9,9 @@
 // the clock on the wall. --exact: x is not rounded to bfloat16 where the kernels could.
 //
 // --count: of every format, or of that one, the bytes of a weight, and what one costs where it need not come from
-// memory: instructions, counted one by one under ptrace, and cycles, of a panel or more that lie in L2. A cycle is a
-// third of a multiplication that waits for the one before, timed in turn with the product. Both are differences
-// between two numbers of panels, so that what does not grow with the weights is left out; packing of x is not in them.
-// Bytes divided by cycles are what a thread could use of memory's.
+// memory: instructions, counted one by one under ptrace as the difference between two numbers of panels, and cycles, of
+// panels that lie in L2. A cycle is a third of a multiplication that waits for the one before, timed in turn with the
+// product. Packing of x is in neither. Bytes divided by cycles are what a thread could use of memory's.
 //
 // Built from the repository's root, after the package: g++ -std=c++20 -O2 -Isrc tests/bench/linear_bench.cpp -o
 // linear_bench build/cp3*/libinfinilm_core.a
@@ -136,6 +135,9 @@ Case make_case(const Kernels& kernels, const Options& options, Format format, co
     // are subnormal, which takes longer; here none are.
     const bool is_packed = format <= Format::int4;
     std::memset(made.scales.get(), 0x2c, static_cast<size_t>(panels) * scale_size);
+    if (is_f8(format))
+        std::fill_n(static_cast<float*>(made.scales.get()), static_cast<size_t>(panels) * scale_size / sizeof(float),
+                    0.07f * f8_scale_factor);
     if (!is_packed)
         for (size_t i = 0; i < static_cast<size_t>(panels) * panel_size / sizeof(uint32_t); ++i)
             static_cast<uint32_t*>(made.packed.get())[i] = static_cast<uint32_t>(random()) | 0x08080808u;
@@ -261,21 +263,20 @@ void count(const Kernels& kernels, const Options& options, const char* name, For
     const Case small = panels_of(few_k, fewer), large = panels_of(few_k, more);
     const int64_t instructions = instructions_of([&] { multiply(large); }) - instructions_of([&] { multiply(small); });
 
-    // 256 KiB and twice as many, which stay in L2 beside x and the results.
+    // 384 KiB, which stay in L2 beside x and the results.
     const double bytes = static_cast<double>(small.panel_size + small.scale_size) / (few_k * panel_outputs);
-    const auto l2_panels = static_cast<int64_t>((1 << 18) / (bytes * static_cast<double>(shape.in * panel_outputs)));
-    const int64_t half = (l2_panels + 3) / 4 * 4;
-    const Case part = panels_of(shape.in, half), whole = panels_of(shape.in, 2 * half);
-    double of_part = 1e9, of_whole = 1e9, cycle = 1e9;
-    const double until = seconds(CLOCK_MONOTONIC) + 1;
+    const auto panels = static_cast<int64_t>((3 << 17) / (bytes * static_cast<double>(shape.in * panel_outputs)));
+    const Case in_l2 = panels_of(shape.in, (panels + 3) / 4 * 4);
+    constexpr int repeats = 8;
+    double all = 1e9, cycle = 1e9;
+    const double until = seconds(CLOCK_MONOTONIC) + 0.3;
     for (int round = 0; round < 20 || seconds(CLOCK_MONOTONIC) < until; ++round) {
         cycle = std::min(cycle, seconds_of_cycle());
-        multiply(part);
-        of_part = std::min(of_part, timer.time([&](Share) { multiply(part); }));
-        multiply(whole);
-        of_whole = std::min(of_whole, timer.time([&](Share) { multiply(whole); }));
+        all = std::min(all, timer.time([&](Share) {
+            for (int i = 0; i < repeats; ++i) multiply(in_l2);
+        }));
     }
-    const double cycles = (of_whole - of_part) / cycle / static_cast<double>(half * panel_outputs * shape.in);
+    const double cycles = all / cycle / static_cast<double>(repeats * in_l2.num_panels() * panel_outputs * shape.in);
     const auto per_weight = static_cast<double>(instructions) / ((more - fewer) * panel_outputs * few_k);
     std::printf("%-12s %-7s %2ld tokens: %.3f bytes, %.3f instructions, %.3f cycles; %5.1f bytes a cycle, %.1f GB/s\n",
                 kernels.name, name, long(shape.tokens), bytes, per_weight, cycles, bytes / cycles,
