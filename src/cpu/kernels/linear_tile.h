@@ -94,14 +94,15 @@ struct TileArgs {
     bool first;                  // the sums begin here
 };
 
-// Whether a tile of T tokens and P panels has all tokens there are: several groups have more than half of the tokens
-// that they could have, or tiles of other numbers of panels.
+// Whether a tile of T tokens and P panels has few tokens, whose x leaves room in L1, and all that there are: several
+// groups have more than half of the tokens that they could have, or tiles of other numbers of panels.
 template <class F, int T, int P>
-constexpr bool is_alone = T <= most_of_several<F> / 2 || (P == num_panels<F>(T, true) && P != num_panels<F>(T, false));
+constexpr bool is_alone =
+    T <= 6 && (T <= most_of_several<F> / 2 || (P == num_panels<F>(T, true) && P != num_panels<F>(T, false)));
 
-// Asks for a line of a panel that is that far ahead. Weights that tokens pass over once are asked for as data of no
-// further use: memory gives them faster so, and no other cache needs room for them. Those that groups of tokens pass
-// over in turn come as far as L2, since L1 waits for few lines at a time.
+// Asks for a line of a panel that is that far ahead. Weights that few tokens pass over once are asked for as data of no
+// further use: memory gives them faster so, and no other cache needs room for them. Others come as far as L2, since L1
+// waits for few lines at a time.
 template <class F, int T, int P>
 INFINILM_INLINE void fetch(const char* line) {
     if constexpr (is_alone<F, T, P>)
