@@ -46,6 +46,7 @@ private:
     bool join();   // a thread enters the open region, if there is one
     void leave();  // and leaves it; the last one wakes a caller that sleeps
     void draw_shares(int thread);
+    int share_of(int draw) const;  // that is drawn as number `draw`
     void work(int thread);
     void stop_threads();
     bool crowded() const;  // more threads are awake than there are cores
@@ -53,7 +54,7 @@ private:
     // Each on its own cache line: threads poll one while the others change.
     alignas(64) std::atomic<uint32_t> epoch_{0};  // a new value announces a region
     alignas(64) std::atomic<uint32_t> gate_{0};   // `open`, and how many threads besides the caller are inside
-    alignas(64) std::atomic<int> next_share_{0};
+    alignas(64) std::atomic<int> next_draw_{0};
     alignas(64) std::atomic<uint32_t> parked_{0};  // threads asleep on epoch_
     std::atomic<uint32_t> caller_parked_{0};       // the caller asleep on gate_
     // Of the open region; whoever is inside may read them.

@@ -23,8 +23,12 @@ namespace infinilm::cpu::INFINILM_ISA {
 namespace {
 
 constexpr int64_t block_tokens = 256;
-constexpr int64_t block_pairs = 4;    // of panels
-constexpr int64_t most_ahead = 8192;  // bytes; tiles ask for the same place of the next block
+constexpr int64_t block_pairs = 4;  // of panels
+// Bytes from what a tile reads of a panel to what it asks for, at most.
+constexpr int64_t most_ahead = 8192;
+// The same of weights that are read once: a page of each of several panels; one or two tokens use up a panel as fast as
+// memory gives it. (linear_bench.cpp)
+constexpr int64_t ahead_of_once(int tokens, int panels) { return panels > 1 ? 4096 : tokens <= 2 ? 6144 : most_ahead; }
 
 // ---- Groups of tokens ----
 
@@ -55,10 +59,10 @@ bool packs_x(const LinearArgs& args) {
 // ---- x as the tiles read it: [blocks][groups of tokens][x_groups * 32 k of the block][x_rows][tokens] ----
 // Matrix tiles have the rows that are multiplied as [tokens][tile_words].
 
+// Of the k that begin with group `first_k`, which a block begins with where there are several groups of tokens.
 template <class F>
-int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t block, int64_t group) {
-    const int64_t first = block * of_x<F>(block_groups<F>),
-                  size = smaller(of_x<F>(block_groups<F>), of_x<F>(k_groups) - first);
+int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t first_k, int64_t group) {
+    const int64_t first = of_x<F>(first_k), size = smaller(of_x<F>(block_groups<F>), of_x<F>(k_groups) - first);
     return (first * groups.count + group * size) * F::x_rows * groups.tokens;
 }
 
@@ -103,7 +107,8 @@ void pack_x(const LinearArgs& args, Share share) {
     const int64_t blocks = (k_groups + block_groups<F> - 1) / block_groups<F>, all = blocks * groups.count;
     for (int64_t item = all * share.index / share.count; item < all * (share.index + 1) / share.count; ++item) {
         const int64_t block = item / groups.count, group = item % groups.count;
-        uint32_t* to = (uint32_t*)args.shared_scratch + x_rows_before<F>(groups, k_groups, block, group);
+        uint32_t* to =
+            (uint32_t*)args.shared_scratch + x_rows_before<F>(groups, k_groups, block * block_groups<F>, group);
         const int64_t end = smaller((block + 1) * block_groups<F>, k_groups) * group_size;
         for (int64_t k = block * block_groups<F> * group_size; k < end; k += columns, to += rows * groups.tokens)
             for (int64_t i = 0; i < groups.tokens; ++i)
@@ -185,7 +190,6 @@ Area area_of(const LinearArgs& args, const Groups& groups, Share share) {
 template <class F>
 void multiply(const LinearArgs& args, Share share) {
     const Groups groups = groups_of<F>(args);
-    constexpr int64_t in_block = block_groups<F>;
     const Tile best_tile = tile_of<F>(groups.tokens, groups.count == 1),
                tile_of_pair = tile_of<F>(groups.tokens, false);
     const int T = groups.tokens, P = best_tile.num_panels;
@@ -199,8 +203,11 @@ void multiply(const LinearArgs& args, Share share) {
     float* const scratch = (float*)args.scratch[share.thread];
     char* const expanded = (char*)(scratch + scratch_shape<F>(groups).num_sums);
     const int64_t pairs_at_a_time = num_pairs_at_a_time<F>(groups);
-    // No block of weights is read twice: panels are read from end to end, which is what memory does best.
-    const bool in_one_piece = groups.count == 1 && P == 1 && !is_expanded<F>;  // which have room for a block
+    // Weights that are read once have blocks of what is asked for ahead, so that this is as far ahead at the end of a
+    // panel, where others follow. A single panel is read from end to end, which is what memory does best.
+    const bool is_read_once = groups.count == 1 && !is_tile<F> && !is_expanded<F>;
+    const bool in_one_piece = is_read_once && P == 1;
+    const int64_t in_block = is_read_once ? ahead_of_once(T, P) / group_bytes : block_groups<F>;
     TileArgs tile{};
     const int64_t panel_stride = k_groups * group_bytes;
     tile.panel_stride = panel_stride;
@@ -217,7 +224,8 @@ void multiply(const LinearArgs& args, Share share) {
                 tile.k_groups = in_one_piece ? k_groups : smaller(in_block, k_groups - first);
                 // What is read first fetches the next block for all; after the last one come the next panels.
                 const int64_t groups_ahead = smaller(tile.k_groups, in_block);
-                tile.ahead = is_tile<F> ? groups_ahead * group_bytes : smaller(groups_ahead * group_bytes, most_ahead);
+                tile.ahead = groups_ahead * group_bytes;
+                if (!is_tile<F>) tile.ahead = smaller(tile.ahead, most_ahead);
                 tile.scales_ahead = groups_ahead * group_scale_bytes;
                 if (first + in_block >= k_groups && !in_one_piece) {
                     tile.ahead = groups_ahead * group_bytes + (num_pairs * 2 - 1) * panel_stride;
@@ -231,7 +239,7 @@ void multiply(const LinearArgs& args, Share share) {
                     weights = expanded;
                 }
                 for (int64_t group = 0; group < num_groups; ++group) {
-                    tile.x = x + x_rows_before<F>(groups, k_groups, first / in_block, begin + group);
+                    tile.x = x + x_rows_before<F>(groups, k_groups, first, begin + group);
                     if (group > 0) tile.ahead = tile.scales_ahead = 0;
                     const Tile& multiply_tile = P > 2 * num_pairs ? tile_of_pair : best_tile;  // the last pair
                     for (int64_t i = 0; i < 2 * num_pairs; i += multiply_tile.num_panels) {

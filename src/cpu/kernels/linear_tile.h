@@ -94,15 +94,21 @@ struct TileArgs {
     bool first;                  // the sums begin here
 };
 
-// Asks for line `number` of a panel or group, which is that far ahead: as far as L2, since L1 waits for few lines at a
-// time. One token or two are bound by memory, which then brings every other line by itself, and faster. With fewer than
-// 8 bits, or with the chains of additions of e4m3, they are bound by arithmetic as well, and want each line in L1.
-template <class F, int T>
-INFINILM_INLINE void fetch(const char* line, int64_t number) {
-    bool near = requires { F::panels_alone; } && T <= 2;
-    if constexpr (is_integer<F>) near = T <= 2 && F::group_lines < 8;
-    if (near) return __builtin_prefetch(line);
-    if (T > 2 || number % 2 == 0) __builtin_prefetch(line, 0, 2);
+// Whether a tile of T tokens and P panels has few tokens, whose x leaves room in L1, and all that there are: several
+// groups have more than half of the tokens that they could have, or tiles of other numbers of panels.
+template <class F, int T, int P>
+constexpr bool is_alone =
+    T <= 6 && (T <= most_of_several<F> / 2 || (P == num_panels<F>(T, true) && P != num_panels<F>(T, false)));
+
+// Asks for a line of a panel that is that far ahead. Weights that few tokens pass over once are asked for as data of no
+// further use: memory gives them faster so, and no other cache needs room for them. Others come as far as L2, since L1
+// waits for few lines at a time.
+template <class F, int T, int P>
+INFINILM_INLINE void fetch(const char* line) {
+    if constexpr (is_alone<F, T, P>)
+        __builtin_prefetch(line, 0, 0);
+    else
+        __builtin_prefetch(line, 0, 2);
 }
 
 template <int T, int P>
@@ -138,7 +144,7 @@ void multiply_floats(const TileArgs& args) {
         if constexpr (F::has_scales) scales += f8_scales_at(args.group_scale_bytes, group);
         for (int number = 0; number < lines; ++number, line += line_bytes) {
 #pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) fetch<F, T>(line + p * panel_stride + ahead, number);
+            for (int p = 0; p < P; ++p) fetch<F, T, P>(line + p * panel_stride + ahead);
 #pragma GCC unroll 4
             for (int unit = 0; unit < F::line_units; ++unit, x += T) {
                 decltype(F::weight(line, scales, 0, 0)) w[P][panel_parts];
@@ -264,7 +270,7 @@ void multiply_integers(const TileArgs& args) {
                         const int panel = (first + v) / panel_parts, part = (first + v) % panel_parts;
                         const char* const of_panel = of_group + panel * args.panel_stride;
                         if (part == 0 && line < ((n + 1) * F::group_lines + 7) / 8 && args.ahead != 0)
-                            fetch<F, T>(of_panel + line * line_bytes + args.ahead, line);
+                            fetch<F, T, P>(of_panel + line * line_bytes + args.ahead);
                         w[v] = format.weight(of_panel, n, part);
                     }
 #pragma GCC unroll 16
@@ -315,7 +321,7 @@ void multiply_integer_tiles(const TileArgs& args) {
         const char* w = lines + c * F::x_groups * group_bytes;
         int64_t left = smaller(F::x_groups, args.k_groups - group);
         Tiles::clear<c>();
-        for (int line = 0; line < left * F::group_lines; ++line) fetch<F, T>(w + line * line_bytes + args.ahead, line);
+        for (int line = 0; line < left * F::group_lines; ++line) fetch<F, T, 1>(w + line * line_bytes + args.ahead);
         if constexpr (F::stored_as_bytes) {
             for (; left >= 2; left -= 2, w += 2 * group_bytes, quads += 2 * group_size) {
                 Tiles::load<int8_a>(quads, stride);
