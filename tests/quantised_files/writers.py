@@ -243,6 +243,19 @@ def ct_fp8(strategy: str, block: tuple[int, int] = (0, 0)) -> Format:
     return Format(write, ct_config("float-quantized", weights, inputs), f"ct-fp8-{strategy}")
 
 
+def ct_mxfp8() -> Format:
+    """FP8 whose scales are powers of two, one for each 32 inputs."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = fp8_codes(rng, outputs, inputs)
+        scales = rng.integers(112, 116, (outputs, inputs // 32)).astype(np.uint8)
+        s = np.repeat(2.0 ** (scales.astype(int) - 127), 32, 1)
+        return {".weight": ("F8_E4M3", codes), ".weight_scale": ("U8", scales)}, E4M3[codes] * s
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return Format(write, ct_config("mxfp8-quantized", weights), "ct-mxfp8")
+
+
 def fp8_block(block: tuple[int, int], dtype: str) -> Format:
     """As DeepSeek and Qwen write it."""
 
@@ -375,6 +388,7 @@ FORMATS = [
     ct_fp8("tensor"),
     ct_fp8("channel"),
     ct_fp8("block", (128, 128)),
+    ct_mxfp8(),
     fp8_block((128, 128), "F32"),
     fp8_block((128, 128), "BF16"),
     fp8_block((128, 128), "F8_E8M0"),

@@ -242,11 +242,12 @@ _CT_FORMATS = (
     "naive-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
 )
 
 
 def _compressed_tensors(config: _Keys) -> QuantisedLinears:
-    config.one_of("quantization_status", ("compressed",), "compressed")
+    config.one_of("quantization_status", ("compressed", "frozen"), "compressed")  # older files say frozen
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
         raise config.fail("sparsity_config", "weights that are not stored sparsely (format 'dense')")
@@ -265,10 +266,13 @@ def _compressed_tensors(config: _Keys) -> QuantisedLinears:
     patterns, classes = list(named), list(named)
     for name, _ in config.object("config_groups").items():
         group = config.object("config_groups").object(name)
-        scheme = _ct_scheme(group, group.get("format", usual))
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
             raise group.fail("targets", "a list of strings")
+        if group.get("weights") is None:  # of attention: what goes in is rounded, no weight is
+            logger.warning("%s: what goes into %s is not rounded, as the checkpoint asks for", group.path, targets)
+            continue
+        scheme = _ct_scheme(group, group.get("format", usual))
         for target in targets:
             if target.startswith("re:"):
                 patterns.append((_matcher(_pattern(f"{group.path}.targets", target[3:])), (scheme,)))
@@ -307,14 +311,15 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
         ("naive-quantized", "int"): ("int8", tuple(range(2, 9))),
         ("float-quantized", "float"): ("fp8", (8,)),
         ("naive-quantized", "float"): ("fp8", (8,)),
+        ("mxfp8-quantized", "float"): ("fp8", (8,)),
         ("nvfp4-pack-quantized", "float"): ("nvfp4", (4,)),
         ("mxfp4-pack-quantized", "float"): ("mxfp4", (4,)),
     }.get((stored, kind), ("", ()))
     if bits not in allowed:
         raise ConfigError(
             f"{weights.path}: {kind} weights of {bits} bits in the format {stored!r} are not read; read: int of 2 to "
-            "8 bits as pack-quantized and int-quantized, float of 8 as float-quantized, of 4 as nvfp4-pack-quantized "
-            "and mxfp4-pack-quantized"
+            "8 bits as pack-quantized and int-quantized, float of 8 as float-quantized and mxfp8-quantized, of 4 as "
+            "nvfp4-pack-quantized and mxfp4-pack-quantized"
         )
     if weights.get("dynamic", False) is not False:
         raise weights.fail("dynamic", "False: scales of weights are stored")
