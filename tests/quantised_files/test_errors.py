@@ -32,6 +32,7 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
+    modelopt_fp4,
 )
 
 CT = ct_packed(4, 32).config
@@ -67,6 +68,7 @@ BAD_CONFIGS = [
     (changed(CT, *WEIGHTS, "strategy", value="row"), "strategy: expected 'tensor' or 'channel'"),
     (changed(CT, "config_groups", "group_0", "targets", value=["re:(.*)*x"]), "expected a regular expression"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
 ]
 
@@ -235,6 +237,18 @@ def test_what_older_and_newer_tools_say(tmp_path: Path, caplog: pytest.LogCaptur
         got = checkpoint.read(Source("x.q_proj.weight", 0, 32), "float32")  # type: ignore[call-arg]
         np.testing.assert_allclose(got, exact, rtol=2.5e-7)
     assert "what goes into ['LlamaAttention'] is not rounded" in caplog.text
+
+
+def test_a_config_beside_the_config(tmp_path: Path) -> None:
+    """ModelOpt says in a file of its own what other tools say in config.json."""
+    parts, exact = modelopt_fp4().write(np.random.default_rng(0), 32, 64)
+    write(tmp_path, {}, {f"x.q_proj{suffix}": part for suffix, part in parts.items()})
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    )
+    with open_checkpoint(tmp_path) as checkpoint:
+        got = checkpoint.read(Source("x.q_proj.weight", 0, 32), "float32")  # type: ignore[call-arg]
+    np.testing.assert_allclose(got, exact, rtol=2.5e-7)
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from infinilm.logs import logger
 __all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
-CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json, in older checkpoints
+# Beside config.json, in older checkpoints.
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 _MAX_PATTERN = 256
 _MAX_REPEATS = 5  # of a pattern: more, or one within another, can take longer than anyone waits
 
@@ -232,6 +233,22 @@ def _mxfp4(config: _Keys) -> QuantisedLinears:
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
 
 
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # of others inputs are scaled, too
+
+
+def _modelopt(config: _Keys) -> QuantisedLinears:
+    said = config.object("quantization") if config.get("quantization") is not None else config
+    algorithm = said.one_of("quant_algo", _MODELOPT)
+    if algorithm == "NVFP4":
+        said.one_of("group_size", (16,), 16)
+    per = "token" if algorithm == "FP8_PER_CHANNEL_PER_TOKEN" else "tensor"
+    schemes = (
+        Scheme("modelopt", "fp8", "fp8", 8, inputs=f"fp8 per {per}"),
+        Scheme("modelopt", "nvfp4 of modelopt", "nvfp4", 4, 16, inputs="fp4 per tensor_group"),
+    )
+    return QuantisedLinears("modelopt", ((_everything, schemes),), _KV_SCALES)
+
+
 # ---- compressed-tensors ----
 
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point")
@@ -371,6 +388,8 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "fbgemm_fp8": _fbgemm,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
 }
 """What `quant_method` may be."""
 
