@@ -88,6 +88,8 @@ class GgufCheckpoint(MappedTensors):
                 raise WeightError(f"{tensor.file}: two tensors are {name!r}, one of them {tensor.name!r}")
             if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
                 shape = 1, *shape  # a linear of one output
+            elif name.endswith(".e_score_correction_bias") and shape[:-1] == (1,):
+                shape = shape[1:]  # as ERNIE 4.5 has it, and the converter leaves it
             elif name.endswith(_BY_HEAD) and len(shape) == 3:
                 shape = shape[0] * shape[1], shape[2]
             elif name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:

@@ -200,7 +200,9 @@ def find_by_names(
             parts = tuple(part.format(number) for part in parts)
         else:
             renames = {} if stacks and not names.stacked_renamed else names.renamed
-            renamed = renames.get(any_expert, module).format(number)
+            renamed = names.also_renamed.get(any_expert, "").format(number)
+            if not renamed or f"{model}{layer}{renamed}{kind}" not in stored:
+                renamed = renames.get(any_expert, module).format(number)
             whole, parts = joined.get(module, (renamed, (module,)))
             tensor = f"{model}{layer}{whole}{kind}"
         sizes = [expected[f"model.{own_layer}{part}{kind}"][0] for part in parts]

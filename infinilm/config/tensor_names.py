@@ -57,8 +57,11 @@ class TensorNames:
         What stands for `model.` and before `lm_head`: the first pair under which the files have an embedding.
     renamed : Mapping of str to str
         Modules of a layer: the engine's name to that of the checkpoint. `{}` stands for the number of an expert.
+    also_renamed : Mapping of str to str
+        Other names of such modules, which count where the files have them: the tools of compressed-tensors take stacked
+        experts apart, and call the parts otherwise than older files do.
     outside : Mapping of str to str
-        The same of `embed_tokens`, `norm` and `lm_head`, which are in no layer.
+        The same as `renamed` of `embed_tokens`, `norm` and `lm_head`, which are in no layer.
     layers : str
         What stands for `layers`.
     unit_head : bool
@@ -86,6 +89,7 @@ class TensorNames:
 
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    also_renamed: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
     layers: str = "layers"
     unit_head: bool = False
@@ -170,6 +174,10 @@ _STACKED: Mapping[str, tuple[str, ...]] = {
 
 QWEN_MOE = TensorNames(stacked=_STACKED)
 
+_OF_TOOLS: Mapping[str, str] = {
+    f"mlp.experts.{{}}.{part}_proj": f"block_sparse_moe.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
+}
+
 MIXTRAL = TensorNames(
     renamed={
         "mlp.gate": "block_sparse_moe.gate",
@@ -177,6 +185,7 @@ MIXTRAL = TensorNames(
         "mlp.experts.{}.up_proj": "block_sparse_moe.experts.{}.w3",
         "mlp.experts.{}.down_proj": "block_sparse_moe.experts.{}.w2",
     },
+    also_renamed=_OF_TOOLS,
     stacked=_STACKED,
     stacked_renamed=False,
 )
@@ -186,6 +195,7 @@ MINIMAX_M2 = TensorNames(
         **MIXTRAL.renamed,
         "mlp.gate.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
     },
+    also_renamed=_OF_TOOLS,
     stacked=_STACKED,
     stacked_renamed=False,
 )
@@ -227,6 +237,7 @@ GRANITE_HYBRID = TensorNames(
 GRANITE_MOE = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
     renamed={"mlp.gate": "block_sparse_moe.router.layer", "mlp.shared_expert.down_proj": "shared_mlp.output_linear"},
+    also_renamed=_OF_TOOLS,
     stacked={
         "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
         "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),

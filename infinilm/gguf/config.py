@@ -70,6 +70,8 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     row = architecture_of(gguf)
     prefix = f"{gguf.metadata['general.architecture']}."
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
+    if not said.get("expert_count"):  # the converter tells sizes of experts even where there are none
+        said = {key: value for key, value in said.items() if not key.startswith("expert_")}
     values: dict[str, Any] = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
     for condition, known in row.where.items():
         if _applies(condition, said, gguf):

@@ -124,7 +124,14 @@ def make_ct(checkpoint: Path, form: str, out: Path) -> None:
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
-    oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", scheme=form, ignore=["lm_head"])])
+    seen: dict[str, Any] = {}
+    if form in ("FP8", "NVFP4"):  # scales of inputs are stored: it wants to see some
+        from datasets import Dataset
+
+        ids = text_ids(checkpoint)
+        rows = {"input_ids": [ids] * 4, "attention_mask": [[1] * len(ids)] * 4}
+        seen = {"dataset": Dataset.from_dict(rows), "num_calibration_samples": 4, "max_seq_length": len(ids)}
+    oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", scheme=form, ignore=["lm_head"])], **seen)
     model.save_pretrained(out, save_compressed=True)
     exact = out.with_name(f"{out.name}-exact")  # scales of 32 bits, or the tool rounds what it reads to bfloat16
     shutil.copytree(out, exact, dirs_exist_ok=True)
@@ -169,30 +176,76 @@ def make_bnb(checkpoint: Path, form: str, out: Path) -> None:
     finish(checkpoint, out, read)
 
 
-def make_fp8(checkpoint: Path, form: str, out: Path) -> None:
-    """By the operation with which transformers makes `weight_scale_inv`, and its reverse."""
+def row_by_row(weight: Any, num_tokens: Any = None, scale_ub: Any = None) -> tuple[Any, Any]:
+    """What FBGEMM's `quantize_fp8_per_row` does, whose kernel runs on GPUs alone: codes, and a scale for each row."""
     import torch
-    from transformers.integrations.finegrained_fp8 import Fp8Quantize
-    from transformers.utils.quantization_config import FineGrainedFP8Config
 
-    class Quantizer:
-        quantization_config = FineGrainedFP8Config(weight_block_size=(128, 128))
+    scales = weight.float().abs().amax(-1).clamp(min=1e-12) / 448
+    return (weight.float() / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn), scales
 
-    read, quantise = {}, Fp8Quantize(Quantizer())
 
-    def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        parts = quantise.convert({name: weight})
-        if len(parts) == 1:  # no whole blocks: left as it is
-            read[name] = weight
-            return {".weight": weight}
-        codes, scales = parts[name], parts[name.replace("weight", "weight_scale_inv")]
-        by_block = scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
-        read[name] = codes.float() * by_block[: codes.shape[0], : codes.shape[1]]
-        return {".weight": codes, ".weight_scale_inv": scales}
+def make_fp8(checkpoint: Path, form: str, out: Path) -> None:
+    """By transformers, which checks for a GPU first: blocks such as "128x128", "tensor", or "fbgemm"."""
+    import torch
+    import transformers.integrations.fbgemm_fp8 as fbgemm
+    from transformers import AutoModelForCausalLM, FbgemmFp8Config, FineGrainedFP8Config
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-    write_folder(checkpoint, out, made, config)
+    fbgemm.get_quantize_fp8_per_row = lambda: row_by_row
+    for method in ("fp8", "fbgemm_fp8"):
+        AUTO_QUANTIZER_MAPPING[method].validate_environment = lambda *_, **__: None
+    block = None if form in ("tensor", "fbgemm") else tuple(map(int, form.split("x")))
+    config = FbgemmFp8Config() if form == "fbgemm" else FineGrainedFP8Config(weight_block_size=block)
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+    model.save_pretrained(out)
+    state = model.state_dict()
+    read = {}
+    for name, codes in state.items():
+        read[name] = codes
+        if codes.dtype == torch.float8_e4m3fn:  # of others, which have no whole blocks, scales have no meaning
+            scales = state[f"{name}_scale" if form == "fbgemm" else f"{name}_scale_inv"].float()
+            if block:
+                scales = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+                scales = scales[: codes.shape[0], : codes.shape[1]]
+            read[name] = codes.float() * scales
     finish(checkpoint, out, read)
+
+
+def make_modelopt(checkpoint: Path, form: str, out: Path) -> None:
+    """By ModelOpt: "FP8" or "NVFP4"."""
+    import modelopt.torch.quantization as mtq
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    ids = torch.tensor([text_ids(checkpoint)])
+    model = mtq.quantize(model, getattr(mtq, f"{form}_DEFAULT_CFG"), lambda module: module(ids))
+    export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=out)
+    tensors, read = load_file(out / "model.safetensors"), {}
+    for name, codes in tensors.items():
+        scales = tensors.get(f"{name}_scale")
+        if scales is None or not name.endswith(".weight"):
+            continue
+        if codes.dtype == torch.float8_e4m3fn:
+            read[name] = codes.float() * scales.float()
+        else:
+            shape = torch.Size((codes.shape[0], codes.shape[1] * 2))
+            blocks = {"scale": scales, "double_scale": tensors[f"{name}_scale_2"], "block_sizes": {-1: 16}}
+            read[name] = NVFP4QTensor(shape, torch.float32, codes).dequantize(dtype=torch.float32, **blocks)
+            read[name] = read[name].reshape(shape)
+    finish(checkpoint, out, read)
+
+
+def group_of(words: list[str], inputs: int) -> int:
+    """ "g128" of the words of a form; "all": all inputs."""
+    if "all" in words:
+        return inputs
+    return next((int(word[1:]) for word in words if word[0] == "g" and word[1:].isdigit()), 64)
 
 
 def make_awq(checkpoint: Path, form: str, out: Path) -> None:
@@ -200,7 +253,8 @@ def make_awq(checkpoint: Path, form: str, out: Path) -> None:
     import torch
 
     without_init("awq")
-    gemv, group = form == "gemv", 64
+    words = form.split()
+    gemv = words[0] == "gemv"
     if gemv:
         from awq.modules.linear.gemv import WQLinear_GEMV as Linear
     else:
@@ -209,6 +263,7 @@ def make_awq(checkpoint: Path, form: str, out: Path) -> None:
 
     def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         w = weight.float()
+        group = group_of(words, w.shape[1])
         groups = w.reshape(-1, group)
         low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
         scales = ((high - low).clamp(min=1e-5) / 15).half().float()
@@ -224,22 +279,24 @@ def make_awq(checkpoint: Path, form: str, out: Path) -> None:
         packed = Linear.from_linear(linear, 4, group, scales=scales, zeros=zeros)
         return {f".{key}": tensor for key, tensor in packed.state_dict().items()}
 
-    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": form}
+    size = group_of(words, -1)
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": words[0]}
     write_folder(checkpoint, out, made, config)
     finish(checkpoint, out, read)
 
 
 def make_gptq(checkpoint: Path, form: str, out: Path) -> None:
-    """Packed by GPTQModel: bits, sym or asym, v1 or v2, and act where rows of groups are in another order."""
+    """Packed by GPTQModel: bits, asym, v2, act where rows of groups are in another order, and g32, g128 or all."""
     import torch
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
     bits, asym, act, v2 = int(form[0]), "asym" in form, "act" in form, "v2" in form
-    group, top, read = 64, 2 ** int(form[0]) - 1, {}
+    words, top, read = form.split(), 2**bits - 1, {}
 
     def made(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         w = weight.float()
+        group = group_of(words, w.shape[1])
         order = torch.argsort(w.abs().amax(0)) if act else torch.arange(w.shape[1])
         groups = w[:, order].reshape(len(w), -1, group)
         if asym:
@@ -274,12 +331,14 @@ def make_gptq(checkpoint: Path, form: str, out: Path) -> None:
         keys = ("qweight", "qzeros", "scales", "g_idx")
         return {f".{key}": getattr(module, key).to(torch.int32 if key == "g_idx" else None) for key in keys}
 
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": not asym, "desc_act": act}
+    size = group_of(words, -1)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": not asym, "desc_act": act}
     write_folder(checkpoint, out, made, config | {"checkpoint_format": "gptq_v2" if v2 else "gptq"})
     finish(checkpoint, out, read)
 
 
 MAKERS = {"gguf": make_gguf, "ct": make_ct, "bnb": make_bnb, "fp8": make_fp8, "awq": make_awq, "gptq": make_gptq}
+MAKERS["modelopt"] = make_modelopt
 
 
 def make(checkpoint: Path, form: str, out: Path) -> None:

@@ -2,9 +2,9 @@
 
     python tests/bench/format_quality.py --tools-python TOOLS/bin/python [--out FOLDER] [FORM...]
 
-TOOLS is an environment with torch, transformers, llama-cpp-python, gguf, llm-compressor, bitsandbytes, and the sources
-of AutoAWQ and GPTQModel on its path; a form whose tool is missing is left out with a word. Each form is made by
-format_files.py and kept in FOLDER. Prints a table of
+TOOLS is an environment with torch, transformers, llama-cpp-python, gguf, llm-compressor, datasets, bitsandbytes,
+ModelOpt, and the sources of AutoAWQ and GPTQModel on its path; a form whose tool is missing is left out with a word.
+Each form is made by format_files.py and kept in FOLDER. Prints a table of
 
     KL, other best   mean divergence of next tokens from the float32 model's, nats a token, and the share of tokens
                      after which another one is the most likely: over held-out stories, of the weights alone
@@ -43,7 +43,14 @@ GGUF = ["Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL"
 GGUF += ["F16", "BF16", "TQ1_0", "TQ2_0"]
 MIXES = ["Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K mix", "IQ3_M", "IQ3_XXS"]
 CT = ["W8A16", "W4A16", "W4A16_ASYM", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16"]
-FORMS = [f"gguf {name}" for name in GGUF + MIXES] + [f"ct {name}" for name in CT] + ["fp8 128x128"]
+CT += ["MXFP8", "NVFP4", "W2A16", "W3A16", "W5A16", "W6A16", "W7A16", "W4A8", "W4AFP8", "MXFP4"]
+FORMS = (
+    [f"gguf {name}" for name in GGUF + MIXES]
+    + [f"ct {name}" for name in CT]
+    + ["fp8 128x128", "fp8 64x32", "fp8 tensor", "fp8 fbgemm"]
+)
+FORMS += ["modelopt FP8", "modelopt NVFP4", "awq gemm g128", "awq gemm all", "awq gemv g32"]
+FORMS += [f"gptq {bits} {more}" for bits in (2, 3, 4, 8) for more in ("g128", "asym act g32", "asym v2 all")]
 FORMS += [f"bnb {name}" for name in ("int8", "nf4", "nf4 double", "fp4")] + ["awq gemm", "awq gemv"]
 FORMS += [f"gptq {name}" for name in ("8", "4", "4 asym", "4 asym act", "4 asym v2", "3 asym", "2 asym")]
 

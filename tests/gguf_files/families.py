@@ -229,7 +229,7 @@ FAMILIES = {
     "deepseek-v3": Rules("deepseek2", keys={**_DEEPSEEK, "expert_gating_func": 2}),
     "youtu": Rules(
         "deepseek2",
-        keys={"leading_dense_block_count": 2, "expert_shared_count": 0},
+        keys={"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 72},
         known={"rope_interleave": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "phi3": Rules("phi3", keys=_PHI3),
@@ -393,7 +393,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                     yield name.replace("wqkv", which), rows if which == "wv" else interleave(rows, head_dim)
                 continue
             if name.endswith("e_score_correction_bias"):
-                yield name.replace("_bias", ".bias"), array.reshape(-1)
+                yield name.replace("_bias", ".bias"), array  # ERNIE's is the one row of a matrix
                 continue
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)

@@ -219,6 +219,30 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
     np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "mixtral"))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "minimax-m2", "granite-moe"])
+def test_experts_that_tools_took_apart(name, tmp_path):
+    """As llm-compressor calls them."""
+    folder = shutil.copytree(GOLDEN / name, tmp_path / "apart")
+    parts = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+    tensors = {}
+    for key, array in load_bits(folder / "model.safetensors").items():
+        whole, _, module = key.removesuffix(".weight").rpartition(".")
+        if module in parts:
+            tensors[f"{whole}.{parts[module]}.weight"] = array
+        elif whole.endswith("block_sparse_moe") and module in ("input_linear", "output_linear"):
+            for expert, matrix in enumerate(array):
+                of_input = module == "input_linear"
+                halves = np.split(matrix, 2) if of_input else [matrix]
+                names = ("gate_proj", "up_proj") if of_input else ("down_proj",)
+                for part, half in zip(names, halves, strict=True):
+                    tensors[f"{whole}.experts.{expert}.{part}.weight"] = np.ascontiguousarray(half)
+        else:
+            tensors[key] = array
+    assert any(".experts.1.up_proj." in key for key in tensors)
+    save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / name))
+
+
 def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
     """They guess at later tokens. In a family that has none of them they are an error."""
     for name in ("glm4-moe", "qwen3"):

@@ -45,6 +45,27 @@ void linears(Backend& backend) {
         }
 }
 
+// Blocks of files, from stdin: for each type its name in 16 bytes, the weights and bytes of a block, rows and bytes of
+// a row as int64, and the rows.
+void linears_of_blocks(Backend& backend) {
+    char name[16];
+    int64_t sizes[4];
+    while (std::fread(name, sizeof name, 1, stdin) == 1 && std::fread(sizes, sizeof sizes, 1, stdin) == 1) {
+        const auto [block, bytes, n, row_bytes] = sizes;
+        const Tensor rows = allocate_host(DType::uint8, {n, row_bytes});
+        if (std::fread(rows.data(), 1, static_cast<size_t>(rows.bytes()), stdin) != static_cast<size_t>(rows.bytes()))
+            return;
+        const int64_t k = row_bytes / bytes * block;
+        const auto linear =
+            backend.prepare_linear({{rows, Tensor(), {name, block, bytes}}}, LinearKind::plain, 0, Quantization::none);
+        for (const int64_t tokens : {1, 2, 3, 7, 16}) {
+            const Tensor x = numbers(DType::float32, {tokens, k}, 3), out = allocate_host(DType::float32, {tokens, n});
+            backend.linear({.x = x, .weight = *linear, .norm = {}, .residual = {}, .out = out});
+            write(out);
+        }
+    }
+}
+
 void attention(Backend& backend) {
     constexpr int64_t heads = 6, kv_heads = 2, dim = 24, block = 16, blocks = 20, queries = 150, keys = 300;
     for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
@@ -119,6 +140,7 @@ void layers_with_a_state(Backend& backend) {
 int main() {
     const auto backend = cpu::make_cpu_backend({.num_threads = 2, .isa = "generic"});
     linears(*backend);
+    linears_of_blocks(*backend);
     attention(*backend);
     layers_with_a_state(*backend);
 }

@@ -21,6 +21,8 @@ from reference.ops import FLOATING, Array, store
 from infinilm import _core
 from ops import support
 from ops.support import tensor
+from ops.test_f8_linear import BLOCKS as F8, f8_blocks
+from ops.test_gguf_linear import NATIVE, blocks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dist"))
 from cpp_build import CORE, ROOT, Builder
@@ -57,6 +59,32 @@ def linears(b: Any) -> Array:
             )
             linear = b.prepare_linear([(weight, bias)], kind="plain", quantization=quantization or "none")
             results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in (1, 2, 3, 7, 16)]
+    return np.concatenate([result.reshape(-1) for result in results])
+
+
+def block_rows() -> dict[str, Array]:
+    """By type: rows of blocks, as files have them."""
+    rng, n = np.random.default_rng(0), 40
+    made = {name: blocks(rng, name, n, 512) for name in NATIVE}
+    return made | {name: f8_blocks(rng, name, n, 384)[0] for name in F8}
+
+
+def sent(made: dict[str, Array]) -> bytes:
+    """What aarch64_program.cpp reads."""
+    pieces = []
+    for name, data in made.items():
+        sizes = np.array([*_core.gguf_type(name)[:2], *data.shape], np.int64)
+        pieces += [name.encode().ljust(16, b"\0"), sizes.tobytes(), data.tobytes()]
+    return b"".join(pieces)
+
+
+def linears_of_blocks(b: Any, made: dict[str, Array]) -> Array:
+    results = []
+    for name, data in made.items():
+        block, size = _core.gguf_type(name)[:2]
+        k, n = data.shape[1] // size * block, len(data)
+        linear = b.prepare_linear([(tensor(data), None)], types=[name])
+        results += [support.run_linear(b, linear, numbers((tokens, k), 3), n) for tokens in (1, 2, 3, 7, 16)]
     return np.concatenate([result.reshape(-1) for result in results])
 
 
@@ -100,9 +128,11 @@ def test_neon_has_the_bits_of_avx2(target: str, tmp_path_factory: pytest.TempPat
     )
     command = [EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program)]
     others = {name: value for name, value in os.environ.items() if name != "INFINILM_CPU_KERNELS"}  # of this machine
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300, env=others)
+    made = block_rows()
+    done = subprocess.run(command, input=sent(made), stdout=subprocess.PIPE, check=True, timeout=300, env=others)
     got = np.frombuffer(done.stdout, np.float32)
     b = support.backend("avx2")
-    same, close = linears(b), np.concatenate([attention(b), layers_with_a_state(b)])
+    same = np.concatenate([linears(b), linears_of_blocks(b, made)])
+    close = np.concatenate([attention(b), layers_with_a_state(b)])
     np.testing.assert_array_equal(got[: same.size].view(np.uint32), same.view(np.uint32))
     np.testing.assert_allclose(got[same.size :], close, rtol=0, atol=1e-6)

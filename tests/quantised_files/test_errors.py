@@ -20,7 +20,20 @@ from infinilm.checkpoint.sources import Source
 from infinilm.errors import ConfigError, WeightError
 from quantised_files.conversion import quantise
 from quantised_files.test_reading import write
-from quantised_files.writers import FORMATS, Format, Tensors, awq, bf16, bnb4, ct_int8, ct_packed, gptq
+from quantised_files.writers import (
+    FORMATS,
+    Format,
+    Tensors,
+    awq,
+    bf16,
+    bnb4,
+    ct_fp8,
+    ct_int8,
+    ct_packed,
+    fp8_block,
+    gptq,
+    modelopt_fp4,
+)
 
 CT = ct_packed(4, 32).config
 
@@ -55,6 +68,7 @@ BAD_CONFIGS = [
     (changed(CT, *WEIGHTS, "strategy", value="row"), "strategy: expected 'tensor' or 'channel'"),
     (changed(CT, "config_groups", "group_0", "targets", value=["re:(.*)*x"]), "expected a regular expression"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
 ]
 
@@ -195,6 +209,46 @@ def test_mixed_schemes(tmp_path: Path) -> None:
         for name, weights in exact.items():
             got = checkpoint.read(Source(f"{name}.weight", 0, 32), "float32")  # type: ignore[call-arg]
             np.testing.assert_allclose(got, weights, rtol=2.5e-7)
+
+
+@pytest.mark.parametrize("form", [fp8_block((64, 64), "F32"), ct_fp8("channel"), ct_int8()], ids=repr)
+def test_scales_of_plain_weights(form: Format, tmp_path: Path) -> None:
+    """transformers writes scales, of any value, also of weights that fit no block, and are left as they are."""
+    parts, _ = form.write(np.random.default_rng(0), 64, 64)
+    tensors: Tensors = {f"{name}{suffix}": part for name in ("x", "y") for suffix, part in parts.items()}
+    tensors["y.weight"] = "F32", np.ones((64, 64), np.float32)
+    with open_checkpoint(write(tmp_path, form.config, tensors)) as checkpoint:
+        assert set(checkpoint.tensors) == {"x.weight", "y.weight"}
+        np.testing.assert_array_equal(checkpoint.array("y.weight"), 1)
+    del tensors["y.weight"]  # scales of nothing are no such thing
+    with open_checkpoint(write(tmp_path, form.config, tensors)) as checkpoint:
+        assert set(checkpoint.tensors) == {"x.weight", *(name for name in tensors if name.startswith("y."))}
+
+
+def test_what_older_and_newer_tools_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A status of older versions; groups without weights, which only round what goes into attention."""
+    parts, exact = ct_packed(4, 32).write(np.random.default_rng(0), 32, 64)
+    attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8, "type": "float"}}
+    config = {**CT, "quantization_status": "frozen", "config_groups": {**CT["config_groups"], "b": attention}}
+    tensors: Tensors = {f"x.q_proj{suffix}": part for suffix, part in parts.items()}
+    tensors["x.k_scale"] = "BF16", bf16(np.ones(1))
+    with caplog.at_level("WARNING"), open_checkpoint(write(tmp_path, config, tensors)) as checkpoint:
+        assert set(checkpoint.tensors) == {"x.q_proj.weight"}
+        got = checkpoint.read(Source("x.q_proj.weight", 0, 32), "float32")  # type: ignore[call-arg]
+        np.testing.assert_allclose(got, exact, rtol=2.5e-7)
+    assert "what goes into ['LlamaAttention'] is not rounded" in caplog.text
+
+
+def test_a_config_beside_the_config(tmp_path: Path) -> None:
+    """ModelOpt says in a file of its own what other tools say in config.json."""
+    parts, exact = modelopt_fp4().write(np.random.default_rng(0), 32, 64)
+    write(tmp_path, {}, {f"x.q_proj{suffix}": part for suffix, part in parts.items()})
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    )
+    with open_checkpoint(tmp_path) as checkpoint:
+        got = checkpoint.read(Source("x.q_proj.weight", 0, 32), "float32")  # type: ignore[call-arg]
+    np.testing.assert_allclose(got, exact, rtol=2.5e-7)
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path) -> None:

@@ -243,6 +243,19 @@ def ct_fp8(strategy: str, block: tuple[int, int] = (0, 0)) -> Format:
     return Format(write, ct_config("float-quantized", weights, inputs), f"ct-fp8-{strategy}")
 
 
+def ct_mxfp8() -> Format:
+    """FP8 whose scales are powers of two, one for each 32 inputs."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes = fp8_codes(rng, outputs, inputs)
+        scales = rng.integers(112, 116, (outputs, inputs // 32)).astype(np.uint8)
+        s = np.repeat(2.0 ** (scales.astype(int) - 127), 32, 1)
+        return {".weight": ("F8_E4M3", codes), ".weight_scale": ("U8", scales)}, E4M3[codes] * s
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return Format(write, ct_config("mxfp8-quantized", weights), "ct-mxfp8")
+
+
 def fp8_block(block: tuple[int, int], dtype: str) -> Format:
     """As DeepSeek and Qwen write it."""
 
@@ -307,6 +320,33 @@ def ct_fp4(kind: str) -> Format:
     strategy = "tensor_group" if kind == "nvfp4" else "group"
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
     return Format(write, ct_config(f"{kind}-pack-quantized", weights), f"ct-{kind}", native=kind == "mxfp4")
+
+
+def modelopt_fp4() -> Format:
+    """The NVFP4 of compressed-tensors under other names, whose second scale is the other's reciprocal."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes, values = fp4_codes(rng, outputs, inputs)
+        stored = rng.integers(0x50, 0x7F, (outputs, inputs // 16)).astype(np.uint8)
+        second = np.float32(rng.uniform(5e-5, 1e-4))
+        return {
+            ".weight": ("U8", (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)),
+            ".weight_scale": ("F8_E4M3", stored),
+            ".weight_scale_2": ("F32", second),
+            ".input_scale": ("F32", np.float32(0.01)),
+        }, values * np.repeat(E4M3[stored] * float(second), 16, 1)
+
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    return Format(write, config, "modelopt-nvfp4")
+
+
+def modelopt_fp8() -> Format:
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes, scale = fp8_codes(rng, outputs, inputs), np.float32(rng.uniform(1e-4, 2e-4))
+        scales = {".weight_scale": ("F32", scale), ".input_scale": ("F32", np.float32(0.01))}
+        return {".weight": ("F8_E4M3", codes), **scales}, E4M3[codes] * float(scale)
+
+    return Format(write, {"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt-fp8")
 
 
 def bnb4(double: bool, block: int = 64) -> Format:
@@ -375,6 +415,7 @@ FORMATS = [
     ct_fp8("tensor"),
     ct_fp8("channel"),
     ct_fp8("block", (128, 128)),
+    ct_mxfp8(),
     fp8_block((128, 128), "F32"),
     fp8_block((128, 128), "BF16"),
     fp8_block((128, 128), "F8_E8M0"),
@@ -398,4 +439,6 @@ FORMATS = [
     bnb8(),
     ct_fp4("mxfp4"),
     ct_fp4("nvfp4"),
+    modelopt_fp4(),
+    modelopt_fp8(),
 ]

@@ -80,6 +80,8 @@ class QuantisedCheckpoint(Checkpoint):
                     self._weights[module + weight.layout.name] = weight
                     break
         plain = {n: t for n, t in stored.items() if n not in used and not n.endswith(linears.not_read)}
+        for name in _idle_parts(linears, plain):
+            plain.pop(name, None)
         for name, weight in self._weights.items():
             if name in plain:
                 raise WeightError(f"{plain[name].file}: {name!r} is there twice, also as {weight.scheme}")
@@ -298,6 +300,16 @@ def _mains(linears: QuantisedLinears) -> dict[str, list[Layout]]:
         layout = LAYOUTS[scheme.layout]
         found.setdefault(layout.main, []).append(layout)
     return found
+
+
+def _idle_parts(linears: QuantisedLinears, plain: Mapping[str, TensorInfo]) -> list[str]:
+    """Scales of weights that are plain: tools write them beside weights that fit no block, or that they leave."""
+    suffixes = tuple({part for s in linears.schemes() for part in LAYOUTS[s.layout].parts} - {".weight"})
+    found = [
+        (name, suffix) for name in plain if name.endswith(suffixes) for suffix in suffixes if name.endswith(suffix)
+    ]
+    weights = ((name, plain.get(f"{name.removesuffix(suffix)}.weight")) for name, suffix in found)
+    return [name for name, weight in weights if weight is not None and weight.dtype in FLOATS]
 
 
 def _main_dtypes(layout: Layout) -> tuple[str, ...]:

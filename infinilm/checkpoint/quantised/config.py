@@ -21,7 +21,8 @@ from infinilm.logs import logger
 __all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
-CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json, in older checkpoints
+# Beside config.json, in older checkpoints.
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 _MAX_PATTERN = 256
 _MAX_REPEATS = 5  # of a pattern: more, or one within another, can take longer than anyone waits
 
@@ -232,6 +233,22 @@ def _mxfp4(config: _Keys) -> QuantisedLinears:
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
 
 
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # of others inputs are scaled, too
+
+
+def _modelopt(config: _Keys) -> QuantisedLinears:
+    said = config.object("quantization") if config.get("quantization") is not None else config
+    algorithm = said.one_of("quant_algo", _MODELOPT)
+    if algorithm == "NVFP4":
+        said.one_of("group_size", (16,), 16)
+    per = "token" if algorithm == "FP8_PER_CHANNEL_PER_TOKEN" else "tensor"
+    schemes = (
+        Scheme("modelopt", "fp8", "fp8", 8, inputs=f"fp8 per {per}"),
+        Scheme("modelopt", "nvfp4 of modelopt", "nvfp4", 4, 16, inputs="fp4 per tensor_group"),
+    )
+    return QuantisedLinears("modelopt", ((_everything, schemes),), _KV_SCALES)
+
+
 # ---- compressed-tensors ----
 
 _KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point")
@@ -242,11 +259,12 @@ _CT_FORMATS = (
     "naive-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "mxfp8-quantized",
 )
 
 
 def _compressed_tensors(config: _Keys) -> QuantisedLinears:
-    config.one_of("quantization_status", ("compressed",), "compressed")
+    config.one_of("quantization_status", ("compressed", "frozen"), "compressed")  # older files say frozen
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
         raise config.fail("sparsity_config", "weights that are not stored sparsely (format 'dense')")
@@ -265,10 +283,13 @@ def _compressed_tensors(config: _Keys) -> QuantisedLinears:
     patterns, classes = list(named), list(named)
     for name, _ in config.object("config_groups").items():
         group = config.object("config_groups").object(name)
-        scheme = _ct_scheme(group, group.get("format", usual))
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
             raise group.fail("targets", "a list of strings")
+        if group.get("weights") is None:  # of attention: what goes in is rounded, no weight is
+            logger.warning("%s: what goes into %s is not rounded, as the checkpoint asks for", group.path, targets)
+            continue
+        scheme = _ct_scheme(group, group.get("format", usual))
         for target in targets:
             if target.startswith("re:"):
                 patterns.append((_matcher(_pattern(f"{group.path}.targets", target[3:])), (scheme,)))
@@ -307,14 +328,15 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
         ("naive-quantized", "int"): ("int8", tuple(range(2, 9))),
         ("float-quantized", "float"): ("fp8", (8,)),
         ("naive-quantized", "float"): ("fp8", (8,)),
+        ("mxfp8-quantized", "float"): ("fp8", (8,)),
         ("nvfp4-pack-quantized", "float"): ("nvfp4", (4,)),
         ("mxfp4-pack-quantized", "float"): ("mxfp4", (4,)),
     }.get((stored, kind), ("", ()))
     if bits not in allowed:
         raise ConfigError(
             f"{weights.path}: {kind} weights of {bits} bits in the format {stored!r} are not read; read: int of 2 to "
-            "8 bits as pack-quantized and int-quantized, float of 8 as float-quantized, of 4 as nvfp4-pack-quantized "
-            "and mxfp4-pack-quantized"
+            "8 bits as pack-quantized and int-quantized, float of 8 as float-quantized and mxfp8-quantized, of 4 as "
+            "nvfp4-pack-quantized and mxfp4-pack-quantized"
         )
     if weights.get("dynamic", False) is not False:
         raise weights.fail("dynamic", "False: scales of weights are stored")
@@ -366,6 +388,8 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "fbgemm_fp8": _fbgemm,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
 }
 """What `quant_method` may be."""
 

@@ -1,7 +1,7 @@
 """The layouts of quantised linears, one row of `LAYOUTS` each: which tensors there are, and how they become `Codes`.
 
 Sources: the published layouts of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ), compressed-tensors, transformers (FP8,
-MXFP4) and bitsandbytes; see docs/formats.md.
+MXFP4), ModelOpt and bitsandbytes; see docs/formats.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 _FLOATS = ("float32", "bfloat16", "float16")
+_POWERS = ("uint8", "float8_e8m0")  # powers of two by their exponents
 _AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight codes in a word, lowest first
 
 
@@ -264,12 +265,18 @@ def _fp4_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...
         ".weight_packed": ((outputs, inputs // 2),),
         ".weight_scale": ((outputs, _groups(inputs, scheme.group_size)),),
         ".weight_global_scale": ((1,), ()),
+        ".weight_scale_2": ((), (1,)),
     }
 
 
 def _nvfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     scales = _FP8[parts[".weight_scale"]] / parts[".weight_global_scale"].reshape(1, 1)
     return Codes(_bytes(parts[".weight_packed"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
+
+
+def _modelopt_fp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+    scales = _FP8[parts[".weight_scale"]] * parts[".weight_scale_2"].reshape(1, 1)
+    return Codes(_bytes(parts[".weight"]), "rows", 4, shape, _FP4, scales, group_size=scheme.group_size)
 
 
 def _mxfp4_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
@@ -433,7 +440,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8": Layout(
         {
             ".weight": Part(("float8_e4m3",)),
-            ".weight_scale": Part(_FLOATS),
+            ".weight_scale": Part((*_FLOATS, *_POWERS)),
             ".weight_zero_point": Part(("float8_e4m3",), required=False, read=False),
             **_INPUTS,
         },
@@ -463,14 +470,25 @@ LAYOUTS: Mapping[str, Layout] = {
         _fp4_expected,
         _nvfp4_codes,
     ),
+    "nvfp4 of modelopt": Layout(
+        {
+            ".weight": Part(("uint8",)),
+            ".weight_scale": Part(("float8_e4m3",)),
+            ".weight_scale_2": Part(("float32",)),
+            **_INPUTS,
+        },
+        _fp4_shape,
+        _fp4_expected,
+        _modelopt_fp4_codes,
+    ),
     "mxfp4": Layout(
-        {".weight_packed": Part(("uint8",)), ".weight_scale": Part(("uint8", "float8_e8m0")), **_INPUTS},
+        {".weight_packed": Part(("uint8",)), ".weight_scale": Part(_POWERS), **_INPUTS},
         _fp4_shape,
         _fp4_expected,
         _mxfp4_codes,
     ),
     "mxfp4 experts": Layout(
-        {"_blocks": Part(("uint8",)), "_scales": Part(("uint8", "float8_e8m0"))},
+        {"_blocks": Part(("uint8",)), "_scales": Part(_POWERS)},
         _experts_shape,
         _experts_expected,
         _experts_codes,
