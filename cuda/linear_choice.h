@@ -57,6 +57,70 @@ inline int64_t decode_cycles(const LinearArgs& args, int num_sms) {
     return (has_wide && bytes(4) < bytes(2) ? bytes(4) : bytes(2)) / 18;
 }
 
+// What the two blocks of a cluster of linear_sm90 have in common. Of the same tokens or the same rows, each brings half
+// to both. The same tile: each sums half of its slices of k, so that a product of few tiles has twice the blocks.
+constexpr int hopper_pair = 2;
+enum class HopperPair : int { same_tokens, same_rows, same_tile };
+
+// How linear_sm90 divides a product: tiles of 128 packed rows x `tokens`, by pairs of blocks.
+struct HopperPlan {
+    int tokens = 0;
+    HopperPair pair = HopperPair::same_tokens;
+    int64_t cycles = 0;  // of an SM, estimated
+};
+
+inline int hopper_places(const LinearArgs& args, int tile_tokens, HopperPair pair) {  // pairs of blocks with work
+    const int row_blocks = (num_tiles(args.weight) + 7) / 8;
+    const int token_blocks = (args.num_tokens + tile_tokens - 1) / tile_tokens;
+    if (pair == HopperPair::same_tokens) return (row_blocks + 1) / 2 * token_blocks;
+    return row_blocks * (pair == HopperPair::same_rows ? (token_blocks + 1) / 2 : token_blocks);
+}
+
+// The plan that is estimated to take least, of those with args.splits. Fewer tokens give more tiles, so that a product
+// fills the GPU and the last ones leave few SMs idle, but a stage of 64 columns of k does not get cheaper as fast.
+// Pairs that share a tile read all of a stage for themselves, and the first block's sums go to the second one. As it is
+// an estimate, that must save an eighth.
+inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
+    const PackedWeight& w = args.weight;
+    const bool is_as_type = w.format == WeightFormat::as_type;
+    const int64_t stages = (num_steps(w.k) + 3) / 4,
+                  weight_bytes = int64_t{8} * 4 / unit_steps(w.format) * unit_bytes(w.format);
+    // Measured on an H100 with 16 bits: 5.8 us of a call whatever its k; what a stage takes by itself, about as tokens
+    // + 100; and what all SMs get from L2 in a cycle, 8 TB/s.
+    constexpr int64_t begin = 10000, l2_bytes = 4560;
+    auto stage_alone = [&](int tokens) -> int64_t {
+        if (is_as_type) return 3 * (tokens + 100);
+        return has_group_scales(w.format) ? 550 + 3 * tokens : 210 + 9 * tokens / 2;
+    };
+    HopperPlan best;
+    auto consider = [&](int tokens, HopperPair pair) {
+        const bool shares = pair == HopperPair::same_tile;
+        if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
+        if (args.out_float32 && tokens > 128) return;  // there are no registers for it
+        const int64_t places = hopper_places(args, tokens, pair), at_once = num_sms > 1 ? num_sms / 2 : 1;
+        if (shares && (num_units(w) < kSlices || (args.splits == 0 && places > at_once))) return;
+        const int64_t blocks = 2 * (places < at_once ? places : at_once), waves = (places + at_once - 1) / at_once;
+        const int64_t bytes = blocks * (weight_bytes / (pair == HopperPair::same_rows ? 2 : 1) +
+                                        tokens * 128 / (pair == HopperPair::same_tokens ? 2 : 1));
+        const int64_t alone = stage_alone(tokens), stage = alone * l2_bytes > bytes ? alone : bytes / l2_bytes;
+        // To send the sums, at 14 bytes a cycle, and to hear of it.
+        const int64_t hand_over = shares ? 1000 + 128 * 4 * tokens / 14 : 0;
+        const int64_t cycles = begin + waves * (shares ? (stages + 1) / 2 : stages) * stage + hand_over;
+        if (best.tokens == 0 || 8 * cycles < (shares ? 7 : 8) * best.cycles) best = {tokens, pair, cycles};
+    };
+    // Pairs of the same rows read less, where no tile of a pair is empty; larger tiles were slower so.
+    auto consider_apart = [&](int tokens) {
+        const bool same_rows = tokens <= 128 && (args.num_tokens + tokens - 1) / tokens % 2 == 0;
+        consider(tokens, same_rows ? HopperPair::same_rows : HopperPair::same_tokens);
+    };
+    for (int tokens : {128, 64}) consider_apart(tokens);
+    if (is_as_type)
+        for (int tokens : {32, 176, 192}) consider_apart(tokens);
+    if (is_as_type) consider(32, HopperPair::same_tile);
+    consider(64, HopperPair::same_tile);
+    return best;
+}
+
 enum class LinearKernel { f32, decode, split_sm90, sm90, prefill };
 
 // Whether linear_prefill is what many tokens take, and so wants a workspace.

@@ -56,7 +56,7 @@ class Linear:
             residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
         shape = (len(self.x[rows]), self.width)
         out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
-        workspace = split_workspace(gpu, self.n, shape[0], splits)
+        workspace = split_workspace(gpu, self.n, shape[0], splits) if kernel == "prefill" else None
         packed = pack(decode(self.weight, self.kind), self.order, self.head_dim, self.kind)
         gpu.call(
             "run_linear", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0], gpu.upload(packed),
@@ -138,15 +138,26 @@ def splits(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
             assert_bitwise(linear.run(gpu, "prefill", splits=count, calls=2), whole)
 
 
+def pairs(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Pairs of blocks of linear_sm90 that share a tile give the bits of one that has it alone."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        whole = linear.run(gpu, "sm90")
+        linear.check(whole)
+        assert_bitwise(linear.run(gpu, "sm90", splits=2, calls=2), whole)
+
+
 def refused_splits(gpu: Gpu) -> None:
     """What k or the workspace has no room for, and numbers that are none of splits."""
-    for shape, count in (
-        ({"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
-        ({"tokens": 33, "n": 8, "k": 256}, 3),
-        ({"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
+    for kernel, shape, count in (
+        ("prefill", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
+        ("prefill", {"tokens": 33, "n": 8, "k": 256}, 3),
+        ("prefill", {"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
+        ("sm90", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),
+        ("sm90", {"tokens": 33, "n": 8, "k": 256}, 4),
     ):
         with pytest.raises(CudaError) as refused:
-            Linear(seed=0, kind="bf16", **shape).run(gpu, "prefill", splits=count)
+            Linear(seed=0, kind="bf16", **shape).run(gpu, kernel, splits=count)
         assert refused.value.name == "cudaErrorInvalidValue"
         gpu.close()
 

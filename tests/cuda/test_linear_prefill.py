@@ -118,6 +118,17 @@ def test_blocks_that_share_a_tile(
     _check(emulate, "splits", schedule=schedule, settings=where, shapes=shapes)
 
 
+@every_order
+@pytest.mark.parametrize("sms", ["4", "132"])  # tiles of 64 tokens; of 32
+@settings(few, max_examples=1)
+@given(shapes=shared_tiles())
+def test_pairs_that_share_a_tile(
+    emulate: Run, schedule: str, asynchronous: str, sms: str, shapes: list[dict[str, Any]]
+) -> None:
+    where = {"INFINILM_EMULATOR_ASYNC": asynchronous, "INFINILM_EMULATOR_SMS": sms}
+    _check(emulate, "pairs", schedule=schedule, settings=where, shapes=shapes)
+
+
 def test_splits_that_do_not_fit_are_refused(emulate: Run) -> None:
     _check(emulate, "refused_splits")
 
