@@ -72,7 +72,6 @@ constexpr int unit_bytes(WeightFormat format) {
     }
 }
 constexpr bool has_row_scales(WeightFormat format) { return format != WeightFormat::as_type; }
-constexpr bool has_group_scales(WeightFormat format) { return unit_bytes(format) > 512; }
 constexpr int num_steps(int k) { return (k + 15) / 16; }
 constexpr int num_tiles(const PackedWeight& w) { return (w.n + 15) / 16; }  // n / 2 is a multiple of 8 with gate_up
 constexpr int num_units(const PackedWeight& w) {
@@ -307,10 +306,9 @@ struct LinearArgs {
     bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
-    // Blocks among which k of a tile is divided: 1, 2, and by linear_prefill 4, 8; 0: as linear_choice.h says.
-    int splits = 0;
-    // Of linear_prefill. A workspace is zero before its first use and serves one stream: its kernels run one by one.
+    // The workspace, of linear_prefill, is zero before its first use and serves one stream: its kernels run one by one.
     void* workspace = nullptr;  // split_workspace_bytes, aligned to 256; null: one block sums all of k
+    int splits = 0;  // blocks that divide k of a tile: 1, 2 (also of linear_sm90), 4, 8; 0: linear_choice.h says
 };
 
 // Every linear sums k in this many slices, which are added in their order (linear.cuh).

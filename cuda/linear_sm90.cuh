@@ -1,13 +1,14 @@
 // linear for many tokens on Hopper: the bits of linear_prefill from the same packed weights, by wgmma.
-// Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 64 to 192 tokens
-// (choose_hopper_tiles) in the order of tile_place(). The blocks of a cluster have the same tokens, or the same rows,
-// of which each brings half to both (multicast). Stages are brought and multiplied as linear_stages.cuh says, by one
-// thread and by two warpgroups of 64 rows. Outputs are left in shared memory, in T, and three warps that do nothing
-// else bring them to memory with what is between (activation, residual), while the next tile is multiplied. Slices of k
-// are chains of their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most.
-// Bytes: the weight once for each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of
-// 768 cycles of wgmma (192 tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power
-// the GPU may draw (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
+// Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 32 to 192 tokens
+// (choose_sm90) in the order of tile_place(). The blocks of a cluster have the same tokens, or the same rows, of which
+// each brings half to both (multicast). Where tiles are too few for all SMs they have the same tile, and each sums half
+// of its slices of k (SharedTile). Stages are brought and multiplied as linear_stages.cuh says, by one thread and by
+// two warpgroups of 64 rows. Outputs are left in shared memory, in T, and three warps that do nothing else bring them
+// to memory with what is between (activation, residual), while the next tile is multiplied. Slices of k are chains of
+// their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most. Bytes: the weight
+// once for each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of 768 cycles of
+// wgmma (192 tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power the GPU may
+// draw (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
 // warp-specialised, clusters).
 #pragma once
 
@@ -185,9 +186,7 @@ struct HopperGrid {
         if (pair == HopperPair::same_tokens) place.row_block = place.row_block * kClusterBlocks + rank();
         return place;
     }
-    __device__ __forceinline__ bool shares_tile() const {
-        return kShares && pair == HopperPair::same_tile;
-    }
+    __device__ __forceinline__ bool shares_tile() const { return kShares && pair == HopperPair::same_tile; }
     // Of this block.
     __device__ __forceinline__ SliceRange slices(int units) const {
         if (!shares_tile()) return {units, 0, kSlices};
@@ -198,9 +197,9 @@ struct HopperGrid {
     __device__ __forceinline__ int reader(int n) const { return shares_tile() ? rank() : n; }
 };
 
-// What two blocks that share a tile leave in the second one's shared memory: the total of the first one's slices, and the
-// sums of each of the second one's slices but the last. These are added in this order, that of linear.cuh. A thread finds
-// in a part what it left there, or what the same thread of the first block did.
+// What two blocks that share a tile leave in the second one's shared memory: the total of the first one's slices, and
+// the sums of each of the second one's slices but the last. These are added in this order, that of linear.cuh. A thread
+// finds in a part what it left there, or what the same thread of the first block did.
 template <int kTokens>
 struct SharedTile {
     static constexpr int kPart = kTileRows * kTokens / 4;
@@ -235,8 +234,8 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
                        const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
     using Shape = HopperShape<F, kTokens, kShares>;
-    // [kStages][kStageBytes], then [kConsumers][kHalfBytes] of outputs; or, of a shared tile, its parts, and the outputs
-    // where the stages were.
+    // [kStages][kStageBytes], then [kConsumers][kHalfBytes] of outputs; or, of a shared tile, its parts, and the
+    // outputs where the stages were.
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);
     INFINILM_SHARED(uint64_t, empty, [Shape::kStages]);
@@ -302,12 +301,11 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         for (; grid.has(turn); ++turn) {
             const SliceRange slices = grid.slices(units_of<F>(w.k));
             float totals[kTokens / 2] = {}, sums[kTokens / 2];
-            SharedTile<kTokens> shared;
             auto add = [&] {
 #pragma unroll
                 for (int i = 0; i < kTokens / 2; ++i) totals[i] += sums[i];
             };
-            if (!grid.shares_tile() || slices.first == 0) {
+            if (slices.first == 0) {
                 consume_slices<T, F, kTokens>(ring, row_tile, slices, sums, add);
                 add();
             }
@@ -367,7 +365,8 @@ cudaError_t launch_sm90(const LinearArgs& args, const HopperPlan& plan, cudaStre
     config.cluster = kClusterBlocks;
     int clusters = grid.places;
     if (plan.pair != HopperPair::same_tile) {
-        if (cudaError_t error = max_clusters<linear_sm90_kernel<T, F, kTokens, kShares>>(config, clusters)) return error;
+        if (cudaError_t error = max_clusters<linear_sm90_kernel<T, F, kTokens, kShares>>(config, clusters))
+            return error;
     }
     config.grid = dim3(static_cast<unsigned>(min(grid.places, clusters) * kClusterBlocks));
     return launch<linear_sm90_kernel<T, F, kTokens, kShares>>(config, args, weights, x, grid);

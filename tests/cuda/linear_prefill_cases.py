@@ -16,6 +16,8 @@ KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefil
 MAX_DECODE_TOKENS = 96
 MOST_PARTS = 512  # in the workspace of linear_prefill
 DECODE, PREFILL = 1, 4  # of LinearKernel
+PAIRS = ("same_tokens", "same_rows", "same_tile")  # HopperPair
+UNIT_COLUMNS = (16, 32, 64, 32, 64, 32, 32, 64)  # of a unit, by format
 F64 = np.float64
 
 
@@ -179,7 +181,7 @@ def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]
                 assert tile == 64 or (tile == 128 and splits == 1 and call["format"] == 0)
                 assert splits in (1, *SPLITS) and parts <= MOST_PARTS
                 assert has_workspace or splits == 1
-                units = -(-call["k"] // (16, 32, 64)[(0, 1, 2, 1, 2, 1, 1, 2)[call["format"]]])
+                units = -(-call["k"] // UNIT_COLUMNS[call["format"]])
                 assert units >= SLICES or splits == 1
                 tiles = -(-call["n"] // 128) * -(-call["tokens"] // 64)
                 assert splits == 1 or tiles < sms  # else no SM is idle
@@ -190,6 +192,40 @@ def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]
                 for count in SPLITS:  # what is asked for, is taken or refused
                     asked = choose(gpu, hopper, sms, *sizes, has_workspace, count)
                     assert asked[1:3] in ([64, count], [0, 1])
+
+
+def choose_hopper(gpu: Gpu, *arguments: int) -> tuple[int, str, int]:
+    """Tokens of a tile, what a pair of blocks shares, and how many pairs there are, see linear_prefill_api.cu."""
+    chosen = (ctypes.c_int * 3)()
+    gpu.lib.choose_hopper(*(int(a) for a in arguments), chosen)
+    return chosen[0], PAIRS[chosen[1]], chosen[2]
+
+
+def hopper_choice(gpu: Gpu, calls: list[dict[str, Any]]) -> None:
+    """How linear_sm90 divides a product."""
+    for call in calls:
+        sizes = [call[name] for name in ("tokens", "n", "k", "format")]
+        for sms in (114, 132):
+            for float32 in (0, 1):
+                tile, pair, places = choose_hopper(gpu, sms, *sizes, float32, 0)
+                assert tile in ((64, 128) if call["format"] else (32, 64, 128) if float32 else (32, 64, 128, 176, 192))
+                blocks = -(-call["n"] // 128) * -(-call["tokens"] // tile)
+                if pair == "same_tile":  # each has tile and SM, and whole slices
+                    assert places == blocks and 2 * places <= sms and tile <= 64
+                    assert -(-call["k"] // UNIT_COLUMNS[call["format"]]) >= SLICES
+                else:
+                    assert 2 * places >= blocks
+                apart = choose_hopper(gpu, sms, *sizes, float32, 1)
+                assert apart[1] != "same_tile" and (pair == "same_tile" or apart == (tile, pair, places))
+                asked = choose_hopper(gpu, sms, *sizes, float32, 2)
+                assert asked[1] == "same_tile" or asked[0] == 0
+
+
+def known_hopper_choices(gpu: Gpu, known: list[tuple[list[int], list[Any]]]) -> None:
+    """On an H100: (tokens, n, k, format), and tokens of a tile with what a pair shares."""
+    for sizes, expected in known:
+        got = choose_hopper(gpu, 132, *sizes, 0, 0)
+        assert list(got[:2]) == list(expected), (sizes, got)
 
 
 def known_choices(gpu: Gpu, num_sms: int, known: list[tuple[list[int], list[int]]]) -> None:
