@@ -151,13 +151,14 @@ def pairs(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
 
 def refused_splits(gpu: Gpu) -> None:
     """What k or the workspace has no room for, and numbers that are none of splits."""
-    for kernel, shape, count in (
+    refused_calls: list[tuple[str, dict[str, Any], int]] = [
         ("prefill", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
         ("prefill", {"tokens": 33, "n": 8, "k": 256}, 3),
         ("prefill", {"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
         ("sm90", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),
         ("sm90", {"tokens": 33, "n": 8, "k": 256}, 4),
-    ):
+    ]
+    for kernel, shape, count in refused_calls:
         with pytest.raises(CudaError) as refused:
             Linear(seed=0, kind="bf16", **shape).run(gpu, kernel, splits=count)
         assert refused.value.name == "cudaErrorInvalidValue"
