@@ -306,9 +306,9 @@ struct LinearArgs {
     bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
     bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
     RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
-    // Of linear_prefill. A workspace is zero before its first use and serves one stream: its kernels run one by one.
+    // The workspace, of linear_prefill, is zero before its first use and serves one stream: its kernels run one by one.
     void* workspace = nullptr;  // split_workspace_bytes, aligned to 256; null: one block sums all of k
-    int splits = 0;             // blocks among which k of a tile is divided: 1, 2, 4, 8; 0: as linear_choice.h says
+    int splits = 0;  // blocks that divide k of a tile: 1, 2 (also of linear_sm90), 4, 8; 0: linear_choice.h says
 };
 
 // Every linear sums k in this many slices, which are added in their order (linear.cuh).

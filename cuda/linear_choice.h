@@ -1,5 +1,5 @@
 // Which kernel a linear takes. All give a row the same bits (linear.cuh), so what is chosen is time alone, as it was
-// measured on an H100 and is counted for other GPUs (docs/kernels.md).
+// measured on an H100, or is counted (docs/kernels.md).
 #pragma once
 
 #include "kernels.h"
@@ -55,6 +55,73 @@ inline int64_t decode_cycles(const LinearArgs& args, int num_sms) {
     };
     const bool has_wide = w.format == WeightFormat::as_type && args.num_tokens <= 64;
     return (has_wide && bytes(4) < bytes(2) ? bytes(4) : bytes(2)) / 18;
+}
+
+// What the two blocks of a cluster of linear_sm90 have in common. Of the same tokens or the same rows, each brings half
+// to both. The same tile: each sums half of its slices of k, so that a product of few tiles has twice the blocks.
+constexpr int hopper_pair = 2;
+enum class HopperPair : int { same_tokens, same_rows, same_tile };
+
+// How linear_sm90 divides a product: tiles of 128 packed rows x `tokens`, by pairs of blocks.
+struct HopperPlan {
+    int tokens = 0;
+    HopperPair pair = HopperPair::same_tokens;
+    int64_t cycles = 0;  // of an SM, estimated
+};
+
+constexpr bool has_group_scales(WeightFormat format) { return unit_bytes(format) > 512; }
+
+inline int hopper_places(const LinearArgs& args, int tile_tokens, HopperPair pair) {  // pairs of blocks with work
+    const int row_blocks = (num_tiles(args.weight) + 7) / 8;
+    const int token_blocks = (args.num_tokens + tile_tokens - 1) / tile_tokens;
+    if (pair == HopperPair::same_tokens) return (row_blocks + 1) / 2 * token_blocks;
+    return row_blocks * (pair == HopperPair::same_rows ? (token_blocks + 1) / 2 : token_blocks);
+}
+
+// The plan that is estimated to take least, of those with args.splits. Fewer tokens give more tiles, so that a product
+// fills the GPU and the last ones leave few SMs idle, but a stage of 64 columns of k does not get cheaper as fast.
+// Pairs that share a tile read all of a stage for themselves, and exchange sums. What has not been measured must save a
+// tenth.
+inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
+    const PackedWeight& w = args.weight;
+    const bool is_as_type = w.format == WeightFormat::as_type;
+    const int64_t stages = (num_steps(w.k) + 3) / 4, at_once = num_sms > 1 ? num_sms / 2 : 1;  // pairs of blocks
+    const int64_t weight_bytes = int64_t{32} / unit_steps(w.format) * unit_bytes(w.format);    // of a stage
+    // By what was measured on an H100: a call takes 5.8 us and its stages, a stage by itself about tokens + 100 (of
+    // quantised weights the instructions that widen them), and all SMs together get 8.4 TB/s from L2. Counted: what two
+    // blocks exchange and keep.
+    constexpr int64_t begin = 10000, l2_bytes = 4800, hand_over = 1000, hand_over_of_token = 64;
+    auto stage_alone = [&](int tokens) -> int64_t {
+        if (is_as_type) return 3 * (tokens + 100);
+        return has_group_scales(w.format) ? 170 + 6 * tokens : 210 + 9 * tokens / 2;
+    };
+    HopperPlan best;
+    auto consider = [&](int tokens, HopperPair pair) {
+        const bool shares = pair == HopperPair::same_tile;
+        if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
+        if (args.out_float32 && tokens > 128) return;  // there are no registers for it
+        const int64_t places = hopper_places(args, tokens, pair), waves = (places + at_once - 1) / at_once;
+        if (shares && (num_units(w) < kSlices || (args.splits == 0 && waves > 1))) return;
+        const int64_t bytes = weight_bytes / (pair == HopperPair::same_rows ? 2 : 1) +
+                              128 * tokens / (pair == HopperPair::same_tokens ? 2 : 1);
+        const int64_t from_l2 = 2 * (waves > 1 ? at_once : places) * bytes / l2_bytes, alone = stage_alone(tokens);
+        int64_t cycles = begin + waves * (shares ? (stages + 1) / 2 : stages) * (from_l2 > alone ? from_l2 : alone);
+        if (shares) cycles += hand_over + hand_over_of_token * tokens;
+        const bool is_measured = !shares && (is_as_type ? tokens >= 64 : tokens == 128);
+        if (best.tokens == 0 || 10 * cycles < (is_measured ? 10 : 9) * best.cycles) best = {tokens, pair, cycles};
+    };
+    // Pairs of the same rows read less, where no tile of a pair is empty; larger tiles were slower so.
+    auto consider_apart = [&](int tokens) {
+        const bool same_rows = tokens <= 128 && (args.num_tokens + tokens - 1) / tokens % 2 == 0;
+        consider(tokens, same_rows ? HopperPair::same_rows : HopperPair::same_tokens);
+    };
+    for (int tokens : {128, 64}) consider_apart(tokens);
+    if (is_as_type) {
+        for (int tokens : {176, 192, 32}) consider_apart(tokens);
+        consider(32, HopperPair::same_tile);
+    }
+    consider(64, HopperPair::same_tile);
+    return best;
 }
 
 enum class LinearKernel { f32, decode, split_sm90, sm90, prefill };

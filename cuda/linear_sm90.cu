@@ -3,28 +3,22 @@
 
 namespace infinilm::cuda {
 
-#define INFINILM_DECLARE(F) extern template cudaError_t linear_sm90_as<F>(const LinearArgs&, cudaStream_t);
+#define INFINILM_DECLARE(F) \
+    extern template cudaError_t linear_sm90_as<F>(const LinearArgs&, const HopperPlan&, cudaStream_t);
 INFINILM_FOR_FORMATS(INFINILM_DECLARE)
 #undef INFINILM_DECLARE
 
 cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    if (args.out_float32 && joins_gate_up(args)) return linear_prefill(args, stream);  // which nobody asks for
-    if (args.weight.format != WeightFormat::as_type)
-        return visit_quantised(args.weight.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, stream); });
+    const PackedWeight& w = args.weight;
+    // What nobody asks for, or what there are no registers for.
+    if (args.out_float32 && (joins_gate_up(args) || has_group_scales(w.format))) return linear_prefill(args, stream);
     int num_sms = 0;
     if (cudaError_t error = device_sms(num_sms)) return error;
-    const HopperTiles tiles = choose_hopper_tiles(args, num_sms);
-    auto launch_as = [&](auto type) {
-        using T = decltype(type);
-        switch (tiles.tokens) {
-            case 64: return launch_sm90<T, AsType, 64>(args, tiles.same_rows, stream);
-            case 128: return launch_sm90<T, AsType, 128>(args, tiles.same_rows, stream);
-            case 176: return launch_sm90<T, AsType, 176>(args, tiles.same_rows, stream);
-            default: return launch_sm90<T, AsType, 192>(args, tiles.same_rows, stream);
-        }
-    };
-    return args.weight.type == Type::bf16 ? launch_as(bf16{}) : launch_as(f16{});
+    const HopperPlan plan = choose_sm90(args, num_sms);
+    if (plan.tokens == 0) return cudaErrorInvalidValue;  // args.splits, which k has no units for
+    if (w.format == WeightFormat::as_type) return linear_sm90_as<AsType>(args, plan, stream);
+    return visit_quantised(w.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, plan, stream); });
 }
 
 }  // namespace infinilm::cuda

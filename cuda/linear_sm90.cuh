@@ -1,34 +1,43 @@
 // linear for many tokens on Hopper: the bits of linear_prefill from the same packed weights, by wgmma.
-// Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 64 to 192 tokens
-// (choose_hopper_tiles) in the order of tile_place(). The blocks of a cluster have the same tokens, or the same rows,
-// of which each brings half to both (multicast). Stages are brought and multiplied as linear_stages.cuh says, by one
-// thread and by two warpgroups of 64 rows. Outputs are left in shared memory, in T, and three warps that do nothing
-// else bring them to memory with what is between (activation, residual), while the next tile is multiplied. Slices of k
-// are chains of their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most.
-// Bytes: the weight once for each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of
-// 768 cycles of wgmma (192 tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power
-// the GPU may draw (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
+// Mapping: clusters of two blocks, one block per SM, persistent, over tiles of 128 packed rows x 32 to 192 tokens
+// (choose_sm90) in the order of tile_place(). The blocks of a cluster have the same tokens, or the same rows, of which
+// each brings half to both (multicast). Where tiles are too few for all SMs they have the same tile, and each sums half
+// of its slices of k (SharedTile). Stages are brought and multiplied as linear_stages.cuh says, by one thread and by
+// two warpgroups of 64 rows. Outputs are left in shared memory, in T, and three warps that do nothing else bring them
+// to memory with what is between (activation, residual), while the next tile is multiplied. Slices of k are chains of
+// their own, as everywhere (linear.cuh): twice the accumulators, hence tiles of 192 tokens at most. Bytes: the weight
+// once for each 8 blocks of tokens, x once from memory, then both from L2: 28 KB an SM for a stage of 768 cycles of
+// wgmma (192 tokens). Floor: 2 n k num_tokens / peak of wgmma. Next come the bytes from L2 and the power the GPU may
+// draw (docs/kernels.md). Alignment as in kernels.h. Ideas: pranjalssh/fast.cu (matmul_12: persistent,
 // warp-specialised, clusters).
 #pragma once
 
+#include <type_traits>
+
 #include "launch.cuh"
+#include "linear_choice.h"
 #include "linear_stages.cuh"
 #include "norm.cuh"
 
 namespace infinilm::cuda {
 
-constexpr int kHopperThreads = 384, kClusterBlocks = 2, kWriterWarps = 3;
+constexpr int kHopperThreads = 384, kWriterWarps = 3, kClusterBlocks = hopper_pair;
+constexpr int kHalfSlices = kSlices / kClusterBlocks;  // of a block, where two share a tile
 constexpr int kHalfRows = kTileRows / kConsumers,
               kHalfTiles = kRowTiles / kConsumers;  // of a warpgroup that multiplies
 constexpr int kHopperBytes = 226 * 1024;            // of shared memory, but for the barriers
 
-template <class F, int kTokens>
+// kShares: whether two blocks may share a tile (SharedTile), which takes room.
+template <class F, int kTokens, bool kShares>
 struct HopperShape : StageShape<F, kTokens> {
     using StageShape<F, kTokens>::kStageBytes;
     static constexpr int kHalfBytes = kTokens * kHalfRows * 2;  // of the outputs
-    static constexpr int kMostStages = (kHopperBytes - kConsumers * kHalfBytes) / kStageBytes;
+    static constexpr int kPartBytes = kTileRows * kTokens * 4;  // of sums that blocks exchange or keep
+    static constexpr int kOtherBytes = kShares ? kHalfSlices * kPartBytes : kConsumers * kHalfBytes;
+    static constexpr int kMostStages = (kHopperBytes - kOtherBytes) / kStageBytes;
     static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
-    static constexpr int kSmemBytes = kStages * kStageBytes + kConsumers * kHalfBytes;
+    static constexpr int kSmemBytes = kStages * kStageBytes + kOtherBytes;
+    static_assert(kOtherBytes >= kConsumers * kHalfBytes && kStages * kStageBytes >= kConsumers * kHalfBytes);
     // Of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
     static constexpr int kSums = kTokens / 2 * (F::kScales > 0 ? 3 : 2);
     static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
@@ -155,33 +164,79 @@ __device__ __forceinline__ void write_float32(const LinearArgs& args, const floa
     }
 }
 
-// Which tiles are whose: in each turn a cluster has two, of the same tokens or of the same rows.
+// Which tiles are whose: in each turn a cluster has two, of the same tokens or of the same rows; or, with kShares, its
+// blocks share one in the only turn there is.
+template <int kTokens, bool kShares>
 struct HopperGrid {
-    bool same_rows;
+    HopperPair pair;
     int row_places, places;  // of clusters: along the rows, all
 
-    HopperGrid(const LinearArgs& args, int tile_tokens, bool same_rows)
-        : same_rows(same_rows),
-          row_places(ceil_div(row_blocks(args.weight), same_rows ? 1 : kClusterBlocks)),
-          places(row_places * ceil_div(args.num_tokens, tile_tokens * (same_rows ? kClusterBlocks : 1))) {}
+    HopperGrid(const LinearArgs& args, const HopperPlan& plan)
+        : pair(plan.pair),
+          row_places(ceil_div(row_blocks(args.weight), pair == HopperPair::same_tokens ? kClusterBlocks : 1)),
+          places(hopper_places(args, kTokens, pair)) {}
     __device__ __forceinline__ int index_at(int turn) const {
         return static_cast<int>(blockIdx.x + turn * gridDim.x) / kClusterBlocks;
     }
     __device__ __forceinline__ bool has(int turn) const { return index_at(turn) < places; }
+    __device__ __forceinline__ int rank() const { return opaque(static_cast<int>(blockIdx.x)) % kClusterBlocks; }
     __device__ __forceinline__ TilePlace tile_at(int turn) const {
-        const TilePlace place = tile_place(index_at(turn), row_places, places / row_places);
-        const int rank = opaque(static_cast<int>(blockIdx.x)) % kClusterBlocks;
-        return same_rows ? TilePlace{place.row_block, place.token_block * kClusterBlocks + rank}
-                         : TilePlace{place.row_block * kClusterBlocks + rank, place.token_block};
+        TilePlace place = tile_place(index_at(turn), row_places, places / row_places);
+        if (pair == HopperPair::same_rows) place.token_block = place.token_block * kClusterBlocks + rank();
+        if (pair == HopperPair::same_tokens) place.row_block = place.row_block * kClusterBlocks + rank();
+        return place;
+    }
+    __device__ __forceinline__ bool shares_tile() const { return kShares && pair == HopperPair::same_tile; }
+    // Of this block.
+    __device__ __forceinline__ SliceRange slices(int units) const {
+        if (!shares_tile()) return {units, 0, kSlices};
+        return {units, rank() * kHalfSlices, (rank() + 1) * kHalfSlices};
+    }
+    // How many blocks read what is brought to a stage, and the n-th of them.
+    __device__ __forceinline__ int readers() const { return shares_tile() ? 1 : kClusterBlocks; }
+    __device__ __forceinline__ int reader(int n) const { return shares_tile() ? rank() : n; }
+};
+
+// What two blocks that share a tile leave in the second one's shared memory: the total of the first one's slices, and
+// the sums of each of the second one's slices but the last. These are added in this order, that of linear.cuh. A thread
+// finds in a part what it left there, or what the same thread of the first block did.
+template <int kTokens>
+struct SharedTile {
+    static constexpr int kPart = kTileRows * kTokens / 4;
+    float4* parts;  // [kHalfSlices][kConsumerWarps][kTokens / 8][32]; a thread's first
+
+    __device__ __forceinline__ static void put(float4* part, const float (&sums)[kTokens / 2]) {
+#pragma unroll
+        for (int j = 0; j < kTokens / 8; ++j)
+            part[32 * j] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+    }
+    __device__ __forceinline__ void send(const float (&totals)[kTokens / 2]) const {
+        put(shared_of_rank(parts, 1), totals);
+    }
+    __device__ __forceinline__ void keep(int slice, const float (&sums)[kTokens / 2]) const {
+        put(parts + (1 + slice) * kPart, sums);
+    }
+    // totals: zeros, or some slices' already; those of the parts are added.
+    __device__ __forceinline__ void add_parts(float (&totals)[kTokens / 2]) const {
+#pragma unroll 1
+        for (int part = 0; part < kHalfSlices; ++part)
+#pragma unroll
+            for (int j = 0; j < kTokens / 8; ++j) {
+                const float4 sums = parts[part * kPart + 32 * j];
+                totals[4 * j] += sums.x, totals[4 * j + 1] += sums.y;
+                totals[4 * j + 2] += sums.z, totals[4 * j + 3] += sums.w;
+            }
     }
 };
 
-template <class T, class F, int kTokens>
+template <class T, class F, int kTokens, bool kShares>
 __global__ void __launch_bounds__(kHopperThreads, 1)
     linear_sm90_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ TensorMap weights,
-                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid grid) {
-    using Shape = HopperShape<F, kTokens>;
-    INFINILM_DYNAMIC_SHARED(smem);  // [kStages][kStageBytes], [kConsumers][kHalfBytes]
+                       const __grid_constant__ TensorMap x, const __grid_constant__ HopperGrid<kTokens, kShares> grid) {
+    using Shape = HopperShape<F, kTokens, kShares>;
+    // [kStages][kStageBytes], then [kConsumers][kHalfBytes] of outputs; or, of a shared tile, its parts, and the
+    // outputs where the stages were.
+    INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(uint64_t, full, [Shape::kStages]);
     INFINILM_SHARED(uint64_t, empty, [Shape::kStages]);
     INFINILM_SHARED(uint64_t, staged, [kConsumers]);   // the outputs of a warpgroup are in its buffer
@@ -189,7 +244,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < Shape::kStages; ++s) {
             mbarrier_init(full + s, 1);
-            mbarrier_init(empty + s, kConsumerWarps * kClusterBlocks);
+            mbarrier_init(empty + s, kConsumerWarps * grid.readers());
         }
         for (int i = 0; i < kConsumers; ++i) mbarrier_init(staged + i, 4), mbarrier_init(written + i, kWriterWarps);
         mbarrier_init_fence();
@@ -197,28 +252,29 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
     cluster_sync();
     const PackedWeight& w = args.weight;
     const int group = static_cast<int>(threadIdx.x) / 128 - 1;
-    uint8_t* outputs = smem + Shape::kStages * Shape::kStageBytes;
+    uint8_t* outputs = smem + (grid.shares_tile() ? 0 : Shape::kStages * Shape::kStageBytes);
     StageRing<Shape::kStages, Shape::kStageBytes> ring{full, empty, smem, {}};
     if (group < 0) {
         registers_decrease<Shape::kOtherRegisters>();
         if (threadIdx.x == 0) {
             tensor_prefetch(weights);
             tensor_prefetch(x);
-            const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
             constexpr uint16_t both = (1 << kClusterBlocks) - 1;
-            const bool same_rows = grid.same_rows;
+            const bool same_rows = grid.pair == HopperPair::same_rows;
+            const bool same_tokens = grid.pair == HopperPair::same_tokens;
             const StageSource<F, kTokens> source{weights,
                                                  x,
-                                                 same_rows ? kRowTiles / kClusterBlocks * rank : 0,
-                                                 same_rows ? 0 : kTokens / kClusterBlocks * rank,
+                                                 same_rows ? kRowTiles / kClusterBlocks * grid.rank() : 0,
+                                                 same_tokens ? kTokens / kClusterBlocks * grid.rank() : 0,
                                                  same_rows ? both : uint16_t{0},
-                                                 same_rows ? uint16_t{0} : both};
+                                                 same_tokens ? both : uint16_t{0}};
+            const SliceRange slices = grid.slices(units_of<F>(w.k));
             int turns = 1;
             while (grid.has(turns)) ++turns;
             produce(source, ring, turns, [&](int turn) {
                 const TilePlace place = grid.tile_at(turn);
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, 0,
-                             ceil_div(units_of<F>(w.k), Shape::kUnits)};
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(),
+                             ceil_div(slices.length(), Shape::kUnits)};
             });
             grid_launch_dependents();  // the last of what is read is on its way
         } else if (warp_id() > 0 && !args.out_float32) {
@@ -239,14 +295,37 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
         registers_increase<Shape::kConsumerRegisters>();
         grid_dependency_wait();
         const int row_tile = group * kHalfTiles + static_cast<int>(warp_id()) % 4;
-        ring.released = lane_id() < kClusterBlocks ? cluster_barriers(empty, lane_id()) : ClusterBarriers{};
+        const int lane = static_cast<int>(lane_id());
+        ring.released = lane < grid.readers() ? cluster_barriers(empty, grid.reader(lane)) : ClusterBarriers{};
         int turn = 0;
         for (; grid.has(turn); ++turn) {
+            const SliceRange slices = grid.slices(units_of<F>(w.k));
             float totals[kTokens / 2] = {}, sums[kTokens / 2];
-            consume_slices<T, F, kTokens>(ring, row_tile, SliceRange{units_of<F>(w.k), 0, kSlices}, sums, [&] {
+            auto add = [&] {
 #pragma unroll
                 for (int i = 0; i < kTokens / 2; ++i) totals[i] += sums[i];
-            });
+            };
+            if (slices.first == 0) {
+                consume_slices<T, F, kTokens>(ring, row_tile, slices, sums, add);
+                add();
+            }
+            if constexpr (kShares) {
+                if (grid.shares_tile()) {
+                    float4* parts = reinterpret_cast<float4*>(smem + Shape::kStages * Shape::kStageBytes);
+                    const SharedTile<kTokens> shared{parts + row_tile * (4 * kTokens) + lane};
+                    if (slices.first == 0) {
+                        shared.send(totals);
+                    } else {
+                        int slice = 0;
+                        consume_slices<T, F, kTokens>(ring, row_tile, slices, sums,
+                                                      [&] { shared.keep(slice++, sums); });
+                    }
+                    cluster_sync();  // all parts are there, and nobody reads stages any more
+                    if (slices.first == 0) return;
+                    shared.add_parts(totals);
+                    add();
+                }
+            }
             const TilePlace place = grid.tile_at(opaque(turn));
             const int warp = opaque(static_cast<int>(threadIdx.x)) / 32 % 4;
             const int tile = place.row_block * kRowTiles + group * kHalfTiles + warp;
@@ -271,53 +350,45 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                                            place.token_block * kTokens, thread);
         }
     }
-    cluster_sync();  // no block's shared memory goes while the other may still arrive in it
+    // No block's shared memory goes while the other may still arrive in it; those that share a tile have met already.
+    if (group < 0 || !grid.shares_tile()) cluster_sync();
 }
 
-// How a product is cut: tokens of a tile, and whether the two tiles of a cluster have the same rows or the same tokens.
-struct HopperTiles {
-    int tokens;
-    bool same_rows;
-};
-
-template <class T, class F, int kTokens>
-cudaError_t launch_sm90(const LinearArgs& args, bool same_rows, cudaStream_t stream) {
+template <class T, class F, int kTokens, bool kShares>
+cudaError_t launch_sm90(const LinearArgs& args, const HopperPlan& plan, cudaStream_t stream) {
     TensorMap weights, x;
-    const int box_tiles = kRowTiles / (same_rows ? kClusterBlocks : 1);
-    const int box_tokens = kTokens / (same_rows ? 1 : kClusterBlocks);
+    const int box_tiles = kRowTiles / (plan.pair == HopperPair::same_rows ? kClusterBlocks : 1);
+    const int box_tokens = kTokens / (plan.pair == HopperPair::same_tokens ? kClusterBlocks : 1);
     if (cudaError_t error = make_maps<T, F>(args, box_tiles, box_tokens, weights, x)) return error;
-    const HopperGrid grid(args, kTokens, same_rows);
-    LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, kTokens>::kSmemBytes, stream};
+    const HopperGrid<kTokens, kShares> grid(args, plan);
+    LaunchConfig config{dim3(), dim3(kHopperThreads), HopperShape<F, kTokens, kShares>::kSmemBytes, stream};
     config.cluster = kClusterBlocks;
-    int clusters = 0;
-    if (cudaError_t error = max_clusters<linear_sm90_kernel<T, F, kTokens>>(config, clusters)) return error;
+    int clusters = grid.places;
+    if (plan.pair != HopperPair::same_tile) {
+        if (cudaError_t error = max_clusters<linear_sm90_kernel<T, F, kTokens, kShares>>(config, clusters))
+            return error;
+    }
     config.grid = dim3(static_cast<unsigned>(min(grid.places, clusters) * kClusterBlocks));
-    return launch<linear_sm90_kernel<T, F, kTokens>>(config, args, weights, x, grid);
+    return launch<linear_sm90_kernel<T, F, kTokens, kShares>>(config, args, weights, x, grid);
 }
 
-// Fewer tokens give more tiles, so that a product fills the GPU and the last tiles leave few SMs idle, but the time of
-// a tile does not fall as fast: it was about as tokens + 100 on an H100 (docs/kernels.md). Pairs of the same rows read
-// less, where no tile of a pair is empty; larger tiles were slower so.
-inline HopperTiles choose_hopper_tiles(const LinearArgs& a, int num_sms) {
-    auto tiles_of = [&](int tokens) {
-        return HopperTiles{tokens, tokens <= 128 && ceil_div(a.num_tokens, tokens) % 2 == 0};
-    };
-    auto cost = [&](const HopperTiles& tiles) {
-        const int places = HopperGrid(a, tiles.tokens, tiles.same_rows).places;
-        return int64_t{ceil_div(places, max(1, num_sms / kClusterBlocks))} * (tiles.tokens + 100);
-    };
-    HopperTiles best = tiles_of(128);
-    for (int tokens : {64, 176, 192})
-        if (cost(tiles_of(tokens)) < cost(best) && (tokens < best.tokens || !a.out_float32)) best = tiles_of(tokens);
-    return best;
-}
-
-// linear_sm90 of a quantised weight: tiles of 128 tokens alone, for which weights are widened half as often.
+// linear_sm90 of weights of one format, by a plan of choose_sm90(). Tiles of 64 tokens of 16-bit weights have a kernel
+// for pairs that share them and one with more stages.
 template <class F>
-cudaError_t linear_sm90_as(const LinearArgs& args, cudaStream_t stream) {
-    if (F::kScales > 0 && args.out_float32) return linear_prefill(args, stream);  // there are no registers for it
-    return args.weight.type == Type::bf16 ? launch_sm90<bf16, F, 128>(args, false, stream)
-                                          : launch_sm90<f16, F, 128>(args, false, stream);
+cudaError_t linear_sm90_as(const LinearArgs& args, const HopperPlan& plan, cudaStream_t stream) {
+    constexpr bool kIsAsType = std::is_same_v<F, AsType>;
+    auto run_type = [&](auto t) {
+        using T = decltype(t);
+        if (plan.tokens == 128) return launch_sm90<T, F, 128, false>(args, plan, stream);
+        if constexpr (kIsAsType) {
+            if (plan.tokens == 32) return launch_sm90<T, F, 32, true>(args, plan, stream);
+            if (plan.tokens == 176) return launch_sm90<T, F, 176, false>(args, plan, stream);
+            if (plan.tokens == 192) return launch_sm90<T, F, 192, false>(args, plan, stream);
+            if (plan.pair != HopperPair::same_tile) return launch_sm90<T, F, 64, false>(args, plan, stream);
+        }
+        return launch_sm90<T, F, 64, true>(args, plan, stream);
+    };
+    return args.weight.type == Type::bf16 ? run_type(bf16{}) : run_type(f16{});
 }
 
 }  // namespace infinilm::cuda

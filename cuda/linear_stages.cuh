@@ -107,8 +107,8 @@ __device__ __forceinline__ void produce(const StageSource<F, kTokens>& source, R
 }
 
 // A warpgroup's 64 rows x kTokens of a tile: the sums of one slice after the other, and end_slice() when they are
-// there; those of the last one are left in `sums`. Slices without steps are passed over: zeros. row_tile: this warp's
-// of the 8 tiles of 16 rows.
+// there, but for those of the last one, which are left in `sums`. Slices without steps are passed over: zeros.
+// row_tile: this warp's of the 8 tiles of 16 rows.
 template <class T, int kTokens, class Ring, class EndSlice>
 __device__ __forceinline__ void consume(Ring& ring, int row_tile, const SliceRange& slices, float (&sums)[kTokens / 2],
                                         const EndSlice& end_slice) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void consume(Ring& ring, int row_tile, const SliceRan
             release_previous();
             multiply_pair(2);
             load_next();
-            if (end == last) {
+            if (end == last && last < steps) {
                 wgmma_wait<0>();
                 next_slice();
             }
@@ -183,8 +183,8 @@ __device__ __forceinline__ void consume(Ring& ring, int row_tile, const SliceRan
                 multiply(i);
                 wgmma_commit();
                 wgmma_wait<0>();
-                if (first + i + 1 == end) next_slice();
                 if (first + i + 1 == steps) break;  // what follows in the stage is of no slice of these
+                if (first + i + 1 == end) next_slice();
             }
             load_next();
         }
@@ -261,11 +261,11 @@ __device__ __forceinline__ void consume_quantised(Ring& ring, int row_tile, cons
                                scales[i]);
             }
             accumulate = kGroups ? 0 : 1;
-            if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end) continue;
+            if (turn % kUnitTurns != kUnitTurns - 1 || turn / kUnitTurns + 1 != end || turn + 1 == turns) continue;
             accumulate = 0;
             wgmma_wait<0>();
             end_slice();
-            if (turn + 1 < turns) begin_slice();
+            begin_slice();
         }
         previous = index;
     }

@@ -103,8 +103,8 @@ class Sizes:
 
     models: tuple[Model, ...] = (LLAMA_8B, LLAMA_1B)
     decode_tokens: tuple[int, ...] = (1, 8, 16, 64)
-    prefill_tokens: tuple[int, ...] = (512, 2048, 8192)
-    quantised_tokens: tuple[int, ...] = (1, 8, 64, 2048)
+    prefill_tokens: tuple[int, ...] = (192, 512, 2048, 8192)
+    quantised_tokens: tuple[int, ...] = (1, 8, 64, 192, 2048)
     batches: tuple[int, ...] = (1, 8, 64, 256)
     contexts: tuple[int, ...] = (1024, 8192)
     prefill_contexts: tuple[int, ...] = (2048, 8192)

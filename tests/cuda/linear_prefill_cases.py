@@ -16,6 +16,8 @@ KERNELS = ("prefill", "sm90", "split", "decode")  # the numbers of linear_prefil
 MAX_DECODE_TOKENS = 96
 MOST_PARTS = 512  # in the workspace of linear_prefill
 DECODE, PREFILL = 1, 4  # of LinearKernel
+PAIRS = ("same_tokens", "same_rows", "same_tile")  # HopperPair
+UNIT_COLUMNS = (16, 32, 64, 32, 64, 32, 32, 64)  # of a unit, by format
 F64 = np.float64
 
 
@@ -56,7 +58,7 @@ class Linear:
             residual = of(gpu, self.residuals[rows], self.kind, 2 * self.pad)
         shape = (len(self.x[rows]), self.width)
         out = residual if residual and self.residual == "in_place" else Frame(gpu, self.out_kind, shape, 3 * self.pad)
-        workspace = split_workspace(gpu, self.n, shape[0], splits)
+        workspace = split_workspace(gpu, self.n, shape[0], splits) if kernel == "prefill" else None
         packed = pack(decode(self.weight, self.kind), self.order, self.head_dim, self.kind)
         gpu.call(
             "run_linear", KERNELS.index(kernel), x.pointer, ctypes.c_int64(x.stride), shape[0], gpu.upload(packed),
@@ -138,15 +140,27 @@ def splits(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
             assert_bitwise(linear.run(gpu, "prefill", splits=count, calls=2), whole)
 
 
+def pairs(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
+    """Pairs of blocks of linear_sm90 that share a tile give the bits of one that has it alone."""
+    for shape in shapes:
+        linear = Linear(**shape)
+        whole = linear.run(gpu, "sm90")
+        linear.check(whole)
+        assert_bitwise(linear.run(gpu, "sm90", splits=2, calls=2), whole)
+
+
 def refused_splits(gpu: Gpu) -> None:
     """What k or the workspace has no room for, and numbers that are none of splits."""
-    for shape, count in (
-        ({"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
-        ({"tokens": 33, "n": 8, "k": 256}, 3),
-        ({"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
-    ):
+    refused_calls: list[tuple[str, dict[str, Any], int]] = [
+        ("prefill", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),  # fewer units than slices
+        ("prefill", {"tokens": 33, "n": 8, "k": 256}, 3),
+        ("prefill", {"tokens": 64 * 103, "n": 8, "k": 128}, 2),  # 103 tiles of 5 parts
+        ("sm90", {"tokens": 33, "n": 8, "k": 7 * 16}, 2),
+        ("sm90", {"tokens": 33, "n": 8, "k": 256}, 4),
+    ]
+    for kernel, shape, count in refused_calls:
         with pytest.raises(CudaError) as refused:
-            Linear(seed=0, kind="bf16", **shape).run(gpu, "prefill", splits=count)
+            Linear(seed=0, kind="bf16", **shape).run(gpu, kernel, splits=count)
         assert refused.value.name == "cudaErrorInvalidValue"
         gpu.close()
 
@@ -168,7 +182,7 @@ def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]
                 assert tile == 64 or (tile == 128 and splits == 1 and call["format"] == 0)
                 assert splits in (1, *SPLITS) and parts <= MOST_PARTS
                 assert has_workspace or splits == 1
-                units = -(-call["k"] // (16, 32, 64)[(0, 1, 2, 1, 2, 1, 1, 2)[call["format"]]])
+                units = -(-call["k"] // UNIT_COLUMNS[call["format"]])
                 assert units >= SLICES or splits == 1
                 tiles = -(-call["n"] // 128) * -(-call["tokens"] // 64)
                 assert splits == 1 or tiles < sms  # else no SM is idle
@@ -179,6 +193,40 @@ def choice(gpu: Gpu, devices: list[tuple[bool, int]], calls: list[dict[str, Any]
                 for count in SPLITS:  # what is asked for, is taken or refused
                     asked = choose(gpu, hopper, sms, *sizes, has_workspace, count)
                     assert asked[1:3] in ([64, count], [0, 1])
+
+
+def choose_hopper(gpu: Gpu, *arguments: int) -> tuple[int, str, int]:
+    """Tokens of a tile, what a pair of blocks shares, and how many pairs there are, see linear_prefill_api.cu."""
+    chosen = (ctypes.c_int * 3)()
+    gpu.lib.choose_hopper(*(int(a) for a in arguments), chosen)
+    return chosen[0], PAIRS[chosen[1]], chosen[2]
+
+
+def hopper_choice(gpu: Gpu, calls: list[dict[str, Any]]) -> None:
+    """How linear_sm90 divides a product."""
+    for call in calls:
+        sizes = [call[name] for name in ("tokens", "n", "k", "format")]
+        for sms in (114, 132):
+            for float32 in (0, 1):
+                tile, pair, places = choose_hopper(gpu, sms, *sizes, float32, 0)
+                assert tile in ((64, 128) if call["format"] else (32, 64, 128) if float32 else (32, 64, 128, 176, 192))
+                blocks = -(-call["n"] // 128) * -(-call["tokens"] // tile)
+                if pair == "same_tile":  # each has tile and SM, and whole slices
+                    assert places == blocks and 2 * places <= sms and tile <= 64
+                    assert -(-call["k"] // UNIT_COLUMNS[call["format"]]) >= SLICES
+                else:
+                    assert 2 * places >= blocks
+                apart = choose_hopper(gpu, sms, *sizes, float32, 1)
+                assert apart[1] != "same_tile" and (pair == "same_tile" or apart == (tile, pair, places))
+                asked = choose_hopper(gpu, sms, *sizes, float32, 2)
+                assert asked[1] == "same_tile" or asked[0] == 0
+
+
+def known_hopper_choices(gpu: Gpu, known: list[tuple[list[int], list[Any]]]) -> None:
+    """On an H100: (tokens, n, k, format), and tokens of a tile with what a pair shares."""
+    for sizes, expected in known:
+        got = choose_hopper(gpu, 132, *sizes, 0, 0)
+        assert list(got[:2]) == list(expected), (sizes, got)
 
 
 def known_choices(gpu: Gpu, num_sms: int, known: list[tuple[list[int], list[int]]]) -> None:

@@ -109,6 +109,7 @@ def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> 
     linear = Linear(**shape)
     whole = linear.run(gpu, "prefill")
     assert_bitwise(linear.run(gpu, "sm90"), whole)
+    assert_bitwise(linear.run(gpu, "sm90", splits=2), whole)
     for splits in SPLITS:
         assert_bitwise(linear.run(gpu, "prefill", splits=splits), whole)
     for first, tokens in parts:

@@ -118,6 +118,19 @@ def test_blocks_that_share_a_tile(
     _check(emulate, "splits", schedule=schedule, settings=where, shapes=shapes)
 
 
+@every_order
+@pytest.mark.parametrize("sms", ["4", "132"])  # tiles of 64 tokens; of 32
+@settings(few, max_examples=1)
+@given(shapes=shared_tiles())
+def test_pairs_that_share_a_tile(
+    emulate: Run, schedule: str, asynchronous: str, sms: str, shapes: list[dict[str, Any]]
+) -> None:
+    where = {"INFINILM_EMULATOR_ASYNC": asynchronous, "INFINILM_EMULATOR_SMS": sms}
+    # More stages than there are buffers, and every bit of the sums, whose order 16 bits would hide.
+    long = {"seed": 1, "tokens": 40, "n": 24, "k": 1400, "kind": "bf16", "out_float32": True}
+    _check(emulate, "pairs", schedule=schedule, settings=where, shapes=[*shapes, long])
+
+
 def test_splits_that_do_not_fit_are_refused(emulate: Run) -> None:
     _check(emulate, "refused_splits")
 
@@ -132,6 +145,7 @@ DEVICES = ((False, 20), (False, 82), (False, 108), (False, 128), (False, 170), (
 }), min_size=10, max_size=10))  # fmt: skip
 def test_choice(emulate: Run, calls: list[dict[str, Any]]) -> None:
     _check(emulate, "choice", devices=DEVICES, calls=calls)
+    _check(emulate, "hopper_choice", calls=calls)
 
 
 def test_choice_of_known_shapes(emulate: Run) -> None:
@@ -147,6 +161,26 @@ def test_choice_of_known_shapes(emulate: Run) -> None:
         ((2048, 2048, 2048), (prefill, 128, 1)),
     ]
     _check(emulate, "known_choices", num_sms=108, known=known)
+
+
+def test_choice_of_known_shapes_on_hopper(emulate: Run) -> None:
+    """On an H100: where tiles are too few they become smaller, or pairs share them; prompts have what was measured."""
+    as_type, int8, int4 = 0, 1, 2
+    known = [
+        # tokens, n, k, format: tokens of a tile, what the blocks of a pair share
+        ((192, 2048, 8192, as_type), (64, "same_tile")),
+        ((256, 2048, 8192, as_type), (32, "same_rows")),
+        ((256, 2048, 2048, as_type), (32, "same_rows")),
+        ((192, 768, 4096, as_type), (32, "same_tile")),  # a rank of eight
+        ((256, 2048, 8192, int8), (64, "same_tile")),
+        ((256, 4096, 4096, int4), (64, "same_rows")),
+        ((256, 4096, 4096, as_type), (64, "same_rows")),
+        ((512, 2048, 8192, as_type), (64, "same_rows")),
+        ((512, 28672, 4096, as_type), (128, "same_rows")),
+        ((2048, 28672, 4096, as_type), (192, "same_tokens")),
+        ((2048, 28672, 4096, int8), (128, "same_rows")),
+    ]
+    _check(emulate, "known_hopper_choices", known=known)
 
 
 def test_kernels_agree(emulate: Run) -> None:
@@ -185,10 +219,13 @@ def test_sanitized(
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
+@pytest.mark.parametrize("case", ["splits", "pairs"])
 @settings(few, max_examples=1)
 @given(shapes=shared_tiles())
-def test_shared_tiles_sanitized(emulate: Run, sanitize: str, schedule: str, shapes: list[dict[str, Any]]) -> None:
-    _check(emulate, "splits", sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
+def test_shared_tiles_sanitized(
+    emulate: Run, case: str, sanitize: str, schedule: str, shapes: list[dict[str, Any]]
+) -> None:
+    _check(emulate, case, sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
 
 
 @pytest.fixture
@@ -215,7 +252,7 @@ def test_hopper_instructions(hopper_code: tuple[Path, str]) -> None:
     environment = {**os.environ, "PATH": path}
     command = [dump, "-sass", str(hopper_code[0])]
     sass = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    tiles = [f"HGMMA.64x{tokens}x16.F32{kind} " for tokens in (64, 128, 176, 192) for kind in ("", ".BF16")]
+    tiles = [f"HGMMA.64x{tokens}x16.F32{kind} " for tokens in (32, 64, 128, 176, 192) for kind in ("", ".BF16")]
     for instruction in (*tiles, "UTMALDG.2D", "UTMALDG.2D.MULTICAST", "USETMAXREG", "STSM.16.MT88.4", "UCGABAR_ARV"):
         assert instruction in sass, f"no {instruction}"
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in sass  # two wgmma in flight

@@ -38,4 +38,13 @@ void choose(int is_hopper, int num_sms, int num_tokens, int n, int k, int format
     const int row_blocks = (num_tiles(args.weight) + 7) / 8;
     chosen[3] = row_blocks * ((num_tokens + kSplitTokens - 1) / kSplitTokens) * split_parts(plan.splits);
 }
+// How linear_sm90 divides a product: {tokens of a tile, HopperPair, pairs of blocks with work}.
+void choose_hopper(int num_sms, int num_tokens, int n, int k, int format, int out_float32, int splits, int* chosen) {
+    LinearArgs args;
+    args.num_tokens = num_tokens, args.splits = splits, args.out_float32 = out_float32 != 0;
+    args.weight.n = n, args.weight.k = k, args.weight.format = static_cast<WeightFormat>(format);
+    const HopperPlan plan = choose_sm90(args, num_sms);
+    chosen[0] = plan.tokens, chosen[1] = static_cast<int>(plan.pair);
+    chosen[2] = plan.tokens > 0 ? hopper_places(args, plan.tokens, plan.pair) : 0;
+}
 }
