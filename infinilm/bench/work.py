@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from infinilm import _core
@@ -194,15 +195,26 @@ def count_work(llm: LLM) -> Work:
     plan = llm._plan
     spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len, quantization=plan.quantization)
     kept = plan.stored_dtype if llm.dtype == "float32" and plan.stored_dtype in DTYPES else llm.dtype
-    return work_of(spec, kept, llm.memory.kv_bytes_per_token, llm.num_stages)
+    return work_of(spec, kept, llm.memory.kv_bytes_per_token, llm.num_stages, plan.bytes_of_quantised)
 
 
-def work_of(spec: _core.ModelSpec, kept: str, kv_bytes_per_token: int, num_stages: int = 1) -> Work:
-    """Count the work of a model's steps. kept: the dtype in which weights are that are not quantised."""
+def work_of(
+    spec: _core.ModelSpec,
+    kept: str,
+    kv_bytes_per_token: int,
+    num_stages: int = 1,
+    bytes_of_quantised: Mapping[str, int] = MappingProxyType({}),
+) -> Work:
+    """Count the work of a model's steps.
+
+    `kept`: the dtype of weights that are not quantised; `bytes_of_quantised`: of those that the checkpoint quantised.
+    """
     shapes = _core.param_shapes(spec)
+    bytes_of = _core.param_bytes(spec, kept)
+    bytes_of.update((name, count) for name, count in bytes_of_quantised.items() if name in bytes_of)
     elements: dict[str, int] = {}
     num_bytes: dict[str, int] = {}
-    for name, count in _core.param_bytes(spec, kept).items():
+    for name, count in bytes_of.items():
         module, _, own = name.rpartition(".")
         ends = (module, ".".join(module.split(".")[-2:]), module.rpartition(".")[2], own)
         op = "experts" if ".experts." in module else next(_OPS[end] for end in ends if end in _OPS)
@@ -218,7 +230,7 @@ def work_of(spec: _core.ModelSpec, kept: str, kv_bytes_per_token: int, num_stage
     elements.pop("embedding")
     if spec.tie_word_embeddings:
         head = "model.embed_tokens.weight"
-        num_bytes["lm_head"] += _core.param_bytes(spec, kept)[head]
+        num_bytes["lm_head"] += bytes_of[head]
         elements["lm_head"] = math.prod(shapes[head])
     return Work(
         elements=elements,

@@ -55,6 +55,7 @@ class ModelPlan:
     packed: bool  # by `infinilm pack`
     native_types: tuple[str, ...] = ()  # of quantised weights, those that are computed with as they are stored
     quantised_dtype: str | None = None  # what other quantised weights of safetensors become
+    bytes_of_quantised: Mapping[str, int] = field(default_factory=dict)  # of each weight that the checkpoint quantised
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
 
@@ -105,7 +106,7 @@ def plan_model(
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, plain_size, size_of_quantised, sums_of_parts
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
     from infinilm.config.llama_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -156,13 +157,12 @@ def plan_model(
     kind = "cpu" if on_cpu else "cuda"
     # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
     is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
-    all_bytes: list[int] | None = None  # of the weights of all ranks, in the forms that they are kept in
+    bytes_of_quantised: dict[str, int] | None = None  # of weights of all ranks, in the forms that they are kept in
     if isinstance(checkpoint, GgufCheckpoint) and is_plain:
         shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
         sources = checkpoint.find(shapes).sources
         native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
-        packed_sizes = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
-        all_bytes = sums_of_parts(parts, kept, packed_sizes)
+        bytes_of_quantised = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
         native_types = tuple(sorted(set(native.values())))
     adapters = _read_adapters(lora, config)
     merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
@@ -171,13 +171,15 @@ def plan_model(
         quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
         if quantization is None:
             natively = is_plain and merge is None
-            all_bytes, native_types = size_of_quantised(
-                checkpoint, config, parts, kept, quantised_dtype, num_ranks, device=kind, natively=natively
+            bytes_of_quantised, native_types = packed_bytes(
+                checkpoint, config, parts[0], quantised_dtype, num_ranks, device=kind, natively=natively
             )
-    if all_bytes is not None and on_cpu:
-        weight_bytes = all_bytes
-    elif all_bytes is not None:  # a rank of GPUs, which have one stage, has its part of what is saved
-        weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
+    if bytes_of_quantised is not None:
+        all_bytes = sums_of_parts(parts, kept, bytes_of_quantised)
+        if on_cpu:
+            weight_bytes = all_bytes
+        else:  # a rank of GPUs, which have one stage, has its part of what is saved
+            weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
     steps: dict[str, Any] = {
         "device": devices[0],
         "num_ranks": num_ranks,
@@ -220,6 +222,7 @@ def plan_model(
         packed is not None,
         native_types,
         quantised_dtype,
+        bytes_of_quantised or {},
         adapters,
         merge,
     )

@@ -17,6 +17,7 @@ from gguf_files.conversion import convert, interleave, quantised, write_folder
 from gguf_files.families import FAMILIES as OTHER_FAMILIES, convert_family, known_config
 from gguf_files.writer import As, File
 from infinilm import LLM, _core
+from infinilm.bench.work import count_work
 from infinilm.checkpoint import Checkpoint, resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
@@ -268,7 +269,9 @@ def test_native_weights(types: Any, ranks: int, tmp_path: Path) -> None:
         got = llm.forward(IDS)
         one_by_one = [llm.forward(IDS[: i + 1])[-1] for i in range(len(IDS))]
         states = llm._engine.state_dict()
-        used = llm.memory.weight_bytes
+        used, work = llm.memory.weight_bytes, count_work(llm)
+        table = 0 if llm.config.tie_word_embeddings else work.embedding_bytes_per_token * work.vocab_size
+    assert work.weight_bytes + table == used  # what `infinilm bench` holds against the memory's speed
     np.testing.assert_array_equal(got, one_by_one)
     error = np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean())
     assert 2e-3 < error < 0.05

@@ -10,7 +10,7 @@ from infinilm.checkpoint.sources import find_tensors
 from infinilm.config.families import family_of
 from infinilm.config.llama_config import LlamaConfig
 
-__all__ = ["dtype_of_quantised", "plain_size", "size_of_quantised", "sums_of_parts"]
+__all__ = ["dtype_of_quantised", "packed_bytes", "plain_size", "sums_of_parts"]
 
 
 def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool) -> str:
@@ -22,25 +22,22 @@ def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool
     return "float32" if quantization else "float16" if is_auto else computed
 
 
-def size_of_quantised(
+def packed_bytes(
     checkpoint: QuantisedCheckpoint,
     config: LlamaConfig,
-    parts: Sequence[_core.ModelSpec],
-    kept: str,
+    part: _core.ModelSpec,
     quantised_dtype: str,
     num_ranks: int,
     *,
     device: str,
     natively: bool,
-) -> tuple[list[int], tuple[str, ...]]:
-    """Return the bytes of the weights of each part, and the schemes whose integers are kept.
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the bytes of each weight that has a scheme, and the schemes whose integers are kept.
 
     Parameters
     ----------
-    parts
-        The model, or each stage of it.
-    kept
-        Dtype of the other weights.
+    part
+        The model, or a stage of it: all name the same weights.
     quantised_dtype
         See `dtype_of_quantised`.
     device
@@ -48,17 +45,15 @@ def size_of_quantised(
     natively
         Integers are kept where that is possible.
     """
-    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(parts[0]).items()}
+    shapes = {name: tuple(shape) for name, shape in _core.param_shapes(part).items()}
     sources = find_tensors(config, shapes, checkpoint.tensors).sources
-    native = checkpoint.native_weights(_core.linears(parts[0], num_ranks), sources, device) if natively else {}
+    native = checkpoint.native_weights(_core.linears(part, num_ranks), sources, device) if natively else {}
     size = 4 if quantised_dtype == "float32" else 2
     packed: dict[str, int] = {}
     for name, source in sources.items():
         if (nbytes := checkpoint.packed_bytes(source, native.get(name), size, device)) is not None:
             packed[name] = nbytes
-    return sums_of_parts(parts, kept, packed), tuple(
-        sorted({checkpoint.info(sources[name].tensor).dtype for name in native})
-    )
+    return packed, tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
 
 
 def plain_size(part: _core.ModelSpec, config: LlamaConfig, kept: str, head: str, sharing: int) -> int:
