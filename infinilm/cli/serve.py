@@ -40,7 +40,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--max-num-batched-tokens", type=positive, default=2048, metavar="N", help="tokens of a step; default 2048"
     )
     loads.add_argument(
-        "--max-queued-requests", type=non_negative, default=1024, metavar="N", help="more get status 429; default 1024"
+        "--max-queued-requests",
+        type=non_negative,
+        default=1024,
+        metavar="N",
+        help="that wait beyond --max-num-seqs; more get status 429; default 1024",
     )
     loads.add_argument(
         "--max-queued-tokens", type=positive, default=1 << 22, metavar="N", help="tokens of prompts that may wait"

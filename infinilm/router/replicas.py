@@ -145,11 +145,11 @@ class Pool:
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """It is gone for good."""
+        """It is gone for good, of which its keeper tells, unless it was to end."""
         if replica in self.replicas:
             self.replicas.remove(replica)
         replica.prefixes.close()
-        replica.go("down", "it has ended")
+        replica.state, replica.why = "down", "it has ended"
         replica.lost.set()
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,7 +17,7 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
-from infinilm.server.run import QuietServer, all_taken, allow_connections, is_no_cancellation, listen, uvicorn_config
+from infinilm.server.run import QuietServer, all_taken, allow_connections, filter_logs, listen, uvicorn_config
 
 __all__ = ["Launch", "serve_router"]
 
@@ -98,7 +97,7 @@ def serve_router(
             app = make_app(settings, pool, forwarder, session, metrics)
             files = {"ssl_keyfile": ssl_keyfile, "ssl_certfile": ssl_certfile}
             server = QuietServer(uvicorn_config(app, log_level=level, access_log=log_requests, **files))
-            logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
+            filter_logs()
             serving = asyncio.ensure_future(server.serve([listener]))
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")
             await _first(serving, stop)

@@ -27,7 +27,6 @@ __all__ = [
     "TokenLogprob",
     "chat_logprobs",
     "finish_reason",
-    "joined_calls",
     "new_id",
     "sent_event",
     "usage",
@@ -162,8 +161,17 @@ class Choice:
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls, in pieces."""
-        return [part.call for part in self.parts if part.call is not None]
+        """The calls, or what is new of them: one piece of each, as some clients take a piece's place for its index."""
+        pieces: dict[int, dict[str, Any]] = {}
+        for part in self.parts:
+            if part.call is None:
+                continue
+            piece = pieces.setdefault(part.call["index"], part.call)
+            if piece is not part.call:
+                function = piece["function"]
+                arguments = function["arguments"] + part.text
+                pieces[part.call["index"]] = {**piece, "function": {**function, "arguments": arguments}}
+        return list(pieces.values())
 
 
 class ChoiceMaker:
@@ -229,17 +237,6 @@ class ChoiceMaker:
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-
-
-def joined_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Whole calls from the pieces of a stream."""
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        if "id" in delta:
-            calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
-        else:
-            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
-    return calls
 
 
 def chat_logprobs(

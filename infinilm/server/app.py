@@ -335,6 +335,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
             tools = body.take("tools", anything)
             body.refuse("add_special_tokens", "the chat template writes them", False)
             body.refuse("continue_final_message", "an answer begins anew", False)
+            body.refuse("prompt", "there are messages; send one or the other")
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
             _, ids = service.render(messages, chosen, generate is not False, kwargs)
@@ -362,6 +363,10 @@ async def _detokenize(service: Service, request: Request) -> Response:
         body.finish()
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise ApiError("tokens: expected a list of token ids", param="tokens")
+        size = service.llm.config.vocab_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise ApiError(f"tokens: {token} is none of the model's, which are 0..{size - 1}", param="tokens")
         with bad_request("tokens"):
             return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 

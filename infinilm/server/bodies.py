@@ -175,6 +175,8 @@ def list_of(kind: Kind[T], most: int | None = None) -> Kind[list[T]]:
 
     def check(name: str, value: object) -> list[T]:
         items: Sequence[object] = value if isinstance(value, list) else [value]
+        if kind is mapping and not isinstance(value, (list, dict)):
+            raise _wrong(name, "a list of objects", value)
         if most is not None and len(items) > most:
             raise ApiError(f"{name}: expected at most {most} items, got {len(items)}", param=name)
         return [kind(f"{name}[{i}]" if isinstance(value, list) else name, item) for i, item in enumerate(items)]

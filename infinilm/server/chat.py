@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from infinilm.server.answers import (
     by_choice,
     chat_logprobs,
     finish_reason,
-    joined_calls,
     new_id,
     usage,
 )
@@ -93,18 +93,21 @@ class ChatCall:
 def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    `names`: what another API calls fields of this one. Raises ApiError that names the field.
+    `names`: what another API calls fields of this one, by regular expressions of their names here. Raises ApiError that
+    names the field.
     """
     names = names or {}
     try:
         return _read_chat(service, values, names.get("response_format", "response_format"))
     except ApiError as error:
-        name = names.get(error.param or "")
-        if name is None or error.param is None:
+        param, message = error.param or "", error.message
+        found = [(match, theirs) for ours, theirs in names.items() if (match := re.match(rf"{ours}(?!\w)", param))]
+        if not found:
             raise
-        message = error.message
-        if message.startswith(error.param):
-            message = name + message[len(error.param) :]
+        match, theirs = found[0]
+        name = match.expand(theirs) + param[match.end() :]
+        if message.startswith(param):
+            message = name + message[len(param) :]
         raise ApiError(message, error.status, param=name, code=error.code, headers=error.headers) from None
 
 
@@ -199,7 +202,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         if call.reasoning is not None:
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
         if calls := piece.tool_calls:
-            message["tool_calls"] = joined_calls(calls)
+            message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
         else:
             message["content"] = piece.content
         logprobs = None

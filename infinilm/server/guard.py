@@ -21,7 +21,7 @@ from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["REQUEST_ID", "Guard", "attended", "error_body", "error_event"]
+__all__ = ["MAX_HEAD_BYTES", "REQUEST_ID", "Guard", "attended", "error_body", "error_event", "large_head"]
 
 T = TypeVar("T")
 Message = MutableMapping[str, Any]
@@ -31,6 +31,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 logger = logging.getLogger("infinilm.server")
 
+MAX_HEAD_BYTES = 1 << 16  # of the request line and the headers
 REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard has let in
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -121,6 +122,7 @@ class Guard:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await self._preflight(sending, origin, headers)
                 return
+            _check_head(scope)
             self._check_host(scope)
             self._check(scope["method"], scope["path"], headers)
             await self._app(scope, self._bounded(receive, headers), sending)
@@ -157,7 +159,8 @@ class Guard:
     def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
         if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
             raise ApiError(
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+                # By OpenAI's words at the beginning LiteLLM knows what it is.
+                "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'",
                 401,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -262,6 +265,18 @@ def _plain_path(path: str) -> str:
     A redirect would be wrong: some clients follow it without the body of their request.
     """
     return "/" + "/".join(name for name in path.split("/") if name)
+
+
+def large_head() -> ApiError:
+    """The head of a request is too large."""
+    return ApiError(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", 431)
+
+
+def _check_head(scope: Message) -> None:
+    """A head that comes in one piece is read whole, however large; see `HttpProtocol` for one that comes in several."""
+    size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEAD_BYTES:
+        raise large_head()
 
 
 async def send_error(send: Send, error: ApiError, path: str, request_id: str) -> None:

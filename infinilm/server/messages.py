@@ -16,7 +16,13 @@ from infinilm.server.service import Service
 __all__ = ["MessageBuilder", "read_message"]
 
 
-_NAMES = {"response_format": "output_config.format", "reasoning_effort": "output_config.effort"}
+_NAMES = {
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    r"(tools\[\d+])\.function\.parameters": r"\1.input_schema",
+    r"(tools\[\d+])\.function": r"\1",
+}
 
 # No effect here: they are about caches, accounts and machines of a hosted service.
 _HARMLESS = (
@@ -49,11 +55,14 @@ def read_message(
     body.skip(*_HARMLESS)
     body.refuse("mcp_servers", "tools are called by the client", [])
     body.refuse("container", "tools are called by the client")
-    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "stop", "stream_options"):
+    for name in ("n", "logprobs", "top_logprobs", "max_completion_tokens", "parallel_tool_calls", "stream_options"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    for name in ("stop", "response_format", "reasoning_effort"):
+        body.refuse(name, f"it is a field of /v1/chat/completions; here it is {_NAMES[name]}")
     body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     chosen = None if not choice else one_of("auto", "any", "tool", "none")("tool_choice.type", choice.get("type"))
-    named = {"type": "function", "function": {"name": choice.get("name")}}
+    function = text("tool_choice.name", choice.get("name")) if chosen == "tool" else None
+    named = {"type": "function", "function": {"name": function}}
     chat: dict[str, Any] = {
         "messages": ([{"role": "system", "content": system}] if system else [])
         + [m for i, message in enumerate(messages) for m in _messages(f"messages[{i}]", message)],
@@ -72,7 +81,8 @@ def read_message(
         thought.take("budget_tokens", integer(1))
         thought.take("display", one_of("summarized", "omitted"))
         thought.finish()
-        chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
+        given = body.take("chat_template_kwargs", mapping) or {}
+        chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **given}
     chat |= body.rest()
     call = read_chat(service, chat, _NAMES)
     return call, MessageBuilder(call.model)

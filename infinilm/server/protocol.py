@@ -19,8 +19,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import is_ssl
 
+from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
-from infinilm.server.guard import error_body
+from infinilm.server.guard import MAX_HEAD_BYTES, error_body, large_head
 
 __all__ = ["HttpProtocol"]
 
@@ -50,14 +51,11 @@ class HttpProtocol(HttpToolsProtocol):
     ----------
     arrival_seconds : float
         From the connection, or from its next request's first byte, to that request's last.
-    max_head_bytes : int
-        Of the request line and the headers; a little more may come in one piece with them.
     probe_seconds : float
         From the first early byte for a client that sends no more to the next; these times double.
     """
 
     arrival_seconds = 60.0
-    max_head_bytes = 1 << 16
     probe_seconds = 1.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -117,8 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and not self._has_ended:  # all of it
             self._num_head_bytes += len(data)
-            if self._num_head_bytes > self.max_head_bytes:
-                self._refuse(ApiError(f"the head of the request is larger than {self.max_head_bytes} bytes", 431))
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(large_head())
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -164,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
         body = json.dumps(error_body(error)).encode()
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {new_id('req_')}\r\nconnection: close\r\n\r\n"
         )
         if not self.transport.is_closing():
             self.transport.write(head.encode() + body)

@@ -17,7 +17,12 @@ from infinilm.server.service import Service
 __all__ = ["ResponseBuilder", "read_response"]
 
 
-_NAMES = {"response_format": "text.format", "messages": "input", "reasoning_effort": "reasoning.effort"}
+_NAMES = {
+    "response_format": "text.format",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    r"(tools\[\d+])\.function": r"\1",
+}
 
 # Taken without effect: what they add is of items that are never made here.
 _INCLUDED = (
@@ -46,6 +51,10 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     body.refuse("max_tool_calls", "tools are called by the client")
     for name in ("messages", "n", "logprobs"):
         body.refuse(name, "it is a field of /v1/chat/completions")
+    for name in ("max_tokens", "max_completion_tokens"):
+        body.refuse(name, "it is a field of /v1/chat/completions; here it is max_output_tokens")
+    for name in ("response_format", "reasoning_effort"):
+        body.refuse(name, f"it is a field of /v1/chat/completions; here it is {_NAMES[name]}")
     body.refuse("return_token_ids", "ask /v1/chat/completions for them", False)
     for item in body.take("include", list_of(text)) or []:
         if item == "message.output_text.logprobs":
@@ -65,7 +74,7 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
         "max_completion_tokens": body.take("max_output_tokens", integer(1)),
         "tools": tools or None,
         "reasoning_effort": effort,
-        "response_format": _format(form),
+        "response_format": form,
     }
     body.skip("client_metadata")
     chat |= body.rest()
@@ -74,13 +83,6 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
         name = "stream_options.continuous_usage_stats"
         raise ApiError(f"{name} is not supported: ask /v1/chat/completions", param=name)
     return call, ResponseBuilder(values, instructions, spaces, call.usage)
-
-
-def _format(value: Any) -> Any:
-    """As chat has it: the schema in an object of its own."""
-    if isinstance(value, dict) and value.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {k: v for k, v in value.items() if k != "type"}}
-    return value
 
 
 def _tools(listed: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, tuple[str, str]]]:

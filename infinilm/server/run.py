@@ -23,7 +23,7 @@ from infinilm.server.protocol import HttpProtocol
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["QuietServer", "allow_connections", "is_no_cancellation", "listen", "make_config", "serve", "uvicorn_config"]
+__all__ = ["QuietServer", "allow_connections", "filter_logs", "listen", "make_config", "serve", "uvicorn_config"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -141,7 +141,7 @@ async def _serve(
             service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile, log_level=level, access_log=log_requests
         )
     )
-    logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)
+    filter_logs()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0
@@ -210,7 +210,20 @@ async def all_taken(server: uvicorn.Server) -> None:
     await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
 
 
-def is_no_cancellation(record: logging.LogRecord) -> bool:
+def filter_logs() -> None:
+    """Leave out of uvicorn's logs what nobody should find there."""
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    logging.getLogger("uvicorn.access").addFilter(_without_query)
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """Cut the query off the path of a request: no route reads one, and clients of other servers send keys in it."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(a.partition("?")[0] if isinstance(a, str) and a[:1] == "/" else a for a in record.args)
+    return True
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
     """Whether a line of the log is of something else than a request that the end of the process has cancelled."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 

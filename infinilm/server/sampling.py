@@ -86,7 +86,7 @@ def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str
     bias = body.take("logit_bias", mapping)
     if bias:
         keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
-    limits = [body.take(name, integer(0)) for name in ("max_completion_tokens", "max_tokens")]
+    limits = [body.take("max_completion_tokens", integer(1)), body.take("max_tokens", integer(0))]
     said = [limit for limit in limits if limit is not None]
     least = keywords.get("min_tokens", 0)
     if least > room:

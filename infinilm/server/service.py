@@ -55,6 +55,7 @@ class _Call:
     """What the queue holds of a call."""
 
     num_tokens: int  # of its prompts
+    num_seqs: int  # of which the engine hears when `running` is there
     running: AsyncRequests | None = None
 
     @property
@@ -250,7 +251,7 @@ class Service:
         `given`: the tokens with which the answer begins, of a call with one answer.
         """
         llm = self.llm
-        with self.admitted(sum(map(len, prompts))) as call:
+        with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
             if params.constraint is not None:  # which may take seconds to compile; a copy is made below
                 compile_it = llm.grammars.matcher
                 with bad_request(params.constraint.name):
@@ -294,9 +295,12 @@ class Service:
             loop.call_soon(self._look_for_others, together, end, num_turns, self._num_read)
 
     @contextlib.contextmanager
-    def admitted(self, num_tokens: int) -> Iterator[_Call]:
-        """Count a call whose prompts have so many tokens; ApiError if too many wait."""
-        call = self._admit(num_tokens)
+    def admitted(self, num_tokens: int, num_seqs: int = 0) -> Iterator[_Call]:
+        """Count a call whose prompts have so many tokens; ApiError if too many wait.
+
+        `num_seqs`: sequences that the engine does not know of until the call has `running`.
+        """
+        call = self._admit(num_tokens, num_seqs)
         try:
             yield call
         except EngineDeadError as error:
@@ -308,10 +312,12 @@ class Service:
             if self._num_admitted == 0:
                 self._idle.set()
 
-    def _admit(self, num_tokens: int) -> _Call:
+    def _admit(self, num_tokens: int, num_seqs: int) -> _Call:
         limits, llm = self.settings, self.llm
-        num_waiting = llm.metrics().num_waiting
+        known = llm.metrics()
         self._waiting = [call for call in self._waiting if call.waits]
+        num_coming = sum(call.num_seqs for call in self._waiting if call.running is None)
+        num_waiting = known.num_running + known.num_waiting + num_coming - llm.memory.max_num_seqs
         waiting_tokens = sum(call.num_tokens for call in self._waiting)
         # A prompt for which nothing has to wait may be as long as the context.
         over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
@@ -323,7 +329,7 @@ class Service:
             )
         self._num_admitted += 1
         self._idle.clear()
-        call = _Call(num_tokens)
+        call = _Call(num_tokens, num_seqs)
         self._waiting.append(call)
         return call
 
@@ -341,6 +347,7 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     except (CacheFullError, TypeError, ValueError) as error:
         begin = re.match(r"[a-z_]*", str(error))
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
-        if named == "prompt":  # as the library calls it, whatever the field is called
-            named = param or named
-        raise ApiError(str(error), param=named) from error
+        message = str(error)
+        if named == "prompt" and param is not None:  # as the library calls it, whatever the field is called
+            named, message = param, message.replace(named, param, 1)
+        raise ApiError(message, param=named) from error

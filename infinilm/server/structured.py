@@ -56,7 +56,8 @@ def _response_format(body: Body, name: str) -> Constraint | None:
     if kind == "json_object":
         constraint = _make(name, Constraint.json_object)
     elif kind == "json_schema":
-        inner = form if "schema" in values else Body(form.need("json_schema", mapping), f"{name}.json_schema.")
+        is_flat = "schema" in values or name != "response_format"  # chats alone have an object around it
+        inner = form if is_flat else Body(form.need("json_schema", mapping), f"{name}.json_schema.")
         inner.skip("name", "description")  # for the reader of the body
         inner.take("strict", boolean)  # what is not asked to be strict is so, too
         constraint = _make(name, Constraint.json_schema, inner.need("schema", anything))

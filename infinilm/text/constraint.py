@@ -192,6 +192,8 @@ def _reason(error: str) -> str:
     text = error.replace("\n<non-verbose/>", "").strip()
     if text.startswith("NoExtension") or not text:
         return "no text satisfies it here"
+    if "coerce_one_of" in text:  # an option of llguidance, with which more than one part could hold
+        return "cannot be enforced: the parts of oneOf are not seen to exclude each other; say anyOf"
     return f"cannot be enforced: {text[:1].lower()}{text[1:]}" if not text.startswith("at ") else text
 
 

@@ -77,6 +77,7 @@ def test_on_this_machine(tmp_path: Path, replicas: list[ServerProcess]) -> None:
     with several("--num-threads", "1", folder=tmp_path) as router:
         check_restart(router, replicas)
         left = [process_at(url) for url in replicas_of(router)]
+    assert sum("has ended" in line for line in router.lines) == 1, router.lines  # not of those that were to end
     for process in left:
         wait_for(lambda process=process: not Path(f"/proc/{process}").exists())  # type: ignore[misc]
 

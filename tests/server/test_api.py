@@ -429,6 +429,8 @@ def test_tokenize(server: ServerProcess, headers: dict[str, str], demo: LLM) -> 
         ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"messages": 5}}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {"tokens": [2**40]}),
+        ("/detokenize", {"tokens": [5, 100_000]}),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": [True]}),
         ("/detokenize", {"text": "x"}),

@@ -163,6 +163,7 @@ def test_errors_of_keys(server: ServerProcess, path: str, told: str) -> None:
     answer = httpx.request("GET" if path == "models" else "POST", f"{server.url}/v1/{path}", timeout=SECONDS)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (401, told, "invalid_api_key")
+    assert error["message"].startswith("Incorrect API key provided")  # by which LiteLLM knows it
 
 
 def test_ids_begin_as_those_of_the_originals(thinker: tuple[ScriptedLLM, Hosted], thinking: openai.OpenAI) -> None:

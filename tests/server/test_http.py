@@ -26,6 +26,7 @@ from uvicorn.lifespan.on import LifespanOn
 from infinilm import LLM
 from infinilm.server import app, service
 from infinilm.server.app import make_app
+from infinilm.server.guard import MAX_HEAD_BYTES
 from infinilm.server.protocol import HttpProtocol
 from server.support import SECONDS, Gate, Hosted, gauge, hosted, wait_for
 
@@ -96,6 +97,7 @@ def read_to_end(host: Hosted, message: bytes) -> bytes:
 def refused(data: bytes, status: int) -> dict[str, Any]:
     lines, _, body = data.partition(b"\r\n\r\n")
     assert lines.startswith(b"HTTP/1.1 %d " % status), data
+    assert b"\r\nx-request-id: " in lines
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
@@ -122,8 +124,14 @@ def test_heads_have_a_bound(host: Hosted) -> None:
         with connect(host) as connection, pytest.raises(OSError):
             for _ in range(1000):
                 connection.sendall(message)
+    # What comes in one piece is no exception.
+    for message in (
+        head("GET /health HTTP/1.1", "Host: a", "X: " + "x" * 70_000),
+        head("GET /health HTTP/1.1", "Host: a", *[f"X{i}: {'x' * 700}" for i in range(100)]),
+    ):
+        assert ask(host, message)[0] == 431
     with connect(host) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"x" * HttpProtocol.max_head_bytes)
+        connection.sendall(b"GET /health HTTP/1.1\r\nX: " + b"x" * MAX_HEAD_BYTES)
         assert read_one(connection)[0] == 431
         assert connection.recv(1) == b""
 

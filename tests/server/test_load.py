@@ -113,8 +113,9 @@ def test_a_full_queue(llm: LLM) -> None:
     with hosted(llm, max_queued_requests=2) as host, Gate(llm) as gate:
         running = [raw(host, "/v1/completions", LONG)]
         wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
-        waiting = [raw(host, "/v1/completions", LONG) for _ in range(2)]
-        wait_for(lambda: gauge(host.url, "num_requests_waiting") == 2)
+        num_waiting = MAX_NUM_SEQS - 1 + 2  # those that can run with the first one wait for the step that is held up
+        waiting = [raw(host, "/v1/completions", LONG) for _ in range(num_waiting)]
+        wait_for(lambda: gauge(host.url, "num_requests_waiting") == num_waiting)
         for stream in (False, True):
             refused = post(host, stream=stream)
             assert refused.status_code == 429, refused.text
@@ -126,6 +127,20 @@ def test_a_full_queue(llm: LLM) -> None:
         for connection in running + waiting:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
             connection.close()
+
+
+@pytest.mark.parametrize("max_queued", [0, 3])
+def test_requests_that_come_together_fill_the_queue(llm: LLM, max_queued: int) -> None:
+    """Those of which the engine has not heard count as well; as many as it can run at a time do not wait."""
+
+    names = ("num_requests_running", "num_requests_waiting", "requests_refused_total")
+    with hosted(llm, max_queued_requests=max_queued) as host, ThreadPoolExecutor(12) as pool, Gate(llm) as gate:
+        answers = [pool.submit(post, host, max_tokens=3) for _ in range(12)]
+        wait_for(lambda: sum(gauge(host.url, name) for name in names) == 12)
+        gate.open()
+        found = sorted(answer.result().status_code for answer in answers)
+    num_served = MAX_NUM_SEQS + max_queued
+    assert found == [200] * num_served + [429] * (12 - num_served)
 
 
 def test_too_many_prompt_tokens(llm: LLM) -> None:

@@ -64,7 +64,8 @@ def look(page: Browser, name: str) -> None:
 def test_talk_regenerate_edit(page: Browser) -> None:
     first = ask(page, "Tell me a story")
     assert len(first) > 20
-    assert "of 512 tokens" in page.run("document.getElementById('state').textContent")
+    told = page.run("document.getElementById('state').textContent")
+    assert re.fullmatch(r"\d+\.\d tokens/s, \d+ of 512 tokens of the context", told), told
     look(page, "talk")
     press = "[...document.querySelectorAll('.message button')].find(b => b.textContent === '{}').click()"
     page.run(press.format("Regenerate"))
@@ -217,6 +218,8 @@ def test_what_is_sent_and_told(page: Browser) -> None:
         ("user", "Two"),
     ]
     assert (body["temperature"], body["max_tokens"], body["seed"], body["stream"]) == (0.5, 60, 7, True)
+    # In every chunk, so that an answer that is stopped is counted as well.
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert "of 512 tokens" in page.run("document.getElementById('state').textContent")
     page.run("document.getElementById('state').textContent = ''")
 

@@ -27,24 +27,24 @@ class Broken(infinilm.llm.LLM):
     def asubmit(self, *args, **kwargs):
         raise ZeroDivisionError
 infinilm.llm.LLM = Broken
-sys.exit(main(["serve", "--port", "0", "--api-key", "{key}"]))
+sys.exit(main(["serve", "--port", "0", "--api-key", "{key}", *sys.argv[1:]]))
 """
 
 
-def test_the_log_says_why(tmp_path: Path) -> None:
+def test_the_log_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a word of the prompt, and without the key."""
     script = BROKEN.format(key=KEY)
-    with started("-c", script, folder=tmp_path) as server:
+    with started("-c", script, "--log-requests", folder=tmp_path) as server:
         headers = {"Authorization": f"Bearer {KEY}"}
         body = {"model": "demo", "prompt": "a private matter"}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=SECONDS)
         assert answer.status_code == 500
         httpx.post(f"{server.url}/v1/completions", json=body | {"n": "private"}, headers=headers, timeout=SECONDS)
-        httpx.get(f"{server.url}/v1/private", headers={"Authorization": "Bearer private"}, timeout=SECONDS)
+        httpx.get(f"{server.url}/v1/models?key=private", headers={"Authorization": "Bearer private"}, timeout=SECONDS)
         assert server.stop() == 0
-    log = "".join(server.lines)
+    log = "".join(server.lines) + capfd.readouterr().out
     assert "ZeroDivisionError" in log and "asubmit" in log
-    assert "private" not in log and KEY not in log
+    assert "GET /v1/models" in log and "private" not in log and KEY not in log
 
 
 class LongStream(threading.Thread):

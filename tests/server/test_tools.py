@@ -17,7 +17,7 @@ from llm import tiny
 from quantised_files.conversion import resized
 
 from infinilm import LLM
-from infinilm.server.answers import ChoiceMaker
+from infinilm.server.answers import ChoiceMaker, Part
 from infinilm.server.chat import read_chat
 from infinilm.server.messages import MessageBuilder
 from infinilm.server.responses import ResponseBuilder
@@ -254,8 +254,17 @@ def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cut
         builder: Any = MessageBuilder("m") if messages else ResponseBuilder({}, None, {}, lambda output: {})
         edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
         events: list[Any] = []
+        arguments: dict[int, str] = {}  # as of a chat
+        pieces: list[Part] = []
         for a, b in itertools.pairwise(edges):
-            events += builder.push(maker.push(text[a:b], final=b == len(text)))
+            piece = maker.push(text[a:b], final=b == len(text))
+            events += builder.push(piece)
+            pieces += piece.parts
+            indices = [call["index"] for call in piece.tool_calls]
+            assert len(set(indices)) == len(indices)  # clients take the place of a piece for a call
+            for call in piece.tool_calls:
+                arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
+        assert "".join(arguments.values()) == "".join(part.text for part in pieces if part.kind == "call")
         events += builder.end_block()
         assert events or not text
         return [{k: v for k, v in block.items() if k not in ("id", "call_id")} for block in builder.blocks]

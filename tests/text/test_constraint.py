@@ -162,7 +162,7 @@ start: "&~ stop= \\"" /[&~\\/]+/ %json {"const": "& %json {"} # ~ "
         (J({"type": "array", "minItems": 3, "maxItems": 2}), r"\$: .*minItems \(3\) is greater than maxItems \(2\)"),
         (J({"properties": {"a": {"items": {"minLength": "x"}}}}), r"\$\.properties\.a\.items: .*minLength"),
         (J({"$defs": {"a": {"anyOf": [{"const": 1}, {"pattern": "("}]}}, "$ref": "#/$defs/a"}), r"\.a\.anyOf\[1\]: "),
-        (J({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}), r"\$: .*oneOf"),
+        (J({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}), r"\$: .*oneOf .*; say anyOf$"),
         (J({"$ref": "#"}), "no text satisfies it"),
         (J({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), "no text"),
         (J({"$ref": "http://example.com/x.json"}), r"\$: .*example.com"),
