@@ -11,15 +11,15 @@
 
 namespace infinilm::cuda {
 
-// Memory by which the blocks of a row of logits talk on a device without clusters, which is none on others: 16 KiB for
-// each multiprocessor. Of one stream.
+// Memory by which the blocks of a row of logits talk on a device without clusters: 16 KiB for each multiprocessor. There
+// is none on others, and none without cooperative launches, where a row then has one block. Of one stream.
 class SamplingWorkspace {
 public:
-    SamplingWorkspace(int num_sms, bool has_clusters, cudaStream_t stream);
+    SamplingWorkspace(int device, int num_sms, bool has_clusters, cudaStream_t stream);
     RowBlocks blocks() const { return {.workspace = memory_ ? memory_->data : nullptr, .places = places_}; }
 
 private:
-    int places_;
+    int places_ = 0;
     std::unique_ptr<DeviceMemory> memory_;
 };
 

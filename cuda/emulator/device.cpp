@@ -68,6 +68,7 @@ void delay_launch() {
 }
 
 int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
+bool launches_cooperatively() { return setting("INFINILM_EMULATOR_COOPERATIVE", 1) != 0; }
 int driver_version() { return device_count() < 0 ? 0 : setting("INFINILM_EMULATOR_DRIVER", CUDART_VERSION); }
 
 cudaError_t check_configuration(const Grid& g, const void* kernel) {
@@ -81,6 +82,7 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
         return cudaErrorInvalidValue;
     const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
     if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (g.cooperative && !launches_cooperatively()) return cudaErrorNotSupported;
     if (g.cooperative && (cluster > 1 || g.dependent)) return cudaErrorNotSupported;  // together: not emulated
     if (g.cooperative && g.grid.x * g.grid.y * g.grid.z > static_cast<unsigned>(setting("INFINILM_EMULATOR_SMS", 4)))
         return cudaErrorCooperativeLaunchTooLarge;  // with one block on a multiprocessor, as large kernels have
@@ -327,6 +329,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
             *value = static_cast<int>(p.sharedMemPerMultiprocessor);
             return cudaSuccess;
+        case cudaDevAttrCooperativeLaunch: *value = launches_cooperatively() ? 1 : 0; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin:
             *value = static_cast<int>(p.sharedMemPerBlockOptin);
             return cudaSuccess;
