@@ -2,6 +2,7 @@
 
     python tools/kernel_resources.py            checks the rules
     python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
+    python tools/kernel_resources.py --loops    prints what docs/kernels.md counts of each kernel's loop
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
@@ -25,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sass import Kernel, read_kernels
+from sass import Kernel, asked_bytes, num_mma, read_kernels
 
 DOCS = Path(__file__).parents[1] / "docs/kernels.md"
 ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
@@ -144,6 +145,22 @@ def check_wait(name: str, kernel: Kernel) -> Iterator[str]:
         yield "asks for no weight before it waits"
 
 
+def make_loop_table(kernels: Iterable[Kernel]) -> str:
+    """Of the loop that a kernel's work is in, by architecture: instructions (products of tensor cores, bytes of device
+    memory that a thread asks for).
+    """
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for kernel in kernels:
+        loop = kernel.main_loop()
+        found[kernel.name][kernel.arch] = f"{len(loop)} ({num_mma(loop)}, {asked_bytes(loop)})"
+    names = demangle(sorted(found))
+    archs = sorted({arch for cells in found.values() for arch in cells})
+    rows = [["kernel", *archs], ["---"] * (1 + len(archs))]
+    for kernel_name in sorted(found, key=lambda mangled: names[mangled]):
+        rows.append([f"`{names[kernel_name]}`", *(found[kernel_name].get(arch, "") for arch in archs)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
     """One row per kernel, template arguments of one kernel together: the range over its instances."""
     names = demangle(sorted(usage))
@@ -194,8 +211,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
     parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
     parser.add_argument("--write", action="store_true", help="write the tables in docs/kernels.md")
+    parser.add_argument("--loops", action="store_true", help="print what is counted of loops, and check nothing")
     args = parser.parse_args()
     tool, library = find_tool(), args.library or find_library()
+    if args.loops:
+        print(make_loop_table(read_kernels(read_code(tool, library))))
+        return
     if args.write:
         usage = read_usage(tool, library)
         text = replace_table(DOCS.read_text(), ALL_KERNELS, make_table(usage))

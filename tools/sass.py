@@ -75,6 +75,31 @@ class Kernel:
                     bodies.setdefault(head, set()).update(body)
         return [[self.code[i] for i in sorted(body)] for _, body in sorted(bodies.items())]
 
+    def main_loop(self) -> list[Instruction]:
+        """Of all loops the one that is densest in products of tensor cores, or where none has any, in bytes asked of
+        device memory; all instructions of a kernel without such a loop.
+        """
+        loops = self.loops()
+        best = max(loops, key=lambda body: num_mma(body) / len(body), default=[])
+        if num_mma(best) == 0:
+            best = max(loops, key=lambda body: asked_bytes(body) / len(body), default=[])
+        return best if num_mma(best) or asked_bytes(best) else self.code
+
+
+def num_mma(code: Iterable[Instruction]) -> int:
+    """HMMA of a warp, HGMMA of a warpgroup."""
+    return sum(each.name.startswith(("HMMA", "HGMMA")) for each in code)
+
+
+def asked_bytes(code: Iterable[Instruction]) -> int:
+    """Bytes of device memory that a thread asks for, by loads and by copies to shared memory."""
+    total = 0
+    for each in code:
+        if each.name.split(".")[0] in ("LD", "LDG", "LDGSTS"):
+            width = re.search(r"\.[US]?(8|16|64|128)\b", each.name)  # .LTC128B, a hint for L2, is none
+            total += int(width[1]) // 8 if width else 4
+    return total
+
 
 def read_kernels(lines: Iterable[str]) -> Iterator[Kernel]:
     """Each kernel of each architecture."""

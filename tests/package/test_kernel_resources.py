@@ -71,3 +71,25 @@ def printed(kernel: str, arch: str, code: list[str]) -> list[str]:
 def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[str], fault: str) -> None:
     faults = kernel_resources.check_code(printed(kernel, arch, code))
     assert len(faults) == bool(fault) and all(fault in each for each in faults), faults
+
+
+def test_loops(kernel_resources: ModuleType) -> None:
+    """Counted is the loop with most products, or most bytes asked for; a way back that is no loop does not count."""
+    load = "LDG.E.LTC128B.64 R4, [R2.64]"  # 8 bytes; the hint for L2 is no width
+    code = {
+        "straight_kernel": [WAIT, load, STORE, "EXIT", "BRA 0x40"],
+        "memory_kernel": [WAIT, load, "@P0 BRA 0x10", "LDG.E R4, [R2]", "FFMA R1, R2", "@P1 BRA 0x30", "EXIT"],
+        "products_kernel": [  # the loop, from 0x10 on, goes over a block behind the end
+            WAIT, "LDGSTS.E.128 [R1], [R2.64]", "BRA P2, 0x70", "HMMA.16816.F32 R4, R8, R12, R4", "@P0 BRA 0x10",
+            STORE, "EXIT", "LDS R2, [R3]", "HMMA.16816.F32 R4, R8, R12, R4", "BRA 0x30",
+        ],
+    }  # fmt: skip
+    lines = [line for name, each in code.items() for line in printed(name, "sm_90a", each)]
+    module = importlib.import_module("sass")
+    assert kernel_resources.make_loop_table(module.read_kernels(lines)).splitlines() == [
+        "| kernel | sm_90a |",
+        "| --- | --- |",
+        "| `memory` | 2 (0, 8) |",
+        "| `products` | 7 (2, 16) |",
+        "| `straight` | 5 (0, 8) |",
+    ]
