@@ -4,12 +4,9 @@
 
 namespace infinilm::cuda {
 
-SamplingWorkspace::SamplingWorkspace(int device, int num_sms, bool has_clusters, cudaStream_t stream) {
-    if (has_clusters) return;
-    int cooperative = 0;  // whether blocks that wait for each other can be launched so that all run
-    check(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device), "cudaDevAttrCooperativeLaunch");
-    if (cooperative == 0) return;
-    places_ = num_sms;
+SamplingWorkspace::SamplingWorkspace(cudaStream_t stream) {
+    check(sampling_places(places_), "sampling_places");
+    if (places_ == 0) return;
     const size_t bytes = sampling_workspace_bytes(places_);
     memory_ = std::make_unique<DeviceMemory>(bytes, "sampling");
     check(cudaMemsetAsync(memory_->data, 0, bytes, stream), "memory for sampling");

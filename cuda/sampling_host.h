@@ -11,11 +11,11 @@
 
 namespace infinilm::cuda {
 
-// Memory by which the blocks of a row of logits talk on a device without clusters: 16 KiB for each multiprocessor. There
-// is none on others, and none without cooperative launches, where a row then has one block. Of one stream.
+// Memory by which the blocks of a row of logits talk, where a device wants it (sampling_places): 16 KiB for each
+// multiprocessor. Of one stream.
 class SamplingWorkspace {
 public:
-    SamplingWorkspace(int device, int num_sms, bool has_clusters, cudaStream_t stream);
+    explicit SamplingWorkspace(cudaStream_t stream);  // of the current device
     RowBlocks blocks() const { return {.workspace = memory_ ? memory_->data : nullptr, .places = places_}; }
 
 private:

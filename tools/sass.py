@@ -92,10 +92,12 @@ def num_mma(code: Iterable[Instruction]) -> int:
 
 
 def asked_bytes(code: Iterable[Instruction]) -> int:
-    """Bytes of device memory that a thread asks for, by loads and by copies to shared memory."""
+    """Bytes of device memory that a thread asks for, by loads and by copies to shared memory. LD, of any memory, reads
+    the shared memory of a cluster in these kernels.
+    """
     total = 0
     for each in code:
-        if each.name.split(".")[0] in ("LD", "LDG", "LDGSTS"):
+        if each.name.split(".")[0] in ("LDG", "LDGSTS"):
             width = re.search(r"\.[US]?(8|16|64|128)\b", each.name)  # .LTC128B, a hint for L2, is none
             total += int(width[1]) // 8 if width else 4
     return total
