@@ -268,7 +268,7 @@ def two_engines(_: Gpu, folder: str, nccl: str) -> None:
 
 
 def eager_steps(_: Gpu, folder: str, nccl: str, layers: int) -> None:
-    """Steps of two ranks; the test says how late one of them is. The second brings ids alone, for which nothing waits."""
+    """Steps of two ranks; the test says how late one of them is. The second brings ids alone."""
     fake = FakeNccl(nccl)
     model = make_model("llama", Path(folder), num_hidden_layers=layers)
     engine = open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"])
