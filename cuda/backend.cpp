@@ -46,7 +46,7 @@ public:
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         pinned_ = std::make_unique<PinnedMemory>(pinned_bytes);
         landings_ = std::make_unique<Landings>();
-        sampling_ = std::make_unique<SamplingWorkspace>(num_sms_, device.major >= 9, stream_);
+        sampling_ = std::make_unique<SamplingWorkspace>(stream_);
         check(load_kernels(), "loading the kernels");
         // Any kernel tells whether this build has code for the device.
         const Tensor probe = allocate(DType::float32, std::array<int64_t, 1>{8});

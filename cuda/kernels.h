@@ -529,6 +529,9 @@ struct RowBlocks {
     int places = 0;             // the most blocks of all rows together
 };
 size_t sampling_workspace_bytes(int blocks);
+// The places that a workspace wants on the current device: one for each multiprocessor, or 0 where clusters serve rows,
+// or nothing does, as blocks that wait for each other can only be launched together (cooperative launches).
+cudaError_t sampling_places(int& places);
 
 // As SampleParams of src/ops/backend.h. A row that cannot be sampled gets a negative id: SampleFault.
 enum SampleFault : int { nan_logit = -1, infinite_logit = -2, no_logit = -3 };

@@ -195,6 +195,14 @@ cudaError_t launch_rows(Args args, int size, cudaStream_t stream) {
     return launch<by_cluster>(config, args);
 }
 
+cudaError_t sampling_places(int& places) {
+    int major = 0, cooperative = 0;
+    places = 0;
+    if (cudaError_t error = device_attribute(major, cudaDevAttrComputeCapabilityMajor)) return error;
+    if (cudaError_t error = device_attribute(cooperative, cudaDevAttrCooperativeLaunch)) return error;
+    return major < 9 && cooperative != 0 ? device_sms(places) : cudaSuccess;
+}
+
 size_t sampling_workspace_bytes(int blocks) { return sizeof(PublicRow) * static_cast<size_t>(blocks); }
 
 cudaError_t sample(const SampleArgs& args, cudaStream_t stream) {

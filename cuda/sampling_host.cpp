@@ -4,9 +4,9 @@
 
 namespace infinilm::cuda {
 
-SamplingWorkspace::SamplingWorkspace(int num_sms, bool has_clusters, cudaStream_t stream)
-    : places_(has_clusters ? 0 : num_sms) {
-    if (has_clusters) return;
+SamplingWorkspace::SamplingWorkspace(cudaStream_t stream) {
+    check(sampling_places(places_), "sampling_places");
+    if (places_ == 0) return;
     const size_t bytes = sampling_workspace_bytes(places_);
     memory_ = std::make_unique<DeviceMemory>(bytes, "sampling");
     check(cudaMemsetAsync(memory_->data, 0, bytes, stream), "memory for sampling");

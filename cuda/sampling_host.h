@@ -11,15 +11,15 @@
 
 namespace infinilm::cuda {
 
-// Memory by which the blocks of a row of logits talk on a device without clusters, which is none on others: 16 KiB for
-// each multiprocessor. Of one stream.
+// Memory by which the blocks of a row of logits talk, where a device wants it (sampling_places): 16 KiB for each
+// multiprocessor. Of one stream.
 class SamplingWorkspace {
 public:
-    SamplingWorkspace(int num_sms, bool has_clusters, cudaStream_t stream);
+    explicit SamplingWorkspace(cudaStream_t stream);  // of the current device
     RowBlocks blocks() const { return {.workspace = memory_ ? memory_->data : nullptr, .places = places_}; }
 
 private:
-    int places_;
+    int places_ = 0;
     std::unique_ptr<DeviceMemory> memory_;
 };
 

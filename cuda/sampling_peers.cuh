@@ -3,7 +3,8 @@
 //
 // A block fills its PublicRow in shared memory, gives the others a part of it by share(), and reads theirs by of().
 // What it has given stays as it is up to the next sync(). Both ways need all blocks of a row at work at one time: a
-// cluster is; the others are launched cooperatively, which the driver refuses if they do not fit the device.
+// cluster is; the others are launched cooperatively, which the driver refuses if they do not fit the device. On a
+// device that has neither, a row has one block.
 #pragma once
 
 #include "kernels.h"

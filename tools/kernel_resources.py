@@ -2,11 +2,13 @@
 
     python tools/kernel_resources.py            checks the rules
     python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
+    python tools/kernel_resources.py --loops    prints what docs/kernels.md counts of each kernel's loop
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
-with wgmma. From sm_90 on every kernel waits for the one in front, and before it does, writes nothing and reads only
-what no kernel right in front of it writes: ptxas may move a load across the wait, so that the sources do not tell.
+with wgmma. From sm_90 on every kernel waits for the one in front, and no way through it, whichever branches are taken,
+writes anything before, or reads what a kernel right in front may write: ptxas may move a load across the wait, so that
+the sources do not tell.
 Needs cuobjdump and nvdisasm, of the CUDA toolkit or from the packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
 """
 
@@ -24,6 +26,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sass import Kernel, asked_bytes, num_mma, read_kernels
+
 DOCS = Path(__file__).parents[1] / "docs/kernels.md"
 ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
 
@@ -33,8 +37,14 @@ READS_EARLY = {
     "attention_decode": "the list of work and the block table: the first kernels of a step bring them, in order",
     "delta_rule": "the state: whatever writes it lies behind the embedding of the step, which starts in order",
     "linear_decode": "weights",
+    "linear_sm90": "weights",
+    "linear_split_sm90": "weights",
 }
 WAIT = "ACQBULK"  # griddepcontrol.wait
+# Of global memory: loads, copies to shared memory by threads, in bulk and by tensor maps, and prefetches of these.
+READS = re.compile(r"(LD|LDG|LDGSTS|UBLKCP|UTMALDG|UBLKPF|UTMAPF)\b|CCTL\..*PF")
+# Stores, atomics, sums in memory. UBLKCP, which copies both ways, and UTMACCTL, of a tensor map, are none.
+WRITES = re.compile(r"(ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UTMAREDG|UBLKRED)\b")
 
 
 def find_tool() -> str:
@@ -95,51 +105,60 @@ def read_code(tool: str, library: Path) -> Iterator[str]:
 
 def check_code(lines: Iterable[str]) -> list[str]:
     """What breaks a rule."""
-    instructions: dict[tuple[str, str], set[str]] = defaultdict(set)
-    early: dict[tuple[str, str], set[str]] = {}  # up to the first wait
-    arch = kernel = ""
-    for line in lines:
-        if match := re.match(r"arch = (\w+)", line):
-            arch = match[1]
-        elif match := re.match(r"\s*Function : (\w+)", line):
-            kernel = match[1]
-        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
-            if match[1].startswith(WAIT):
-                early.setdefault((kernel, arch), set(instructions[kernel, arch]))
-            instructions[kernel, arch].add(match[1])
-    if not instructions:
+    kernels = list(read_kernels(lines))
+    if not kernels:
         sys.exit("there is no machine code")
-    names = demangle(sorted({k for k, _ in instructions}))
+    names = demangle(sorted({kernel.name for kernel in kernels}))
     faults = []
-    for (kernel, arch), found in instructions.items():
-        name = f"{names[kernel]} ({arch})"
+    for kernel in kernels:
+        name = f"{names[kernel.name]} ({kernel.arch})"
+        found = {instruction.name for instruction in kernel.code}
         if local := {i for i in found if re.match(r"(LDL|STL)\b", i)}:
             faults.append(f"{name} touches local memory: {', '.join(sorted(local))}")
-        if names[kernel].startswith("linear_decode<") and not any(
+        if names[kernel.name].startswith("linear_decode<") and not any(
             re.match(r"LDG\..*\b128\.CONSTANT|LDGSTS\..*LTC256B\.128", i) for i in found
         ):
             faults.append(f"{name} reads weights in less than 16 bytes")
-        if "_sm90<" in names[kernel] and not any(i.startswith("HGMMA") for i in found):
+        if "_sm90<" in names[kernel.name] and not any(i.startswith("HGMMA") for i in found):
             faults.append(f"{name} has no wgmma (HGMMA)")
-        if int(re.sub(r"\D", "", arch)) >= 90:
-            faults += [f"{name} {fault}" for fault in check_wait(names[kernel], early.get((kernel, arch)))]
-    print(f"{len(instructions)} kernels of {len({a for _, a in instructions})} architectures checked")
+        if int(re.sub(r"\D", "", kernel.arch)) >= 90:
+            faults += [f"{name} {fault}" for fault in check_wait(names[kernel.name], kernel)]
+    print(f"{len(kernels)} kernels of {len({kernel.arch for kernel in kernels})} architectures checked")
     return faults
 
 
-def check_wait(name: str, early: set[str] | None) -> Iterator[str]:
-    """early: what stands before the kernel waits for the one in front; None: it never does."""
+def check_wait(name: str, kernel: Kernel) -> Iterator[str]:
+    """A write or a read to which a way leads that has not waited for the kernel in front; on one that always waits, in
+    whatever order the compiler put it, there is none.
+    """
     name = name.partition("<")[0]
-    if early is None:
+    if not any(i.name.startswith(WAIT) for i in kernel.code):
         yield f"never waits for the kernel in front ({WAIT})"
         return
-    if stores := {i for i in early if re.match(r"(ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UBLKRED)\b", i)}:
-        yield f"writes before it waits: {', '.join(sorted(stores))}"
-    reads = {i for i in early if re.match(r"(LD|LDG|LDGSTS)\b", i)}
+    early = {i.name for i in kernel.reached_before(WAIT)}
+    if stores := sorted(i for i in early if WRITES.match(i)):
+        yield f"writes before it waits: {', '.join(stores)}"
+    reads = sorted(i for i in early if READS.match(i))
     if reads and name not in READS_EARLY:
-        yield f"reads before it waits: {', '.join(sorted(reads))}"
-    if name == "linear_decode" and not reads and not any(i.startswith("CCTL") for i in early):  # loads, or prefetches
+        yield f"reads before it waits: {', '.join(reads)}"
+    if name == "linear_decode" and not reads:
         yield "asks for no weight before it waits"
+
+
+def make_loop_table(kernels: Iterable[Kernel]) -> str:
+    """Of the loop that a kernel's work is in, by architecture: instructions (products of tensor cores, bytes of device
+    memory that a thread asks for).
+    """
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for kernel in kernels:
+        loop = kernel.main_loop()
+        found[kernel.name][kernel.arch] = f"{len(loop)} ({num_mma(loop)}, {asked_bytes(loop)})"
+    names = demangle(sorted(found))
+    archs = sorted({arch for cells in found.values() for arch in cells})
+    rows = [["kernel", *archs], ["---"] * (1 + len(archs))]
+    for kernel_name in sorted(found, key=lambda mangled: names[mangled]):
+        rows.append([f"`{names[kernel_name]}`", *(found[kernel_name].get(arch, "") for arch in archs)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def make_table(usage: dict[str, dict[str, tuple[int, int]]]) -> str:
@@ -192,8 +211,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
     parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
     parser.add_argument("--write", action="store_true", help="write the tables in docs/kernels.md")
+    parser.add_argument("--loops", action="store_true", help="print what is counted of loops, and check nothing")
     args = parser.parse_args()
     tool, library = find_tool(), args.library or find_library()
+    if args.loops:
+        print(make_loop_table(read_kernels(read_code(tool, library))))
+        return
     if args.write:
         usage = read_usage(tool, library)
         text = replace_table(DOCS.read_text(), ALL_KERNELS, make_table(usage))

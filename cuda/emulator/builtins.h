@@ -13,15 +13,12 @@
 #define blockIdx (::infinilm::emulator::where().block)
 #define blockDim (::infinilm::emulator::where().block_dim)
 #define gridDim (::infinilm::emulator::where().grid_dim)
-#define warpSize 32
 
 inline void __syncthreads() { infinilm::emulator::barrier_sync(0, 0); }
 inline void __syncwarp(unsigned mask = ~0u) { infinilm::emulator::exchange(mask, {}, "__syncwarp", true); }
 inline void __threadfence() { infinilm::emulator::thread_fence(); }
-inline void __threadfence_block() {}
 inline void __threadfence_system() { infinilm::emulator::thread_fence(); }
 inline void __nanosleep(unsigned) { infinilm::emulator::spin_yield(); }
-[[noreturn]] inline void __trap() { infinilm::emulator::fail("trap", "__trap()"); }
 
 namespace infinilm::emulator {
 
@@ -94,37 +91,9 @@ template <class T>
 T atomicAdd(T* address, T value) {
     return infinilm::emulator::read_modify_write(address, [=](T old) { return static_cast<T>(old + value); });
 }
-template <class T>
-T atomicMax(T* address, T value) {
-    return infinilm::emulator::read_modify_write(address, [=](T old) { return old > value ? old : value; });
-}
-template <class T>
-T atomicMin(T* address, T value) {
-    return infinilm::emulator::read_modify_write(address, [=](T old) { return old < value ? old : value; });
-}
-template <class T>
-T atomicExch(T* address, T value) {
-    return infinilm::emulator::read_modify_write(address, [=](T) { return value; });
-}
-template <class T>
-T atomicCAS(T* address, T expected, T value) {
-    return infinilm::emulator::read_modify_write(address, [=](T old) { return old == expected ? value : old; });
-}
-inline unsigned atomicInc(unsigned* address, unsigned limit) {
-    return infinilm::emulator::read_modify_write(address, [=](unsigned old) { return old >= limit ? 0 : old + 1; });
-}
 
-template <class T>
-T __ldg(const T* address) {
-    return *address;
-}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-#define __expf(x) std::exp(static_cast<float>(x))  // macros: glibc declares functions of these names
-#define __logf(x) std::log(static_cast<float>(x))
-#define __sinf(x) std::sin(static_cast<float>(x))
-#define __cosf(x) std::cos(static_cast<float>(x))
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -139,8 +108,6 @@ inline void sincospi(double x, double* sine, double* cosine) {
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
 inline unsigned __float_as_uint(float x) {
     unsigned u;
     memcpy(&u, &x, 4);

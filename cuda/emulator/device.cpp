@@ -68,6 +68,7 @@ void delay_launch() {
 }
 
 int device_count() { return setting("INFINILM_EMULATOR_DEVICES", 1); }
+bool launches_cooperatively() { return setting("INFINILM_EMULATOR_COOPERATIVE", 1) != 0; }
 int driver_version() { return device_count() < 0 ? 0 : setting("INFINILM_EMULATOR_DRIVER", CUDART_VERSION); }
 
 cudaError_t check_configuration(const Grid& g, const void* kernel) {
@@ -81,6 +82,7 @@ cudaError_t check_configuration(const Grid& g, const void* kernel) {
         return cudaErrorInvalidValue;
     const unsigned cluster = g.cluster.x * g.cluster.y * g.cluster.z;
     if ((cluster > 1 || g.dependent) && compute_capability() < 90) return cudaErrorNotSupported;
+    if (g.cooperative && !launches_cooperatively()) return cudaErrorNotSupported;
     if (g.cooperative && (cluster > 1 || g.dependent)) return cudaErrorNotSupported;  // together: not emulated
     if (g.cooperative && g.grid.x * g.grid.y * g.grid.z > static_cast<unsigned>(setting("INFINILM_EMULATOR_SMS", 4)))
         return cudaErrorCooperativeLaunchTooLarge;  // with one block on a multiprocessor, as large kernels have
@@ -268,10 +270,6 @@ cudaError_t cudaGetLastError() {
     last_error = cudaSuccess;
     return error;
 }
-cudaError_t cudaPeekAtLastError() {
-    const cudaError_t lost = sticky_of(chosen_device);
-    return lost != cudaSuccess ? lost : last_error;
-}
 
 cudaError_t cudaDriverGetVersion(int* version) {
     *version = driver_version();
@@ -304,16 +302,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     *p = {};
     snprintf(p->name, sizeof p->name, "infinilm emulator sm_%d", compute_capability());
     p->totalGlobalMem = device_memory_bytes();
-    p->sharedMemPerBlock = 48 * 1024;
     p->sharedMemPerBlockOptin = static_cast<size_t>(shared_memory_optin());
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
     p->major = compute_capability() / 10;
     p->minor = compute_capability() % 10;
     p->multiProcessorCount = setting("INFINILM_EMULATOR_SMS", 4);
     p->l2CacheSize = 50 << 20;
-    p->warpSize = 32;
-    p->maxThreadsPerBlock = 1024;
-    p->regsPerBlock = 65536;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -321,12 +315,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     if (cudaError_t error = cudaGetDeviceProperties(&p, device)) return error;
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return cudaSuccess;
-        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor: *value = p.major; return cudaSuccess;
-        case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
             *value = static_cast<int>(p.sharedMemPerMultiprocessor);
             return cudaSuccess;
+        case cudaDevAttrCooperativeLaunch: *value = launches_cooperatively() ? 1 : 0; return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin:
             *value = static_cast<int>(p.sharedMemPerBlockOptin);
             return cudaSuccess;

@@ -242,7 +242,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
     *pointer = memory_;
     return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault); }
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
 cudaError_t cudaFreeHost(void* pointer) {
     std::lock_guard lock(runtime_lock());
     if (cudaError_t error = enter_context()) return error;
@@ -258,16 +258,6 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     if (cudaError_t error = enter_context()) return error;
     *total_bytes = device_memory_bytes();
     *free_bytes = *total_bytes - std::min(*total_bytes, memory().used_bytes);
-    return cudaSuccess;
-}
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-    std::lock_guard lock(runtime_lock());
-    if (cudaError_t error = sticky_error()) return error;
-    const MemoryKind kind = memory_kind(pointer);
-    void* p = const_cast<void*>(pointer);
-    *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, p};
-    if (kind == MemoryKind::pinned) *attributes = {cudaMemoryTypeHost, 0, p, p};
-    if (kind == MemoryKind::device) *attributes = {cudaMemoryTypeDevice, 0, p, nullptr};
     return cudaSuccess;
 }
 

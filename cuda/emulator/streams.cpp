@@ -395,14 +395,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         return submit(stream, [marker = event->marker] { wait_for(marker); });
     });
 }
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-    return call([=] {
-        return submit(stream, [=] {
-            close_device_memory();
-            function(data);
-        });
-    });
-}
 cudaError_t infinilm_emulator_enqueue(cudaStream_t stream, void (*run)(void*), void* data, void (*discard)(void*)) {
     const std::shared_ptr<void> owned(data, discard);  // also after an error
     {

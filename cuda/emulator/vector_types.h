@@ -51,7 +51,6 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-constexpr int2 make_int2(int x, int y) { return {x, y}; }
 constexpr int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }

@@ -270,8 +270,10 @@ class Scheduler:
     def undo(self, step: Step) -> None:
         """Take back an aborted step. Its sequences are to be removed next. Of several steps, undo the newest first.
 
-        The prefix cache does not offer the tokens of the step to other sequences.
+        The prefix cache does not offer the tokens of the step to other sequences. So none of its sequences may have
+        been removed since it was made: with their slot went what tells which of their blocks the step was to compute.
         """
+        assert all(sequence.slot >= 0 for sequence in step.sequences), "a sequence left before its step was undone"
         for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
             self._num_computed[sequence.slot] = start
             self.blocks.forget_uncomputed(sequence.slot, start)

@@ -153,6 +153,20 @@ struct SplitWorkspace : Memory {
     SplitWorkspace() : Memory(split_workspace_bytes) { check(cudaMemset(as<void>(), 0, split_counter_bytes)); }
 };
 
+// That of rows of logits, as the backend makes it: on a device without clusters several blocks share a row by it.
+struct RowWorkspace {
+    RowBlocks blocks;
+    std::unique_ptr<Memory> memory;
+    RowWorkspace() {
+        check(sampling_places(blocks.places));
+        if (blocks.places == 0) return;
+        const size_t bytes = sampling_workspace_bytes(blocks.places);
+        memory = std::make_unique<Memory>(bytes);
+        blocks.workspace = memory->as<void>();
+        check(cudaMemset(blocks.workspace, 0, bytes));
+    }
+};
+
 PackedWeight weight_shape(int n, int k, int order, int head_dim, int format) {
     PackedWeight w;
     w.n = n, w.k = k, w.type = Type::bf16, w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
@@ -463,10 +477,22 @@ int bench_sample(int num_rows, int vocab_size, float temperature, int top_k, flo
         const Memory temperatures(std::vector<float>(rows, temperature)), top_ks(std::vector<int>(rows, top_k));
         const Memory top_ps(std::vector<float>(rows, top_p)), min_ps(std::vector<float>(rows, 0.0f));
         const Memory random_vals(std::vector<float>(rows, 0.5f));
+        const RowWorkspace shared;
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
-            return sample({static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size,
-                           temperatures.as<float>(), top_ks.as<int>(), top_ps.as<float>(), min_ps.as<float>(),
-                           random_vals.as<float>(), ids.as<int>()},
+            return sample({static_cast<float*>(logits.at(i % count, 4 * elements)),
+                           vocab_size,
+                           num_rows,
+                           vocab_size,
+                           temperatures.as<float>(),
+                           top_ks.as<int>(),
+                           top_ps.as<float>(),
+                           min_ps.as<float>(),
+                           random_vals.as<float>(),
+                           ids.as<int>(),
+                           nullptr,
+                           0,
+                           {},
+                           shared.blocks},
                           stream);
         });
     });
@@ -506,10 +532,36 @@ int bench_find_best(int num_rows, int n, int k, int64_t flush_bytes, int calls, 
         const int64_t elements = int64_t{num_rows} * n, count = copies(4 * elements, flush_bytes, calls);
         const size_t found = size_t{4} * num_rows * k;
         const Memory logits(Type::f32, count * elements, 3), best(found), ids(found);
+        const RowWorkspace shared;
         measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
-            return find_best({static_cast<float*>(logits.at(i % count, 4 * elements)), n, num_rows, n, k, 0,
-                              best.as<float>(), ids.as<int>()},
+            return find_best({static_cast<float*>(logits.at(i % count, 4 * elements)),
+                              n,
+                              num_rows,
+                              n,
+                              k,
+                              0,
+                              best.as<float>(),
+                              ids.as<int>(),
+                              {},
+                              shared.blocks},
                              stream);
+        });
+    });
+}
+
+// Of the token that was drawn, and of so many of the best.
+int bench_log_probs(int num_rows, int vocab_size, int num_best, int64_t flush_bytes, int calls, float* milliseconds) {
+    return guarded([&] {
+        const int64_t elements = int64_t{num_rows} * vocab_size, count = copies(4 * elements, flush_bytes, calls);
+        const auto rows = static_cast<size_t>(num_rows), found = 4 * rows * (static_cast<size_t>(num_best) + 1);
+        const Memory logits(Type::f32, count * elements, 3), ids(found), logprobs(found);
+        const Memory drawn(std::vector<int>(rows, vocab_size / 2)), counts(std::vector<int>(rows, num_best));
+        const RowWorkspace shared;
+        measure(flush_bytes, calls, milliseconds, [&](int i, cudaStream_t stream) {
+            return log_probs(
+                {static_cast<float*>(logits.at(i % count, 4 * elements)), vocab_size, num_rows, vocab_size,
+                 num_best + 1, drawn.as<int>(), counts.as<int>(), ids.as<int>(), logprobs.as<float>(), shared.blocks},
+                stream);
         });
     });
 }

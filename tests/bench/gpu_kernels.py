@@ -197,7 +197,7 @@ def delta_row(bench: Bench, of: States, num_seqs: int, queries: int) -> Row:
 
 
 def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
-    """rms_norm, RoPE with the cache, and the samplers."""
+    """rms_norm, RoPE with the cache, the samplers and log-probabilities."""
     flush, hidden, vocab = bench.flush_bytes, model.hidden, model.vocab
     yield Row(
         "row-wise", f"rms_norm, {num_tokens} x {hidden}", 4 * num_tokens * hidden, 0,
@@ -227,6 +227,11 @@ def small_rows(bench: Bench, model: Model, num_tokens: int) -> Iterator[Row]:
         "sampling", f"penalties, {num_tokens} x {listed} tokens", 20 * num_tokens * listed, 0,
         {"infinilm": ("bench_change_logits", (num_tokens, vocab, listed, flush))},
     )  # fmt: skip
+    for best in (0, 20):
+        yield Row(
+            "sampling", f"log_probs, {num_tokens} x {vocab}, {best} of the best", 4 * num_tokens * vocab, 0,
+            {"infinilm": ("bench_log_probs", (num_tokens, vocab, best, flush))},
+        )  # fmt: skip
     part = vocab // 8  # of eight ranks
     for k in (1, 64):
         yield Row(

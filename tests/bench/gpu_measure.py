@@ -33,6 +33,8 @@ SIGNATURES = {  # of gpu_kernels.cu, but for `float* milliseconds`; the last num
     "bench_rope_store": "iiiiiqi",
     "bench_sample": "iififqi",
     "bench_change_logits": "iiiqi",
+    "bench_log_probs": "iiiqi",
+    "bench_find_best": "iiiqi",
 }
 Run = Callable[[], float]  # milliseconds of one call, measured now
 
@@ -69,6 +71,7 @@ class Bench:
     def run(self, function: str, *numbers: float) -> float:
         """Milliseconds of one call."""
         milliseconds = ctypes.c_float()
+        assert function in SIGNATURES, f"{function} has no signature: its int64_t would come as an int"
         self._check(function, getattr(self.lib, function)(*numbers, ctypes.byref(milliseconds)))
         return milliseconds.value
 

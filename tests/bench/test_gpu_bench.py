@@ -68,6 +68,15 @@ def test_a_kernel_that_fails(request: pytest.FixtureRequest, tmp_path: Path) -> 
     assert "cudaErrorLaunchFailure" in why
 
 
+def test_every_file_of_tests_runs() -> None:
+    """Those left out say nothing of a GPU: they are of the emulator, its runtime, other devices, and nvcc alone."""
+    import gpu
+
+    tests = {path.stem.removeprefix("test_") for path in (HERE.parent / "cuda").glob("test_*.py")}
+    assert tests - set(gpu.TEST_FILES) == {"bugs", "nvcc", "runtime", "shared_memory"}
+    assert set(gpu.TEST_FILES) <= tests
+
+
 def test_no_gpu() -> None:
     done = run(CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "no NVIDIA GPU" in done.stderr and "--simulate" in done.stderr

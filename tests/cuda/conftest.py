@@ -40,6 +40,7 @@ EMULATED = {
     "test_refused_at_load",
     "test_a_fault_in_an_op",
     "test_nothing_to_pin",
+    "test_refused_for_another_reason",
     "test_a_rank_that_fails",
     "test_only_its_own_devices",
     "test_what_ranks_have_is_joined_by_one_kernel",

@@ -315,8 +315,8 @@ def log_probs(_: Gpu, folder: str) -> None:
     twins.close()
 
 
-def a_large_vocabulary(gpu: Gpu, folder: str) -> None:
-    """Rows that several blocks share without clusters, in graphs: the ids are the CPU's."""
+def a_large_vocabulary(gpu: Gpu, folder: str, peers: str) -> None:
+    """Rows in graphs that several blocks share without clusters, or one where they cannot: the ids are the CPU's."""
     model = make_model("llama", Path(folder), num_hidden_layers=1, vocab_size=8200)
     twins = Twins(str(model), "", "bfloat16")
     twins.step([0, 1, 2, 3], 3)
@@ -330,7 +330,7 @@ def a_large_vocabulary(gpu: Gpu, folder: str) -> None:
         _core.Backend("cpu", num_threads=1).sample(*(_core.from_numpy(x) for x in arrays))
         assert ids.tolist() == want.tolist()
     gpu.lib.infinilm_emulator_take_launches.restype = ctypes.c_char_p
-    assert b"sample_kernel<infinilm::cuda::MemoryPeers>" in gpu.lib.infinilm_emulator_take_launches()
+    assert f"sample_kernel<infinilm::cuda::{peers}>".encode() in gpu.lib.infinilm_emulator_take_launches()
     twins.close()
 
 

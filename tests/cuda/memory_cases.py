@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -87,4 +88,23 @@ def nothing_to_pin(gpu: Gpu, folder: str) -> None:
     sequences.lengths[:] = 0
     ids, _ = outputs(engine, sequences.batch([0, 1], 5))
     assert ids is not None and ids.shape == (2,)
+    engine.close()
+
+
+def refused_for_another_reason(gpu: Gpu, folder: str) -> None:
+    """Only memory that is used up is told as such: here none is given while somebody records a graph."""
+    model = make_model("llama", Path(folder))
+    engine = open_engine(model, "bfloat16", graphs=False)
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    gpu.check(gpu.lib.cudaStreamCreate(ctypes.byref(stream)))
+    gpu.check(gpu.lib.cudaStreamBeginCapture(stream, 0))  # cudaStreamCaptureModeGlobal
+    try:
+        engine.reset_cache(4, 16)
+    except DeviceError as error:
+        assert "memory for" in str(error) and "cudaErrorStreamCaptureUnsupported" in str(error), error
+        assert "out of device memory" not in str(error), error
+    else:
+        raise AssertionError("no DeviceError")
+    gpu.lib.cudaStreamEndCapture(stream, ctypes.byref(graph))
+    engine.reset_cache(4, 16)
     engine.close()

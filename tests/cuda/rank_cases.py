@@ -268,12 +268,14 @@ def two_engines(_: Gpu, folder: str, nccl: str) -> None:
 
 
 def eager_steps(_: Gpu, folder: str, nccl: str, layers: int) -> None:
-    """A step of two ranks; the test says how late one of them is."""
+    """Steps of two ranks; the test says how late one of them is. The second brings ids alone."""
     fake = FakeNccl(nccl)
     model = make_model("llama", Path(folder), num_hidden_layers=layers)
     engine = open_engine(model, "bfloat16", 2, ["cuda:0", "cuda:1"])
     output = engine.forward(make_step(np.array([[1], [2]], np.int32), 0))
     assert output.logits is not None and np.all(np.isfinite(output.logits.numpy()))
+    output = engine.forward(make_step(np.array([[3], [4]], np.int32), 1, return_logits=False))
+    assert output.ids is not None and output.ids.numpy().min() >= 0
     engine.close()
     fake.check()
 

@@ -247,6 +247,6 @@ def old_device(gpu: Gpu) -> None:
 
 def properties(gpu: Gpu) -> None:
     value = ctypes.c_int()
-    for attribute, expected in ((16, 11), (75, 8), (76, 9), (97, 99 * 1024)):
+    for attribute, expected in ((16, 11), (75, 8), (95, 1), (97, 99 * 1024)):
         gpu.check(gpu.lib.cudaDeviceGetAttribute(ctypes.byref(value), attribute, 0))
         assert value.value == expected, (attribute, value.value)

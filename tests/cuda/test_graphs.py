@@ -40,9 +40,14 @@ def test_changes_of_longer_contexts(simulate: Run, models: str) -> None:
     assert outcome.ok, outcome.text
 
 
-def test_a_large_vocabulary(simulate: Run, models: str) -> None:
-    settings = {"INFINILM_EMULATOR_CC": "86", "INFINILM_EMULATOR_SMS": "8"}
-    outcome = simulate("graph_cases:a_large_vocabulary", settings=settings, folder=models)
+@pytest.mark.parametrize(("cooperative", "peers"), [("1", "MemoryPeers"), ("0", "ClusterPeers")])
+def test_a_large_vocabulary(simulate: Run, models: str, cooperative: str, peers: str) -> None:
+    settings = {
+        "INFINILM_EMULATOR_CC": "86",
+        "INFINILM_EMULATOR_SMS": "8",
+        "INFINILM_EMULATOR_COOPERATIVE": cooperative,
+    }
+    outcome = simulate("graph_cases:a_large_vocabulary", settings=settings, folder=models, peers=peers)
     assert outcome.ok, outcome.text
 
 

@@ -26,3 +26,8 @@ def test_nothing_is_left(simulate: Run, tmp_path: Path) -> None:
 def test_nothing_to_pin(simulate: Run, tmp_path: Path) -> None:
     outcome = simulate("memory_cases:nothing_to_pin", folder=str(tmp_path))
     assert outcome.ok, outcome.text
+
+
+def test_refused_for_another_reason(simulate: Run, tmp_path: Path) -> None:
+    outcome = simulate("memory_cases:refused_for_another_reason", folder=str(tmp_path))
+    assert outcome.ok, outcome.text

@@ -1,24 +1,33 @@
-"""The rules for the machine code of kernels: tools/kernel_resources.py, by code written here."""
+"""The rules for the machine code of kernels: tools/kernel_resources.py and tools/sass.py, by code written here."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools/kernel_resources.py"
-WAIT, LOAD, STORE = "ACQBULK", "LDG.E.128.CONSTANT", "STG.E.128"
+TOOLS = Path(__file__).parents[2] / "tools"
+WAIT, LOAD, STORE = "ACQBULK", "LDG.E.128.CONSTANT R4, [R2.64]", "STG.E.128 [R2.64], R4"
 
 
-@pytest.fixture(scope="module")
-def kernel_resources() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernel_resources", TOOL)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def kernel_resources(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module("kernel_resources")
+
+
+def printed(kernel: str, arch: str, code: list[str]) -> list[str]:
+    """As cuobjdump prints it: an instruction has 16 bytes, and its bits beside it and in a line of their own."""
+    name, _, argument = kernel.partition("<")  # as the compiler mangles it
+    mangled = f"_ZN8infinilm4cuda{len(name)}{name}" + (f"ILi{argument[0]}EEEvv" if argument else "Ev")
+    lines = [f"arch = {arch}", f"\t\tFunction : {mangled}", '\t.headerflags\t@"EF_CUDA_SM90"']
+    for i, each in enumerate(code):
+        pad = "" if each.startswith("@") else " " * 5
+        lines.append(f"        /*{16 * i:04x}*/              {pad}{each} ;    /* 0x0000000000007919 */")
+        lines.append("                                                /* 0x000e220000002100 */")
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -30,18 +39,57 @@ def kernel_resources() -> ModuleType:
         ("act_mul_kernel", "sm_90a", [LOAD, WAIT, STORE], "reads before it waits: LDG.E.128.CONSTANT"),
         ("delta_rule_kernel", "sm_90a", [LOAD, WAIT, STORE], ""),
         ("delta_rule_kernel", "sm_90a", [LOAD, STORE, WAIT], "writes before it waits: STG.E.128"),
-        ("act_mul_kernel", "sm_80", [LOAD, "STL.64"], "touches local memory: STL.64"),
-        ("linear_decode_kernel<1>", "sm_90a", ["CCTL.E.PF2", WAIT, LOAD], ""),
+        ("act_mul_kernel", "sm_80", [LOAD, "STL.64 [R1], R2"], "touches local memory: STL.64"),
+        ("linear_decode_kernel<1>", "sm_90a", ["CCTL.E.PF2 [R2]", WAIT, LOAD], ""),
         ("linear_decode_kernel<1>", "sm_90a", [LOAD, WAIT], ""),
         ("linear_decode_kernel<1>", "sm_90a", [WAIT, LOAD], "asks for no weight before it waits"),
-        ("linear_decode_kernel<1>", "sm_80", ["LDG.E.64"], "reads weights in less than 16 bytes"),
-        ("linear_sm90_kernel<1>", "sm_90a", [WAIT, "HMMA.16816.F32"], "has no wgmma"),
+        ("linear_decode_kernel<1>", "sm_80", ["LDG.E.64 R4, [R2.64]"], "reads weights in less than 16 bytes"),
+        ("linear_sm90_kernel<1>", "sm_90a", [WAIT, "HMMA.16816.F32 R4, R8, R12, R4"], "has no wgmma"),
+        # Branches: what a way leads to that has not waited, wherever it stands.
+        ("act_mul_kernel", "sm_90a", ["@P0 BRA 0x20", WAIT, STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        ("act_mul_kernel", "sm_90a", ["BRA P0, 0x20", WAIT, STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        ("act_mul_kernel", "sm_90a", ["BRA.U UP0, 0x20", WAIT, STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        ("act_mul_kernel", "sm_90a", ["@!UP1 ACQBULK", STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        ("act_mul_kernel", "sm_90a", ["@P0 BRA 0x30", WAIT, "EXIT", LOAD, "EXIT"], "reads before it waits: LDG.E"),
+        ("act_mul_kernel", "sm_90a", ["BRA 0x30", STORE, "EXIT", WAIT, LOAD, "BRA 0x10"], ""),
+        ("act_mul_kernel", "sm_90a", ["@P0 BRA 0x30", WAIT, STORE, "EXIT"], ""),
+        ("act_mul_kernel", "sm_90a", ["@P0 EXIT", WAIT, LOAD, "@P1 BRA 0x20", STORE, "EXIT"], ""),
+        ("act_mul_kernel", "sm_90a", ["CALL.REL.NOINC 0x40", WAIT, STORE, "EXIT", LOAD, "RET.REL R2"], "reads before"),
+        ("act_mul_kernel", "sm_90a", [WAIT, "CALL.REL.NOINC 0x30", "EXIT", LOAD, "RET.REL.NODEC R2 0x0"], ""),
+        ("act_mul_kernel", "sm_90a", ["BRX R2 -0x40", WAIT, STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        # Whatever reads or writes global memory.
+        ("act_mul_kernel", "sm_90a", ["UTMALDG.2D [UR8], [UR4]", WAIT], "reads before it waits: UTMALDG.2D"),
+        ("act_mul_kernel", "sm_90a", ["UBLKCP.S.G [UR4], [UR6], UR8", WAIT], "reads before it waits: UBLKCP.S.G"),
+        ("act_mul_kernel", "sm_90a", ["LDGSTS.E.128 [R1], [R2.64]", WAIT], "reads before it waits: LDGSTS.E.128"),
+        ("act_mul_kernel", "sm_90a", ["CCTL.E.PF2 [R2]", WAIT], "reads before it waits: CCTL.E.PF2"),
+        ("act_mul_kernel", "sm_90a", ["UTMAPF.L2.2D [UR4]", WAIT], "reads before it waits: UTMAPF.L2.2D"),
+        ("act_mul_kernel", "sm_90a", ["UTMAREDG.2D.ADD [UR4], [UR8]", WAIT], "writes before it waits: UTMAREDG"),
+        ("act_mul_kernel", "sm_90a", ["ATOMG.E.ADD PT, R2, [R4], R6", WAIT], "writes before it waits: ATOMG.E.ADD"),
+        ("act_mul_kernel", "sm_90a", ["UTMACCTL.PF [UR4]", "LDS R2, [R3]", "CCTL.IVALL", WAIT, STORE], ""),
     ],
 )
 def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[str], fault: str) -> None:
-    name, _, argument = kernel.partition("<")  # as the compiler mangles it
-    mangled = f"_ZN8infinilm4cuda{len(name)}{name}" + (f"ILi{argument[0]}EEEvv" if argument else "Ev")
-    lines = [f"arch = {arch}", f"\t\tFunction : {mangled}"]
-    lines += [f"        /*{16 * i:04x}*/              @!P0 {each} R1, R2 ;" for i, each in enumerate(code)]
-    faults = kernel_resources.check_code(lines)
+    faults = kernel_resources.check_code(printed(kernel, arch, code))
     assert len(faults) == bool(fault) and all(fault in each for each in faults), faults
+
+
+def test_loops(kernel_resources: ModuleType) -> None:
+    """Counted is the loop with most products, or most bytes asked for; a way back that is no loop does not count."""
+    load = "LDG.E.LTC128B.64 R4, [R2.64]"  # 8 bytes; the hint for L2 is no width
+    code = {
+        "straight_kernel": [WAIT, load, STORE, "EXIT", "BRA 0x40"],
+        "memory_kernel": [WAIT, load, "@P0 BRA 0x10", "LDG.E R4, [R2]", "FFMA R1, R2", "@P1 BRA 0x30", "EXIT"],
+        "products_kernel": [  # the loop, from 0x10 on, goes over a block behind the end
+            WAIT, "LDGSTS.E.128 [R1], [R2.64]", "BRA P2, 0x70", "HMMA.16816.F32 R4, R8, R12, R4", "@P0 BRA 0x10",
+            STORE, "EXIT", "LDS R2, [R3]", "HMMA.16816.F32 R4, R8, R12, R4", "BRA 0x30",
+        ],
+    }  # fmt: skip
+    lines = [line for name, each in code.items() for line in printed(name, "sm_90a", each)]
+    module = importlib.import_module("sass")
+    assert kernel_resources.make_loop_table(module.read_kernels(lines)).splitlines() == [
+        "| kernel | sm_90a |",
+        "| --- | --- |",
+        "| `memory` | 2 (0, 8) |",
+        "| `products` | 7 (2, 16) |",
+        "| `straight` | 5 (0, 8) |",
+    ]

@@ -91,6 +91,10 @@ class Engine:
         assert self.in_flight, "there is work, and no step"
         return self.update(*self.in_flight.popleft())
 
+    def may_abort(self) -> bool:
+        """Whether all steps in flight can be taken back: not where a sequence has left, by its end or cancelled."""
+        return all(sequence.slot >= 0 for step, _ in self.in_flight for sequence in step.sequences)
+
     def abort(self) -> list[Sequence]:
         """Take back all steps in flight, of which nobody knows what they have written; returns whose they were."""
         sequences: list[Sequence] = []

@@ -106,7 +106,7 @@ def test_anything_that_arrives_is_served_right(
             scheduler.remove(sequence)
             scheduler.remove(sequence)  # twice does no harm
             cancelled += 1
-        if steps[0] == 1 and rng.random() < 0.03:  # nobody wants the steps in flight
+        if steps[0] == 1 and engine.may_abort() and rng.random() < 0.03:  # nobody wants the steps in flight
             for sequence in engine.abort():
                 scheduler.remove(sequence)
                 if sequence in alive:
@@ -156,6 +156,21 @@ def test_a_prefix_is_shared_and_the_last_token_computed() -> None:
     scheduler.add(sequence)
     drain(engine, [sequence])
     assert sequence.cached_tokens == 0
+
+
+def test_a_step_is_not_undone_when_a_sequence_of_it_has_left() -> None:
+    """A slot of -1 is none: before, the last slot lost its count of computed tokens."""
+    scheduler = make_scheduler(max_num_batched_tokens=100)
+    sequences = [make_sequence(list(range(first, first + 12)), 5) for first in (0, 20)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    step = scheduler.schedule(1.0)
+    assert step is not None and step.sequences == sequences
+    scheduler.remove(sequences[1])
+    computed = scheduler._num_computed.copy()
+    with pytest.raises(AssertionError, match="a sequence left before its step was undone"):
+        scheduler.undo(step)
+    np.testing.assert_array_equal(scheduler._num_computed, computed)
 
 
 def test_equal_prompts_of_one_step_are_computed_once() -> None:
