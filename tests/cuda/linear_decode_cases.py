@@ -226,6 +226,13 @@ def norm_is_the_same(gpu: Gpu, specs: list[dict[str, Any]]) -> None:
             assert_bitwise(getattr(got, name), getattr(expected, name))
 
 
+def split_is_the_same(gpu: Gpu, num_tokens: int, kind: str) -> None:
+    """Slices that blocks of a cluster sum have the bits of slices that one sums: float32 shows their order."""
+    split = Spec(num_tokens, 1400, 24, kind, float32=True, kernel="split")
+    inputs = Inputs(split)
+    np.testing.assert_array_equal(run(gpu, split, inputs).out, run(gpu, replace(split, kernel="decode"), inputs).out)
+
+
 def float32_rounds_to_the_output(gpu: Gpu, kind: str) -> None:
     """The 16-bit output is the float32 one rounded."""
     spec = Spec(5, 136, 40, kind, bias=True)

@@ -82,6 +82,11 @@ def test_split_matches_float64(emulate: Run) -> None:
     run(emulate, "matches_float64", specs=specs, schedule="lifo")
 
 
+@pytest.mark.parametrize(("num_tokens", "kind"), [(20, "bf16"), (40, "f16"), (90, "bf16")])  # tiles of 32, 64 and 128
+def test_split_has_the_bits_of_one_block(emulate: Run, num_tokens: int, kind: str) -> None:
+    run(emulate, "split_is_the_same", num_tokens=num_tokens, kind=kind, schedule="fifo")
+
+
 @pytest.mark.parametrize("capability", ["80", "89"])
 def test_smaller_shared_memory(emulate: Run, capability: str) -> None:
     """Fewer stages, and one block an SM."""
