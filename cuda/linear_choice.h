@@ -57,8 +57,9 @@ inline int64_t decode_cycles(const LinearArgs& args, int num_sms) {
     return (has_wide && bytes(4) < bytes(2) ? bytes(4) : bytes(2)) / 18;
 }
 
-// What the two blocks of a cluster of linear_sm90 have in common. Of the same tokens or the same rows, each brings half
-// to both. The same tile: each sums half of its slices of k, so that a product of few tiles has twice the blocks.
+// What the two blocks of a cluster of linear_sm90 have in common. With the same tokens or the same rows, each block
+// brings half of these to both. With the same tile, each sums half of its slices of k: a product of few tiles has twice
+// the blocks.
 constexpr int hopper_pair = 2;
 enum class HopperPair : int { same_tokens, same_rows, same_tile };
 

@@ -216,7 +216,7 @@ struct SharedTile {
     __device__ __forceinline__ void keep(int slice, const float (&sums)[kTokens / 2]) const {
         put(parts + (1 + slice) * kPart, sums);
     }
-    // totals: zeros, or some slices' already; those of the parts are added.
+    // totals: zeros.
     __device__ __forceinline__ void add_parts(float (&totals)[kTokens / 2]) const {
 #pragma unroll 1
         for (int part = 0; part < kHalfSlices; ++part)

@@ -179,7 +179,7 @@ class LLM(ChatMethods, OfThisProcess):
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
-        limits = RequestLimits.of(limits)
+        self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
             "quantization": quantization,

@@ -191,6 +191,18 @@ void pass_knowledge([[maybe_unused]] const void* from, [[maybe_unused]] const vo
 #endif
 }
 
+AsScheduler::AsScheduler() {
+#ifdef INFINILM_EMULATOR_TSAN
+    fiber_ = __tsan_get_current_fiber();
+    if (fiber_ != scheduler.tsan) __tsan_switch_to_fiber(scheduler.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+}
+AsScheduler::~AsScheduler() {
+#ifdef INFINILM_EMULATOR_TSAN
+    if (fiber_ != scheduler.tsan) __tsan_switch_to_fiber(fiber_, __tsan_switch_to_fiber_no_sync);
+#endif
+}
+
 bool is_stack_guard(const void* address) {
     for (const Slab& slab : slabs) {
         const auto offset = static_cast<size_t>(static_cast<const char*>(address) - slab.memory);

@@ -68,6 +68,18 @@ inline void acquire([[maybe_unused]] const void* object) {
 #endif
 }
 
+// While it lives a fiber acts as the scheduler does, for ThreadSanitizer: by a lock that one thread of a grid releases
+// and another one takes, the second would know what the first did, and their races were not seen.
+class AsScheduler {
+public:
+    AsScheduler();
+    ~AsScheduler();
+    AsScheduler(const AsScheduler&) = delete;
+
+private:
+    [[maybe_unused]] void* fiber_ = nullptr;
+};
+
 // Whoever acquires `to` from now on knows what was released to `from`; the caller does not come to know it.
 void pass_knowledge(const void* from, const void* to);
 

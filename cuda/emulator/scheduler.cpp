@@ -16,7 +16,7 @@
 
 namespace infinilm::emulator {
 
-[[gnu::tls_model("initial-exec")]] thread_local Grid* running = nullptr;
+thread_local Grid* running = nullptr;
 
 namespace {
 
@@ -172,7 +172,9 @@ void give_way(Grid& grid) {
     const bool idle = grid.idle_yields % kPatience == kPatience - 1;
     if (idle) check_places(grid);
     if (!idle && grid.order != Order::random) return;
-    if (runtime_lock().contended() && (idle || grid.random() % 64 == 0)) runtime_lock().give_way();
+    if (!runtime_lock().contended() || (!idle && grid.random() % 64 != 0)) return;
+    const AsScheduler scheduler;
+    runtime_lock().give_way();
 }
 
 // Runs others until this thread can go on. One thread passes on to the next, without the scheduler between them: half

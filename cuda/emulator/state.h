@@ -126,8 +126,8 @@ struct Grid {
     dim3 together() const { return cooperative ? grid : cluster; }  // blocks that run together
 };
 
-// The grid of this host thread, or null. Read all the time: without the model, a call finds out where it is.
-[[gnu::tls_model("initial-exec")]] extern thread_local Grid* running;
+// The grid of this host thread, or null.
+extern thread_local Grid* running;
 inline Thread& current() { return *running->current; }
 inline Block& current_block() { return *running->current->block; }
 

@@ -141,7 +141,8 @@ class Orders:
         now = time.perf_counter()
         if now < self._next_deadline:
             return 0
-        late = [work for work in self.open_works if work.deadline <= now and work.finish_reason is None]
+        cancelled = set(self._cancelled.copy())  # whose callers get what there is, as they asked
+        late = [work for work in self.open_works - cancelled if work.deadline <= now and work.finish_reason is None]
         for work in late:
             work.cancelled_by = TimeLimitError(
                 f"the request took longer than {self._max_seconds:g} s, its time limit, and was ended: try again "

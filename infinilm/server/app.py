@@ -8,13 +8,13 @@ import hashlib
 import json
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from infinilm.errors import EngineDeadError, did_you_mean
@@ -39,6 +39,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 # Bytes. Longer bodies are read in threads, beside the event loop. Short ones are not: where many requests come at once,
 # threads that all want the interpreter take several times as long as the reading itself.
 _SHORT_BODY = 2048
+_LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -215,11 +216,15 @@ class _Stream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 end = await self._service.attended(receive, self._send_all(running, send))
+                await send({"type": "http.response.body", "body": end.encode()})
             except ApiError as error:
                 end = sent_event(error_event(error, self._path, scope.get(REQUEST_ID)))
                 if error.status != 503:  # it would fail anywhere: a router is told of an end
                     end = self._part.marked(end, running)
-            await send({"type": "http.response.body", "body": end.encode()})
+                try:
+                    await asyncio.wait_for(send({"type": "http.response.body", "body": end.encode()}), _LAST_SECONDS)
+                except asyncio.TimeoutError:  # such as the time of one that does not read
+                    raise ClientDisconnect from None
 
     async def _send_all(self, running: AsyncRequests, send: Any) -> str:
         """Send all events but the last, which are returned: they go out with the end of the answer."""
@@ -278,9 +283,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of a body. One of two values of a field would be ignored, and clients do not agree which."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in values if names.count(name) > 1)
-        raise ApiError(f"{twice[:100]!r} is there more than once in one JSON object; send it once", param=twice[:100])
+        most_common = Counter(name for name, _ in pairs).most_common(1)
+        name = most_common[0][0][:100].encode(errors="backslashreplace").decode()  # halves of surrogates are no text
+        raise ApiError(f"{name!r} is there more than once in one JSON object; send it once", param=name)
     return values
 
 

@@ -211,41 +211,52 @@ class Guard:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end; it is cancelled when its client leaves.
+async def attended(receive: Receive, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """Run `work` to its end; it is cancelled when its client leaves, or when its time is over.
 
     Parameters
     ----------
     receive : callable
         Of ASGI, behind the body: it gives nothing more until the client leaves.
     work : coroutine
+    seconds : float, optional
+        That it may take; None: as long as it likes.
 
     Raises
     ------
     ClientDisconnect
         The client has left.
+    asyncio.TimeoutError
+        The time is over.
     """
-    working, has_left = asyncio.current_task(), False
+    working, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert working is not None
+    ended: list[type[Exception]] = []
+
+    def end(why: type[Exception]) -> None:
+        if not ended:
+            ended.append(why)
+            working.cancel()
 
     async def leave() -> None:
-        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
-        has_left = True
-        working.cancel()
+        end(ClientDisconnect)
 
     leaving = asyncio.ensure_future(leave())
+    timer = None if seconds is None else loop.call_later(seconds, end, asyncio.TimeoutError)
     try:
         return await work
     except asyncio.CancelledError:
-        if not has_left:  # by somebody else
+        if not ended:  # by somebody else
             raise
         if sys.version_info >= (3, 11):
             working.uncancel()
-        raise ClientDisconnect from None
+        raise ended[0] from None
     finally:
         leaving.cancel()
+        if timer is not None:
+            timer.cancel()
 
 
 async def _no_request(scope: Message, receive: Receive, send: Send) -> None:

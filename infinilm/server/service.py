@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, RequestError, TimeLimitError
+from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
@@ -41,6 +41,7 @@ _EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of
 
 # Requests that come together start together, see `Service._others_are_read`.
 _TOGETHER_SECONDS = 0.005
+_GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is read
 
 # Variables of a template that `chat_template_kwargs` cannot set.
@@ -222,6 +223,8 @@ class Service:
 
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
+        if isinstance(error, QueueFullError):
+            return _queue_full(str(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
             return ApiError(str(error), param=named[0] if named is not None else None)
@@ -233,11 +236,24 @@ class Service:
         return ApiError(f"the request failed: {error}", 500)
 
     async def attended(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-        """`guard.attended`, which raises what a client is told of a failure: ApiError."""
+        """`guard.attended`, which raises what a client is told of a failure: ApiError.
+
+        The engine keeps the time limit, between steps. Where a step does not end, or a client does not read what it is
+        sent, the time is over here, later.
+        """
+        assert self._llm is not None
+        limit = self._llm.limits.max_seconds
         try:
-            return await attended(receive, work)
+            return await attended(receive, work, None if limit is None else limit + max(limit, _GRACE_SECONDS))
         except (ApiError, ClientDisconnect):
             raise
+        except asyncio.TimeoutError:
+            raise ApiError(
+                f"the request took much longer than {limit:g} s, its time limit: the engine does not come to an end of "
+                "its step, or the client does not read",
+                504,
+                code="timeout",
+            ) from None
         except Exception as error:  # of this request alone
             logger.warning("a request failed: %s", error)
             raise self.failed(error) from error
@@ -317,16 +333,16 @@ class Service:
         known = llm.metrics()
         self._waiting = [call for call in self._waiting if call.waits]
         num_coming = sum(call.num_seqs for call in self._waiting if call.running is None)
-        num_waiting = known.num_running + known.num_waiting + num_coming - llm.memory.max_num_seqs
+        num_others = known.num_running + known.num_waiting + num_coming
+        num_waiting = num_others - llm.memory.max_num_seqs
         waiting_tokens = sum(call.num_tokens for call in self._waiting)
-        # A prompt for which nothing has to wait may be as long as the context.
+        # A call that is alone may have a prompt as long as the context, and more sequences than the queue takes: it
+        # would be refused for ever.
         over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
-        if num_waiting >= limits.max_queued_requests or over:
-            what = f"{num_waiting} requests" if not over else f"prompts of {waiting_tokens} tokens"
+        if over or (num_others and num_waiting + max(num_seqs, 1) > limits.max_queued_requests):
+            what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
             self.metrics.refused.inc()
-            raise ApiError(
-                f"{what} wait already; try again later", 429, code="queue_full", headers={"Retry-After": "1"}
-            )
+            raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
         self._num_admitted += 1
         self._idle.clear()
         call = _Call(num_tokens, num_seqs)
@@ -339,11 +355,17 @@ class Service:
         await self._idle.wait()
 
 
+def _queue_full(message: str) -> ApiError:
+    return ApiError(message, 429, code="queue_full", headers={"Retry-After": "1"})
+
+
 @contextlib.contextmanager
 def bad_request(param: str | None = None) -> Iterator[None]:
     """What the library refuses is the client's to put right; `param`: the field at fault, if its words do not say."""
     try:
         yield
+    except QueueFullError as error:
+        raise _queue_full(str(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
         begin = re.match(r"[a-z_]*", str(error))
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param

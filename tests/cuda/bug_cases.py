@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy as np
-from emulation import H2D, Gpu
+from emulation import H2D, Buffer, Gpu
 
 
 def reverse(gpu: Gpu, barrier: int = 0) -> None:
@@ -60,7 +61,27 @@ def copy_out_of_bounds(gpu: Gpu) -> None:
 
 
 def between_blocks(gpu: Gpu, mistake: int) -> None:
-    gpu.call("between_blocks", gpu.empty(3), gpu.upload(np.zeros(1, np.uint32)), gpu.empty(32), mistake)
+    gpu.call(
+        "between_blocks", gpu.empty(3), gpu.upload(np.zeros(1, np.uint32)), gpu.empty(32), mistake, ctypes.c_void_p()
+    )
+
+
+def between_blocks_of_two_threads(gpu: Gpu) -> None:
+    arguments = [(gpu.empty(3), gpu.upload(np.zeros(1, np.uint32)), gpu.empty(32)) for _ in range(2)]
+    start = threading.Barrier(2)
+
+    def run(partial: Buffer, counter: Buffer, out: Buffer) -> None:
+        stream = ctypes.c_void_p()
+        gpu.check(gpu.lib.cudaStreamCreate(ctypes.byref(stream)))
+        start.wait()
+        gpu.call("between_blocks", partial, counter, out, 3, stream)
+        gpu.check(gpu.lib.cudaStreamSynchronize(stream))
+
+    threads = [threading.Thread(target=run, args=each) for each in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def spin(gpu: Gpu) -> None:

@@ -116,6 +116,14 @@ def test_sanitized(emulate: Run, name: str) -> None:
     assert not outcome.ok and expected in outcome.text, outcome.text
 
 
+@pytest.mark.sanitizer
+def test_sanitized_with_two_host_threads(emulate: Run) -> None:
+    """What kernels of two host threads tell each other as they take turns hides no race of the blocks of one."""
+    case = "bug_cases:between_blocks_of_two_threads"
+    outcome = emulate(["bugs.cu"], case, sanitize="thread", schedule="random:1", timeout=300)
+    assert not outcome.ok and RACE[1] in outcome.text, outcome.text
+
+
 def test_more_blocks_that_wait_than_a_device_has_room_for(emulate: Run) -> None:
     """Where each rank has a device: some might never begin, and what waits for them elsewhere would wait for ever."""
     settings = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "1"}

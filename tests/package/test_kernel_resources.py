@@ -57,6 +57,9 @@ def printed(kernel: str, arch: str, code: list[str]) -> list[str]:
         ("act_mul_kernel", "sm_90a", ["CALL.REL.NOINC 0x40", WAIT, STORE, "EXIT", LOAD, "RET.REL R2"], "reads before"),
         ("act_mul_kernel", "sm_90a", [WAIT, "CALL.REL.NOINC 0x30", "EXIT", LOAD, "RET.REL.NODEC R2 0x0"], ""),
         ("act_mul_kernel", "sm_90a", ["BRX R2 -0x40", WAIT, STORE, "EXIT"], "writes before it waits: STG.E.128"),
+        # What may be read before is named, with the instructions that read it.
+        ("linear_sm90_kernel", "sm_90a", ["UTMALDG.2D [UR8], [UR4]", WAIT, STORE], ""),
+        ("linear_sm90_kernel", "sm_90a", ["LDG.E.128 R4, [R2.64]", WAIT, STORE], "reads before it waits: LDG.E.128"),
         # Whatever reads or writes global memory.
         ("act_mul_kernel", "sm_90a", ["UTMALDG.2D [UR8], [UR4]", WAIT], "reads before it waits: UTMALDG.2D"),
         ("act_mul_kernel", "sm_90a", ["UBLKCP.S.G [UR4], [UR6], UR8", WAIT], "reads before it waits: UBLKCP.S.G"),

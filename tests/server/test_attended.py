@@ -47,6 +47,21 @@ def test_it_ends_by_itself_or_with_its_client() -> None:
     asyncio.run(main())
 
 
+def test_its_time_is_over() -> None:
+    """Then it is cancelled; in time it is not, and later nothing is."""
+
+    async def main() -> None:
+        client, ready, told = _Client(), asyncio.Event(), list[str]()
+        with pytest.raises(asyncio.TimeoutError):
+            await attended(client.receive, _work(told, ready), 0.01)
+        assert told == ["over"]
+        ready.set()
+        assert await attended(client.receive, _work(told, ready), 0.01) == "done"
+        await asyncio.sleep(0.03)
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_as_it_ends() -> None:
     """Whichever is first: the answer or the end, and nothing behind them is cancelled."""
 

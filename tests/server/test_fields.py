@@ -207,6 +207,16 @@ def test_fields_that_are_there_twice(host: Hosted, fields: str, name: str) -> No
         assert answer.json()["error"]["param"] == name and "more than once" in answer.json()["error"]["message"]
 
 
+def test_many_fields_that_are_there_once(host: Hosted) -> None:
+    """The one that is there twice is found in a moment: the others wait meanwhile."""
+    fields = ", ".join(f'"f{i}": 0' for i in range(200_000))
+    headers = {"Content-Type": "application/json"}
+    for last, name in (('"f199999": 1', "f199999"), (r'"\ud800": 1, "\ud800": 2', r"\ud800")):
+        data = f'{{"model": "tiny", "metadata": {{{fields}, {last}}}}}'
+        answer = httpx.post(f"{host.url}/v1/completions", content=data, headers=headers, timeout=SECONDS)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 def test_types_of_errors(host: Hosted) -> None:
     """By the names of each API."""
     for path, told in (("chat/completions", "invalid_request_error"), ("messages", "not_found_error")):

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from infinilm import LLM, EngineDeadError, HookRegistry, RequestLimits
+from infinilm.server import app, service
 from server.support import SECONDS, Gate, Hosted, gauge, hosted, http_get, http_options, http_post, wait_for
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
@@ -141,6 +142,33 @@ def test_requests_that_come_together_fill_the_queue(llm: LLM, max_queued: int) -
         found = sorted(answer.result().status_code for answer in answers)
     num_served = MAX_NUM_SEQS + max_queued
     assert found == [200] * num_served + [429] * (12 - num_served)
+
+
+def test_a_call_of_many_sequences(llm: LLM) -> None:
+    """All of them count, beside others; alone it is served, as it would never be otherwise."""
+    num_seqs = MAX_NUM_SEQS + 1
+    with hosted(llm, max_queued_requests=0) as host:
+        with Gate(llm) as gate:
+            running = raw(host, "/v1/completions", LONG)
+            wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+            refused = post(host, n=num_seqs, max_tokens=1)
+            assert refused.status_code == 429 and f"{num_seqs} more were asked for" in refused.text
+            gate.open()
+            running.close()
+        wait_for(lambda: host.service._num_admitted == 0)
+        assert len(post(host, n=num_seqs, max_tokens=1).json()["choices"]) == num_seqs
+
+
+def test_what_the_library_refuses_as_too_much(tiny_folder: Path) -> None:
+    limits = RequestLimits(max_queued_seqs=0)
+    with LLM(tiny_folder, max_num_seqs=1, limits=limits) as llm, hosted(llm) as host, Gate(llm) as gate:
+        running = raw(host, "/v1/completions", LONG)
+        wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
+        refused = post(host)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "queue_full"
+        gate.open()
+        running.close()
 
 
 def test_too_many_prompt_tokens(llm: LLM) -> None:
@@ -477,3 +505,25 @@ def test_keys_may_hold_any_characters(llm: LLM) -> None:
         for key, status in (("clé", 200), ("cle", 401)):
             headers = {b"Authorization": f"Bearer {key}".encode()}
             assert http_get(f"{host.url}/v1/models", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_that_does_not_end(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """The engine cannot keep the time limit then; its clients are told all the same."""
+    monkeypatch.setattr(service, "_GRACE_SECONDS", 0.5)
+    with LLM(tiny_folder, limits=RequestLimits(max_seconds=0.3)) as llm, Gate(llm) as gate, hosted(llm) as host:
+        answer = post(host, stream=stream, max_tokens=3)
+        assert answer.status_code == (200 if stream else 504)
+        assert "much longer than 0.3 s" in answer.text and '"timeout"' in answer.text
+        gate.open()
+
+
+def test_a_client_that_does_not_read_in_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is let go of, though it stays."""
+    monkeypatch.setattr(service, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(app, "_LAST_SECONDS", 0.2)
+    with LLM(tiny_folder, limits=RequestLimits(max_seconds=2)) as llm, hosted(llm) as host:
+        slow = raw(host, "/v1/completions", LONG | {"n": 64, "stream": True, "logprobs": 20})
+        wait_for(lambda: host.service._num_admitted == 1)
+        wait_for(lambda: host.service._num_admitted == 0)
+        slow.close()

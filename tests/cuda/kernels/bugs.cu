@@ -73,11 +73,15 @@ __global__ void misaligned_kernel(const float* x, float* y) {
     y[threadIdx.x] = __uint_as_float(load_streamed_16(x + 1).x);
 }
 
-// 1: blocks write the same element; 2: the last block reads what others wrote, without a fence.
+// 1: blocks write the same element; 2: the last block reads what others wrote, without a fence; 3: as 1, after and
+// before so many barriers that kernels of other host threads run meanwhile.
 __global__ void blocks_kernel(float* partial, unsigned* counter, float* out, int mistake) {
     begin_kernel();
-    if (mistake == 1) {
+    const int barriers = mistake == 3 ? 300 : 0;
+    for (int i = 0; i < barriers; ++i) __syncthreads();
+    if (mistake == 1 || mistake == 3) {
         out[threadIdx.x] = blockIdx.x;
+        for (int i = 0; i < barriers; ++i) __syncthreads();
         return;
     }
     if (threadIdx.x != 0) return;
@@ -117,8 +121,8 @@ int named_barrier(float* y, int threads_of_first) {
 int divergent_barrier(float* y) { return launch<divergent_barrier_kernel>({dim3(1), dim3(64)}, y); }
 int shuffle_mask(float* y, int mistake) { return launch<shuffle_mask_kernel>({dim3(1), dim3(32)}, y, mistake); }
 int misaligned(const float* x, float* y) { return launch<misaligned_kernel>({dim3(1), dim3(32)}, x, y); }
-int between_blocks(float* partial, unsigned* counter, float* out, int mistake) {
-    return launch<blocks_kernel>({dim3(3), dim3(32)}, partial, counter, out, mistake);
+int between_blocks(float* partial, unsigned* counter, float* out, int mistake, cudaStream_t stream) {
+    return launch<blocks_kernel>({dim3(3), dim3(32), 0, stream}, partial, counter, out, mistake);
 }
 int spin(unsigned* flag) { return launch<spin_kernel>({dim3(2), dim3(1)}, flag); }
 float read_on_host(const float* device) { return *device; }
