@@ -44,10 +44,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         type=non_negative,
         default=1024,
         metavar="N",
-        help="that wait beyond --max-num-seqs; more get status 429; default 1024",
+        help="sequences that wait beyond --max-num-seqs; more get status 429; default 1024",
     )
     loads.add_argument(
-        "--max-queued-tokens", type=positive, default=1 << 22, metavar="N", help="tokens of prompts that may wait"
+        "--max-queued-tokens",
+        type=positive,
+        default=1 << 22,
+        metavar="N",
+        help="tokens of prompts that may wait; default 4194304",
     )
     loads.add_argument(
         "--request-timeout",

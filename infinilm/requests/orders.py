@@ -84,7 +84,8 @@ class Orders:
     @property
     def num_open(self) -> int:
         """Number of works that have not ended, including those that wait for other works."""
-        return len(self.open_works) + self._num_queued
+        with self.lock:  # a work that is taken in is not counted twice
+            return len(self.open_works) + self._num_queued
 
     @property
     def num_cancelled(self) -> int:

@@ -27,7 +27,7 @@ __all__ = ["QuietServer", "allow_connections", "filter_logs", "listen", "make_co
 
 logger = logging.getLogger("infinilm.server")
 
-_YOUNG_OBJECTS = 10_000  # more than a burst of requests makes (docs/benchmarks.md, "Serving"); the default is 700
+_YOUNG_OBJECTS = 10_000  # more than a burst of requests makes (docs/benchmarks.md, "Serving"); 700 in Python 3.11
 
 
 def serve(

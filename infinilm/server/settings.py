@@ -23,7 +23,7 @@ class ServerSettings:
         Names that the Host header may hold, "*" for any. Against pages that let their own name point here.
     max_body_bytes : int
     max_queued_requests, max_queued_tokens : int
-        Requests, and tokens of their prompts, that may wait at a time; more get status 429.
+        Sequences of requests, and tokens of their prompts, that may wait at a time; more get status 429.
     drain_timeout : float
         Seconds that running requests get to end after SIGTERM.
     page : bool

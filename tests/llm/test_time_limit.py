@@ -223,6 +223,7 @@ def test_in_time(folder: Path, clock: Clock) -> None:
         request = llm.submit("the", logits_processor=gate, **SETTINGS)
         assert gate.reached.wait(PATIENCE)
         request.cancel()
+        clock.now += LIMIT
         gate.open()
         assert request.result(PATIENCE).outputs[0].finish_reason == "abort"
 

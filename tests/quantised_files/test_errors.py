@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,18 @@ def test_a_config_beside_the_config(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as checkpoint:
         got = checkpoint.read(Source("x.q_proj.weight", 0, 32), "float32")  # type: ignore[call-arg]
     np.testing.assert_allclose(got, exact, rtol=2.5e-7)
+
+
+def test_a_config_beside_plain_weights(tmp_path: Path) -> None:
+    """ModelOpt that calibrated keys and values alone."""
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model("demo"), folder)
+    with LLM(folder, max_model_len=32, use_tqdm=False) as llm:
+        expected = llm.forward([1, 2, 3])
+    said = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, **said}))
+    with LLM(folder, max_model_len=32, use_tqdm=False) as llm:
+        np.testing.assert_array_equal(llm.forward([1, 2, 3]), expected)
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path) -> None:

@@ -72,6 +72,9 @@ class _Keys:
         value = self._values.get(key)
         return default if value is None else value
 
+    def is_null(self, key: str) -> bool:
+        return key in self._values and self._values[key] is None
+
     def first(self, keys: Sequence[str], default: Any = None) -> Any:
         return next((self._values[key] for key in keys if self._values.get(key) is not None), default)
 
@@ -233,11 +236,13 @@ def _mxfp4(config: _Keys) -> QuantisedLinears:
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
 
 
-_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # of others inputs are scaled, too
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # others are not read
 
 
 def _modelopt(config: _Keys) -> QuantisedLinears:
     said = config.object("quantization") if config.get("quantization") is not None else config
+    if said.is_null("quant_algo"):  # keys and values alone were calibrated, which are not read
+        return QuantisedLinears("modelopt", (), _KV_SCALES)
     algorithm = said.one_of("quant_algo", _MODELOPT)
     if algorithm == "NVFP4":
         said.one_of("group_size", (16,), 16)

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 _FLOATS = ("float32", "bfloat16", "float16")
-_POWERS = ("uint8", "float8_e8m0")  # powers of two by their exponents
+_POWER_DTYPES = ("uint8", "float8_e8m0")  # powers of two by their exponents
 _AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight codes in a word, lowest first
 
 
@@ -440,7 +440,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8": Layout(
         {
             ".weight": Part(("float8_e4m3",)),
-            ".weight_scale": Part((*_FLOATS, *_POWERS)),
+            ".weight_scale": Part((*_FLOATS, *_POWER_DTYPES)),
             ".weight_zero_point": Part(("float8_e4m3",), required=False, read=False),
             **_INPUTS,
         },
@@ -482,13 +482,13 @@ LAYOUTS: Mapping[str, Layout] = {
         _modelopt_fp4_codes,
     ),
     "mxfp4": Layout(
-        {".weight_packed": Part(("uint8",)), ".weight_scale": Part(_POWERS), **_INPUTS},
+        {".weight_packed": Part(("uint8",)), ".weight_scale": Part(_POWER_DTYPES), **_INPUTS},
         _fp4_shape,
         _fp4_expected,
         _mxfp4_codes,
     ),
     "mxfp4 experts": Layout(
-        {"_blocks": Part(("uint8",)), "_scales": Part(_POWERS)},
+        {"_blocks": Part(("uint8",)), "_scales": Part(_POWER_DTYPES)},
         _experts_shape,
         _experts_expected,
         _experts_codes,
