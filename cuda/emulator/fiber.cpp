@@ -51,8 +51,6 @@ namespace {
 constexpr size_t kGuard = 4096;
 // Of the host thread, whose own context schedules.
 thread_local Fiber scheduler;
-thread_local const void* scheduler_stack;
-thread_local size_t scheduler_stack_bytes;
 
 struct Slab {
     char* memory = nullptr;
@@ -60,11 +58,21 @@ struct Slab {
 };
 Slab slabs[kMaxGrids];
 
-void exchange_contexts(Fiber& from, Fiber& to) {
+// Goes on with `to`, and returns when somebody goes on with `from`: never, where that is `for_ever`.
+void switch_fibers(Fiber& from, Fiber& to, [[maybe_unused]] bool for_ever = false) {
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_start_switch_fiber(for_ever ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
+#endif
+#ifdef INFINILM_EMULATOR_TSAN
+    __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
 #ifdef INFINILM_EMULATOR_UCONTEXT
     swapcontext(&from.context, &to.context);
 #else
     infinilm_emulator_switch(&from.stack_pointer, to.stack_pointer);
+#endif
+#ifdef INFINILM_EMULATOR_ASAN
+    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
 #endif
 }
 
@@ -106,51 +114,17 @@ void enter_scheduler() {
 #endif
 }
 
-void resume(Fiber& fiber) {
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_start_switch_fiber(&scheduler.fake_stack, fiber.stack, fiber.stack_bytes);
-#endif
-#ifdef INFINILM_EMULATOR_TSAN
-    __tsan_switch_to_fiber(fiber.tsan, __tsan_switch_to_fiber_no_sync);
-#endif
-    exchange_contexts(scheduler, fiber);
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
-#endif
-}
-
-void suspend(Fiber& fiber, [[maybe_unused]] bool for_ever) {
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_start_switch_fiber(for_ever ? nullptr : &fiber.fake_stack, scheduler_stack, scheduler_stack_bytes);
-#endif
-#ifdef INFINILM_EMULATOR_TSAN
-    __tsan_switch_to_fiber(scheduler.tsan, __tsan_switch_to_fiber_no_sync);
-#endif
-    exchange_contexts(fiber, scheduler);
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_finish_switch_fiber(fiber.fake_stack, nullptr, nullptr);
-#endif
-}
-
-void pass(Fiber& from, Fiber& to) {
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_start_switch_fiber(&from.fake_stack, to.stack, to.stack_bytes);
-#endif
-#ifdef INFINILM_EMULATOR_TSAN
-    __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
-#endif
-    exchange_contexts(from, to);
-#ifdef INFINILM_EMULATOR_ASAN
-    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
-#endif
-}
+void resume(Fiber& fiber) { switch_fibers(scheduler, fiber); }
+void suspend(Fiber& fiber, bool for_ever) { switch_fibers(fiber, scheduler, for_ever); }
+void pass(Fiber& from, Fiber& to) { switch_fibers(from, to); }
 
 // The first fiber that a host thread starts comes from the scheduler, whose stack is the same ever after.
 void started() {
 #ifdef INFINILM_EMULATOR_ASAN
-    const bool known = scheduler_stack;
-    __sanitizer_finish_switch_fiber(nullptr, known ? nullptr : &scheduler_stack,
-                                    known ? nullptr : &scheduler_stack_bytes);
+    const void* stack;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(nullptr, &stack, &bytes);
+    if (!scheduler.stack) scheduler.stack = static_cast<char*>(const_cast<void*>(stack)), scheduler.stack_bytes = bytes;
 #endif
 }
 
