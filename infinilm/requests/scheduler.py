@@ -268,11 +268,7 @@ class Scheduler:
         return Sampled(len(samples), owner_tokens, samples if is_all else [samples[i] for i in streamed.tolist()])
 
     def undo(self, step: Step) -> None:
-        """Take back an aborted step. Its sequences are to be removed next. Of several steps, undo the newest first.
-
-        The prefix cache does not offer the tokens of the step to other sequences. So none of its sequences may have
-        been removed since it was made: with their slot went what tells which of their blocks the step was to compute.
-        """
+        """Take back an aborted step before its sequences leave; of several the newest first. No prefix keeps it."""
         assert all(sequence.slot >= 0 for sequence in step.sequences), "a sequence left before its step was undone"
         for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
             self._num_computed[sequence.slot] = start

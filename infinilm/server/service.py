@@ -41,8 +41,9 @@ _EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of
 
 # Requests that come together start together, see `Service._others_are_read`.
 _TOGETHER_SECONDS = 0.005
-_GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is read
+
+_GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
