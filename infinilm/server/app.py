@@ -39,6 +39,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 # Bytes. Longer bodies are read in threads, beside the event loop. Short ones are not: where many requests come at once,
 # threads that all want the interpreter take several times as long as the reading itself.
 _SHORT_BODY = 2048
+_LONG_BODY = 1 << 18  # longer ones are read one after the other, so that a few of them do not take all memory
 _LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
@@ -252,19 +253,29 @@ class _Stream(Response):
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
+async def _beside(service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones."""
+    if num_bytes <= _SHORT_BODY:
+        return work(*arguments)
+    reader = service.long_reader if num_bytes > _LONG_BODY else None
+    return await asyncio.get_running_loop().run_in_executor(reader, work, *arguments)
+
+
 async def _read(
     service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T], values: Mapping[str, Any]
 ) -> T:
     """What a body asks for; `values`: its JSON."""
-    if len(await request.body()) <= _SHORT_BODY:
-        return read(service, values)
-    return await asyncio.to_thread(read, service, values)  # templates and tokenizers take time
+    return await _beside(service, len(await request.body()), read, service, values)  # tokenizers take time
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
     """The JSON object that a request carries."""
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
+    return await _beside(service, len(data) if len(data) > _LONG_BODY else 0, _parsed, data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
     try:
         values = json.loads(data, parse_constant=_no_json, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -353,7 +364,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None
         return {"count": len(ids), "max_model_len": llm.max_model_len, "tokens": ids, "token_strs": texts}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
@@ -375,7 +386,7 @@ async def _detokenize(service: Service, request: Request) -> Response:
         with bad_request("tokens"):
             return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
 async def _health(service: Service, _: Request) -> Response:

@@ -90,6 +90,8 @@ class Service:
         self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+        # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
+        self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         self._num_admitted = 0  # calls between admission and their last byte
@@ -177,6 +179,7 @@ class Service:
             )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
@@ -186,14 +189,23 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise ApiError(
-                # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-                f"prompt is too long: {num_tokens} tokens; this model's maximum context length is {limit} tokens, one "
-                "of which must be left for the answer",
-                code="context_length_exceeded",
-                param=param,
-            )
+            raise self._too_long(f"{num_tokens}", param)
         return limit - num_tokens
+
+    def _check_length(self, prompt: str, param: str) -> None:
+        """ApiError, before a prompt is tokenised, if it cannot fit the context."""
+        least = self.tokenizer.least_tokens(prompt)
+        if least > self.llm.max_model_len:
+            raise self._too_long(f"at least {least}", param)
+
+    def _too_long(self, shown: str, param: str) -> ApiError:
+        return ApiError(
+            # By these words LiteLLM and Claude Code know that a conversation must be shortened.
+            f"prompt is too long: {shown} tokens; this model's maximum context length is {self.llm.max_model_len} "
+            "tokens, one of which must be left for the answer",
+            code="context_length_exceeded",
+            param=param,
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
@@ -208,6 +220,7 @@ class Service:
         result: list[list[int]] = []
         for item in items:
             if isinstance(item, str):
+                self._check_length(item, name)
                 with bad_request(name):
                     result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
             elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
