@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from infinilm.errors import RequestError
+from infinilm.logs import printable
 
 
 def prepare_streams() -> None:
@@ -40,9 +41,9 @@ def put(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line to stderr."""
+    """Write a line, or some, to stderr."""
     with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 def stopped() -> int:
