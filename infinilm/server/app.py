@@ -331,9 +331,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
     def work() -> dict[str, Any]:
         body, llm = Body(values), service.llm
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
             generate = body.take("add_generation_prompt", boolean)
@@ -361,9 +359,7 @@ async def _detokenize(service: Service, request: Request) -> Response:
 
     def work() -> dict[str, Any]:
         body = Body(values)
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        service.check_model(body.take("model", text))
         tokens: Any = body.need("tokens", anything)
         body.finish()
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):

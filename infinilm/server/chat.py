@@ -113,7 +113,7 @@ def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, s
 
 def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) -> ChatCall:
     llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+    model = service.check_model(body.take("model", text))
     messages = body.need("messages", list_of(mapping))
     choice = take_tool_choice(body, take_tools(body))
     constraint = take_constraint(body, format_name)

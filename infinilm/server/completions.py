@@ -46,7 +46,7 @@ class CompletionCall:
 def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
     """Check a body and tokenise its prompts; runs outside the event loop. Raises ApiError that names the field."""
     llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+    model = service.check_model(body.take("model", text))
     special = body.take("add_special_tokens", boolean)
     prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
     echo = bool(body.take("echo", boolean))

@@ -37,7 +37,7 @@ class EmbeddingCall:
 def read_embedding(service: Service, values: Mapping[str, Any]) -> EmbeddingCall:
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values)
-    model = service.check_model(body.need("model", text))
+    model = service.check_model(body.take("model", text))
     prompts = service.prompts("input", body.need("input", anything), _MAX_INPUTS)
     form = body.take("encoding_format", one_of("float", "base64"))
     pooling = body.take("pooling", one_of("mean", "last")) or "mean"

@@ -92,8 +92,6 @@ class Guard:
         scope = {**scope, "path": _plain_path(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
-        if scope["http_version"] == "1.0":
-            send = _whole(send)
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
@@ -297,22 +295,3 @@ async def send_error(send: Send, error: ApiError, path: str, request_id: str) ->
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _whole(send: Send) -> Send:
-    """Sends an answer at its end with its length: HTTP/1.0 has no chunks, in which streams would go out."""
-    start: Message = {}
-    parts: list[bytes] = []
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            body = b"".join(parts)
-            fixed = [item for item in start.get("headers", []) if item[0] != b"content-length"]
-            await send({**start, "headers": [*fixed, (b"content-length", b"%d" % len(body))]})
-            await send({"type": "http.response.body", "body": body})
-
-    return sending

@@ -82,7 +82,7 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
     if call.stream_options.continuous_usage_stats:
         name = "stream_options.continuous_usage_stats"
         raise ApiError(f"{name} is not supported: ask /v1/chat/completions", param=name)
-    return call, ResponseBuilder(values, instructions, spaces, call.usage)
+    return call, ResponseBuilder({**values, "model": call.model}, instructions, spaces, call.usage)
 
 
 def _tools(listed: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, tuple[str, str]]]:

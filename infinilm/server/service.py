@@ -144,8 +144,13 @@ class Service:
             return "loading"
         return "draining" if self.is_draining else "ok"
 
-    def check_model(self, name: str) -> str:
-        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here."""
+    def check_model(self, name: str | None) -> str:
+        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here.
+
+        A request that names none means the model, also where there are adapters.
+        """
+        if name is None:
+            return self.settings.model_names[0]
         if name not in self.model_names:
             served = ", ".join(map(repr, self.model_names))
             raise ApiError(
