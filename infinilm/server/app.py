@@ -31,6 +31,7 @@ from infinilm.server.messages import read_message
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
+from infinilm.server.silence import ping, without_silence
 
 __all__ = ["make_app"]
 
@@ -230,25 +231,26 @@ class _Stream(Response):
         """Send all events but the last, which are returned: they go out with the end of the answer."""
         part = self._part
 
-        async def send_some(text: str) -> None:
-            if text:
-                body = part.marked(text, running).encode()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        async def put(text: str) -> None:
+            body = part.marked(text, running).encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
         stream = self._answer(running)
         begin, given = "".join(stream.begin()), running.given()
-        await send_some("" if part.continues else begin)
         last = ""
-        async for deltas in running.deltas(self._service.rest):
-            if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
-                deque(stream.push(given), maxlen=0)
-                given = []
-            text = "".join(stream.push(deltas))
-            part.note(deltas)
-            if running.has_ended:
-                last = text
-            else:
-                await send_some(text)
+        async with without_silence(put, ping(self._path), self._service.settings.sse_ping_interval) as put_next:
+            if begin and not part.continues:
+                await put_next(begin)
+            async for deltas in running.deltas(self._service.rest):
+                if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
+                    deque(stream.push(given), maxlen=0)
+                    given = []
+                text = "".join(stream.push(deltas))
+                part.note(deltas)
+                if running.has_ended:
+                    last = text
+                elif text:
+                    await put_next(text)
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 

@@ -28,6 +28,8 @@ class ServerSettings:
         Seconds that running requests get to end after SIGTERM.
     page : bool
         Serve the chat page at /.
+    sse_ping_interval : float
+        Seconds of silence in a stream after which a comment is sent, again and again; 0: none is.
     """
 
     model_names: tuple[str, ...]
@@ -39,3 +41,4 @@ class ServerSettings:
     max_queued_tokens: int = 1 << 22
     drain_timeout: float = 30.0
     page: bool = True
+    sse_ping_interval: float = 15.0

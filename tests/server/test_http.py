@@ -253,7 +253,7 @@ def test_http_1_0_streams(host: Hosted, llm: LLM) -> None:
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
 def test_nginx_as_it_comes(host: Hosted, llm: LLM, tmp_path: Path) -> None:
-    """A proxy_pass and nothing else, so that nginx speaks HTTP/1.0 to the server and has its own buffers: it streams."""
+    """A proxy_pass and nothing else, so that nginx speaks HTTP/1.0 and has its own buffers: it streams."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folders = "".join(f"{name}_temp_path {tmp_path}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
