@@ -73,6 +73,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
+        "--unknown-fields",
+        choices=["refuse", "warn"],
+        help="of requests: status 400, or ignore them and tell it in the log and in a header; default: warn at "
+        "/v1/messages and /v1/responses, which agents use, refuse elsewhere",
+    )
+    group.add_argument(
         "--sse-ping-interval",
         type=seconds,
         default=15,
@@ -173,6 +179,7 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
+        unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"

@@ -22,11 +22,11 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import REQUEST_ID, App, Guard, Message, Receive, Send, error_event
+from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
@@ -51,7 +51,11 @@ def make_app(service: Service) -> App:
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         handler = _handler(scope["method"], scope["path"], service.settings.page)
-        answer = await handler(service, Request(scope, receive))
+        request = Request(scope, receive)
+        unknown = request.state.unknown = service.unknown_fields(scope["path"])
+        answer = await handler(service, request)
+        if unknown.ignored:
+            answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
     return Guard(app, service.settings)
@@ -255,12 +259,15 @@ class _Stream(Response):
 
 
 async def _read(
-    service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T], values: Mapping[str, Any]
+    service: Service,
+    request: Request,
+    read: Callable[[Service, Mapping[str, Any], UnknownFields], T],
+    values: Mapping[str, Any],
 ) -> T:
     """What a body asks for; `values`: its JSON."""
     if len(await request.body()) <= _SHORT_BODY:
-        return read(service, values)
-    return await asyncio.to_thread(read, service, values)  # templates and tokenizers take time
+        return read(service, values, request.state.unknown)
+    return await asyncio.to_thread(read, service, values, request.state.unknown)  # templates and tokenizers take time
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
@@ -332,7 +339,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body, llm = Body(values), service.llm
+        body, llm = Body(values, unknown=request.state.unknown), service.llm
         service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
@@ -360,7 +367,7 @@ async def _detokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body = Body(values)
+        body = Body(values, unknown=request.state.unknown)
         service.check_model(body.take("model", text))
         tokens: Any = body.need("tokens", anything)
         body.finish()

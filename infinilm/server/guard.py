@@ -21,7 +21,16 @@ from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["MAX_HEAD_BYTES", "REQUEST_ID", "Guard", "attended", "error_body", "error_event", "large_head"]
+__all__ = [
+    "IGNORED_FIELDS",
+    "MAX_HEAD_BYTES",
+    "REQUEST_ID",
+    "Guard",
+    "attended",
+    "error_body",
+    "error_event",
+    "large_head",
+]
 
 T = TypeVar("T")
 Message = MutableMapping[str, Any]
@@ -33,6 +42,7 @@ logger = logging.getLogger("infinilm.server")
 
 MAX_HEAD_BYTES = 1 << 16  # of the request line and the headers
 REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard has let in
+IGNORED_FIELDS = "x-infinilm-ignored-fields"  # a header of answers: fields of the request that were not known
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
@@ -108,7 +118,10 @@ class Guard:
                 if origin is not None:
                     more += [
                         (b"access-control-allow-origin", origin.encode("latin-1")),
-                        (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+                        (
+                            b"access-control-expose-headers",
+                            b"x-request-id, request-id, retry-after, " + IGNORED_FIELDS.encode(),
+                        ),
                         (b"vary", b"Origin"),
                     ]
                 message["headers"] = [*message.get("headers", []), *more]
