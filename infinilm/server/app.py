@@ -22,15 +22,16 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import REQUEST_ID, App, Guard, Message, Receive, Send, error_event
+from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
+from infinilm.server.silence import ping, without_silence
 
 __all__ = ["make_app"]
 
@@ -51,7 +52,11 @@ def make_app(service: Service) -> App:
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         handler = _handler(scope["method"], scope["path"], service.settings.page)
-        answer = await handler(service, Request(scope, receive))
+        request = Request(scope, receive)
+        unknown = request.state.unknown = service.unknown_fields(scope["path"])
+        answer = await handler(service, request)
+        if unknown.ignored:
+            answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
     return Guard(app, service.settings)
@@ -231,25 +236,26 @@ class _Stream(Response):
         """Send all events but the last, which are returned: they go out with the end of the answer."""
         part = self._part
 
-        async def send_some(text: str) -> None:
-            if text:
-                body = part.marked(text, running).encode()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        async def put(text: str) -> None:
+            body = part.marked(text, running).encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
         stream = self._answer(running)
         begin, given = "".join(stream.begin()), running.given()
-        await send_some("" if part.continues else begin)
         last = ""
-        async for deltas in running.deltas(self._service.rest):
-            if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
-                deque(stream.push(given), maxlen=0)
-                given = []
-            text = "".join(stream.push(deltas))
-            part.note(deltas)
-            if running.has_ended:
-                last = text
-            else:
-                await send_some(text)
+        async with without_silence(put, ping(self._path), self._service.settings.sse_ping_interval) as put_next:
+            if begin and not part.continues:
+                await put_next(begin)
+            async for deltas in running.deltas(self._service.rest):
+                if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
+                    deque(stream.push(given), maxlen=0)
+                    given = []
+                text = "".join(stream.push(deltas))
+                part.note(deltas)
+                if running.has_ended:
+                    last = text
+                elif text:
+                    await put_next(text)
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
@@ -262,10 +268,14 @@ async def _beside(service: Service, num_bytes: int, work: Callable[..., T], *arg
 
 
 async def _read(
-    service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T], values: Mapping[str, Any]
+    service: Service,
+    request: Request,
+    read: Callable[[Service, Mapping[str, Any], UnknownFields], T],
+    values: Mapping[str, Any],
 ) -> T:
     """What a body asks for; `values`: its JSON."""
-    return await _beside(service, len(await request.body()), read, service, values)  # tokenizers take time
+    # Templates and tokenizers take time.
+    return await _beside(service, len(await request.body()), read, service, values, request.state.unknown)
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
@@ -341,10 +351,8 @@ async def _tokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body, llm = Body(values), service.llm
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        body, llm = Body(values, unknown=request.state.unknown), service.llm
+        service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
             generate = body.take("add_generation_prompt", boolean)
@@ -371,10 +379,8 @@ async def _detokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body = Body(values)
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        body = Body(values, unknown=request.state.unknown)
+        service.check_model(body.take("model", text))
         tokens: Any = body.need("tokens", anything)
         body.finish()
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from infinilm.errors import did_you_mean
 
-__all__ = ["ApiError", "Body", "boolean", "integer", "list_of", "number", "one_of", "some_text", "text"]
+__all__ = [
+    "ApiError",
+    "Body",
+    "UnknownFields",
+    "boolean",
+    "integer",
+    "list_of",
+    "number",
+    "one_of",
+    "some_text",
+    "text",
+]
+
+# What changes an answer at some other server, and has no such field here: the answer would not be what was asked for.
+# The names are those of vLLM, llama.cpp, transformers, Ollama and OpenRouter.
+_CHANGES_ANSWERS = re.compile(
+    r"(bad_words|beam|dry_|dynatemp|early_stopping|ebnf|grammar|guided|json_schema|length_penalty|logits|lora|max_new_|"
+    r"mirostat|no_repeat|num_beams|num_predict|n_predict|penalty|regex|repeat_|sampler|structural|tfs|thinking_|"
+    r"top_|truncat|typical|use_beam|xtc_)"
+)
+_MISSPELT = 0.85  # of `difflib`, from which on a name is taken for a misspelling of another one
 
 T = TypeVar("T")
 Kind = Callable[[str, object], T]
@@ -54,18 +76,59 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
+class UnknownFields:
+    """What becomes of the fields of a request that no reader of its body knows.
+
+    Parameters
+    ----------
+    is_lenient : bool
+        They are ignored, and their names are noted; otherwise the first of them is an error. What looks like a
+        misspelling, or changes answers at other servers, is an error in any case.
+
+    Attributes
+    ----------
+    ignored : list of str
+        Names of those that were ignored.
+    """
+
+    def __init__(self, is_lenient: bool = False) -> None:
+        self._is_lenient = is_lenient
+        self.ignored: list[str] = []
+
+    def meet(self, where: str, name: str, known: Sequence[str]) -> None:
+        """Note a field, or refuse it by an ApiError; `known`: the names that could stand in its place."""
+        if self._is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
+            self.ignored.append(where + name)
+            return
+        raise ApiError(
+            f"{where}{name} is not a field that is known here{did_you_mean(name, known)}", param=where + name
+        )
+
+
+def _is_misspelt(name: str, known: Iterable[str]) -> bool:
+    """Whether it is nearly one of the known names, or one of them but for capitals and underscores."""
+
+    def letters(of: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", of.lower())
+
+    return bool(difflib.get_close_matches(letters(name), {letters(one) for one in known}, n=1, cutoff=_MISSPELT))
+
+
 class Body:
-    """A JSON object whose fields are taken one by one; `finish` refuses what nobody took.
+    """A JSON object whose fields are taken one by one; `finish` ends it.
 
     Parameters
     ----------
     values : mapping
     where : str
         Before the names of fields in messages, such as "messages[0].".
+    unknown : UnknownFields, optional
+        What becomes of fields that are not taken; None: they are refused.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], where: str = "", unknown: UnknownFields | None = None) -> None:
         self._left = {key: value for key, value in values.items() if value is not None}  # null is not said
+        self._unknown = unknown or UnknownFields()
         self.where = where
         self._known: list[str] = []
 
@@ -80,6 +143,14 @@ class Body:
         if value is None:
             raise ApiError(f"{self.where}{name} is missing", param=self.where + name)
         return value
+
+    def __bool__(self) -> bool:
+        """Whether fields are left that were not taken."""
+        return bool(self._left)
+
+    def inner(self, name: str) -> Body:
+        """The body that a field is, empty where it is not said."""
+        return Body(self.take(name, mapping) or {}, f"{self.where}{name}.", self._unknown)
 
     def skip(self, *names: str) -> None:
         """Take fields that have no effect here, whatever they hold."""
@@ -100,10 +171,9 @@ class Body:
         return left
 
     def finish(self) -> None:
-        """Refuse fields that were not taken."""
+        """Refuse fields that were not taken, or note them."""
         for name in self._left:
-            hint = did_you_mean(name, self._known)
-            raise ApiError(f"{self.where}{name} is not a field that is known here{hint}", param=self.where + name)
+            self._unknown.meet(self.where, name, self._known)
 
 
 def _wrong(name: str, expected: str, value: object) -> ApiError:
