@@ -7,6 +7,7 @@ The path of one token: `generate` -> `RequestMaker.make` -> `EngineThread.submit
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 import weakref
@@ -29,7 +30,7 @@ from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
-from infinilm.keywords import unknown_parameter
+from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -48,7 +49,8 @@ from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.reducers import HiddenPool, PromptLogprobs
 from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
-from infinilm.sampling_params import SamplingKeywords, SamplingParams
+from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
@@ -286,6 +288,12 @@ class LLM(ChatMethods, OfThisProcess):
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of other libraries are called here."""
+            raise unknown_attribute("LLM", name, dir(self))
 
     def __repr__(self) -> str:
         """Name the folder, the model and where it runs."""
@@ -552,6 +560,10 @@ class LLM(ChatMethods, OfThisProcess):
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
+    def reset_prefix_cache(self) -> None:
+        """`reset_cache()` by vLLM's name: later requests find no prefix of earlier ones; running requests continue."""
+        self.reset_cache()
+
     def close(self) -> None:
         """Free the weights, the cache and the threads; running requests fail. Idempotent.
 
@@ -596,3 +608,9 @@ class LLM(ChatMethods, OfThisProcess):
             num_stages=self.num_stages,
             **self._scheduler_settings,
         )
+
+
+name_keywords(LLM.__init__)
+name_keywords(LLM.from_pretrained, list(inspect.signature(LLM).parameters.values())[1:])
+for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream, LLM.asubmit):
+    name_keywords(_method, SAMPLING)

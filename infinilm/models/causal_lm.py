@@ -8,13 +8,15 @@ torch and transformers are not needed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import RequestError, did_you_mean
+from infinilm.checks import dtype_name
+from infinilm.errors import ConfigError, RequestError, did_you_mean
 from infinilm.generation import pad_rows
+from infinilm.keywords import unknown_attribute
 from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -104,6 +106,38 @@ class CausalLM:
     def set_hook_registry(self, registry: HookRegistry | None) -> None:
         """Use the hooks of a registry; see `InferEngine.set_hook_registry`."""
         self.model.set_hook_registry(registry)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to be called: a TypeError that says where logits are."""
+        raise TypeError(
+            "CausalLM is not called, it has generate(): logits of every position, [num_tokens, vocab_size], are given "
+            "by infinilm.LLM(path).forward(token_ids)"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of transformers are called here."""
+            raise unknown_attribute("CausalLM", name, dir(self))
+
+    def to(self, *wanted: Any, device: Any = None, dtype: Any = None) -> CausalLM:
+        """Return the model, if it is on this device and of this dtype already.
+
+        ConfigError: it is not, and a model cannot move: pass `device` and `dtype` to `from_pretrained`.
+        """
+        for item in (*wanted, device, dtype):
+            # torch's devices and dtypes, and their names; "cuda" is any GPU.
+            text = dtype_name(item)
+            if item is not None and text not in (self.device, self.device.partition(":")[0], self.dtype):
+                raise ConfigError(
+                    f"the model is in {self.dtype} on {self.device} and stays so; asked for {text}: pass device= or "
+                    "dtype= to from_pretrained"
+                )
+        return self
+
+    def cpu(self) -> CausalLM:
+        """As `to`, for the CPU."""
+        return self.to("cpu")
 
     def eval(self) -> CausalLM:
         """Return the model: there is nothing to train here."""

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
@@ -136,6 +137,10 @@ class MemoryPlan:
         return (f" and {windows} of layers that keep a window, {per_token} per token" if windows else "") + (
             f" and {states} states of {format_bytes(self.state_bytes)}" if states else ""
         )
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """Show IPython and Jupyter the sentence of `str`."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         return (

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.prompts import Conversations, Params, Prompts, RequestMaker
-from infinilm.sampling_params import SamplingKeywords
+from infinilm.sampling_params import SAMPLING, SamplingKeywords
+from infinilm.signatures import name_keywords
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.tokenizer import Tokenizer
 
@@ -142,3 +143,7 @@ class ChatMethods:
         return self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )
+
+
+for _method in (ChatMethods.chat, ChatMethods.stream_chat, ChatMethods.achat, ChatMethods.astream_chat):
+    name_keywords(_method, SAMPLING)

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import FETCH_AGAIN, parse_json
 from infinilm.gguf.file import is_gguf
+from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.token_bound import TokenBound
@@ -176,6 +177,19 @@ class Tokenizer:
                 f"{self._how_to_convert}"
             )
         return self._backend
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of transformers are called here."""
+            raise unknown_attribute("Tokenizer", name, dir(self))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the special token eos_token, else the lowest of `eos_token_ids`; None: there is none."""
+        text = self.special_tokens.get("eos_token")
+        token_id = self._backend.token_to_id(text) if self._backend is not None and text is not None else None
+        return min(self.eos_token_ids, default=None) if token_id is None else token_id
 
     @property
     def vocab_size(self) -> int:
