@@ -63,9 +63,7 @@ def put_aside(text: str) -> None:
 
 def note(text: str) -> None:
     """Write a line, or some, to stderr."""
-    put_aside(printable(text, keep="
-	") + "
-")
+    put_aside(printable(text, keep="\n\t") + "\n")
 
 
 def stopped() -> int:
