@@ -19,9 +19,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote
 
 from infinilm.checks import short_repr
 from infinilm.errors import RequestError, did_you_mean
+from infinilm.json_disjoint import exclude_each_other
+from infinilm.json_keywords import misspelt
 from infinilm.json_references import References, escaped, parts_of
 from infinilm.json_strings import LIBRARY_FORMATS, PATTERNS, UNENFORCED_FORMATS, enforceable_pattern
 
@@ -203,7 +206,7 @@ class _Reader:
             elif key == "additionalProperties":
                 made[key] = self._visit(value, f"{path}.{key}", depth + 1)
             elif key in _IN_PLACE:
-                made[key] = self._visit_list(value, f"{path}.{key}", depth)
+                self._add_parts(made, schema, key, path, depth)
             elif key in ("properties", "patternProperties"):
                 made[key] = self._visit_map(value, f"{path}.{key}", depth)
             elif key in ("const", "enum", "type", "required", "$ref", "pattern", "format"):
@@ -221,14 +224,21 @@ class _Reader:
     def _check_keywords(self, schema: Mapping[str, Any], path: str) -> None:
         """Unknown keywords are annotations (JSON Schema, 6.5), but a misspelt one was meant to be enforced."""
         for key in schema:
-            known = key in _ENFORCED or key in _NEVER_ENFORCED or key in _ANNOTATIONS or key.startswith(("x-", "$"))
-            if not known and (meant := _misspelt(key)):
+            known = key in _ENFORCED or key in _NEVER_ENFORCED or key in _ANNOTATIONS
+            known = known or key.startswith(("x-", "$", "_"))  # beginnings by which extensions keep apart
+            if not known and (meant := misspelt(key, (*_ENFORCED, *_NEVER_ENFORCED), _ANNOTATIONS)):
                 self._refuse(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
 
     def _visit_list(self, value: object, path: str, depth: int) -> list[Any]:
         if not isinstance(value, list) or not value:
             self._refuse(path, f"must be a list of schemas; got {short_repr(value, 40)}")
         return [self._visit(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+
+    def _add_parts(self, made: dict[str, Any], schema: Mapping[str, Any], key: str, path: str, depth: int) -> None:
+        parts = self._visit_list(schema[key], f"{path}.{key}", depth)
+        if key == "oneOf" and "anyOf" not in schema and exclude_each_other(schema[key], self._references):
+            key = "anyOf"
+        made[key] = [*made.get(key, ()), *parts]
 
     def _visit_map(self, value: object, path: str, depth: int) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -315,7 +325,7 @@ class _Reader:
             self._places[pointer] = (container, key)
             self._waiting.append(pointer)
         container, key = self._places[pointer]
-        made["$ref"] = f"#/{container}/" + escaped(key).replace("%", "%25")
+        made["$ref"] = f"#/{container}/" + quote(escaped(key))
 
     def _add_pattern(self, made: dict[str, Any], value: object, path: str) -> None:
         if not isinstance(value, str):
@@ -571,26 +581,3 @@ def _least_common(numbers: list[Decimal]) -> int:
     if max(number.adjusted() for number in numbers) - least > 20:
         return _MAX_MULTIPLE + 1
     return math.lcm(*(int(number.scaleb(-least)) for number in numbers))
-
-
-def _misspelt(key: str) -> str | None:
-    """The keyword that a name was probably meant to be: one or two letters away."""
-    for known in (*_ENFORCED, *_NEVER_ENFORCED):
-        if min(len(key), len(known)) > 3 and _distance(key, known) <= (1 if len(known) < 6 else 2):
-            return known
-    for known in _ANNOTATIONS:  # of which another case does no harm, as that of `readonly`
-        if len(known) > 7 and key.lower() != known.lower() and _distance(key, known) == 1:
-            return known
-    return None
-
-
-def _distance(a: str, b: str) -> int:
-    """How many letters must be put in, taken out or exchanged (Levenshtein); 3: more than 2."""
-    if abs(len(a) - len(b)) > 2:
-        return 3
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a, 1):
-        last, row[0] = row[0], i
-        for j, other in enumerate(b, 1):
-            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (letter != other))
-    return min(row[-1], 3)

@@ -134,7 +134,7 @@ def test_closing_ends_it(grammars: Grammars) -> None:
     grammars.matcher(constraint)
     (process,) = (w._process for w in grammars._trial._idle.queue if w._process is not None)
     grammars.close()
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode is not None
     grammars.matcher(Constraint.regex("closed"))
 
 
