@@ -571,6 +571,7 @@ class LLM(ChatMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        self.grammars.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -203,7 +203,9 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
-        matcher = None if params.constraint is None else self._grammars.matcher(params.constraint)
+        matcher = None
+        if params.constraint is not None:
+            matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
         request = GenerationRequest(request_id, text, completions, matcher)
         if given:
             completions[0].go_on(given)

@@ -30,6 +30,7 @@ from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
+from infinilm.server.structured import relaxed_header
 
 __all__ = ["make_app"]
 
@@ -175,7 +176,7 @@ async def _whole(
                 for choice in output.outputs:
                     if choice.error is not None:
                         raise choice.error
-            return JSONResponse(answer(running))
+            return JSONResponse(answer(running), headers=relaxed_header(params.constraint))
 
         return await service.attended(request.receive, work())
 
@@ -207,7 +208,8 @@ class _Stream(Response):
         path: str = "",
     ) -> None:
         super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **relaxed_header(params.constraint)},
         )
         del self.headers["content-length"]
         self._service, self._prompts, self._params, self._answer = service, prompts, part.params(params), answer

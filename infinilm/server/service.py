@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError
+from infinilm.constraint import Constraint
+from infinilm.errors import (
+    CacheFullError,
+    EngineDeadError,
+    InfinilmError,
+    QueueFullError,
+    RequestError,
+    TimeLimitError,
+)
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
@@ -143,6 +151,7 @@ class Service:
         name = self.settings.model_names[0]
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
+        self.compilers.submit(_make_ready, llm)
 
     def state(self) -> str:
         """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
@@ -312,10 +321,8 @@ class Service:
         """
         llm = self.llm
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
-            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = llm.grammars.matcher
-                with bad_request(params.constraint.name):
-                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
+            if params.constraint is not None:
+                await self._compile(llm, params.constraint)
             with bad_request():
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
@@ -330,6 +337,20 @@ class Service:
                 finally:
                     # After the answers of others that ended at the same time.
                     asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
+
+    async def _compile(self, llm: LLM, constraint: Constraint) -> None:
+        """Compile a constraint, which may take seconds, before a copy of it is made; the time limit counts them."""
+        limit = llm.limits.max_seconds
+        compiling = asyncio.get_running_loop().run_in_executor(self.compilers, llm.grammars.matcher, constraint, limit)
+        try:
+            with bad_request(constraint.name):
+                await asyncio.wait_for(compiling, limit)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                f"the constraint was not compiled within {limit:g} s, the time limit", 504, code="timeout"
+            ) from None
+        except InfinilmError as error:
+            raise self.failed(error) from error
 
     async def _others_are_read(self) -> None:
         """Wait a little while every turn of the event loop brings more requests.
@@ -397,6 +418,12 @@ class Service:
         """Let nothing new in, and wait until what runs has ended."""
         self.is_draining = True
         await self._idle.wait()
+
+
+def _make_ready(llm: LLM) -> None:
+    """Start what the first constraint needs; where that fails, the first constraint says why."""
+    with contextlib.suppress(InfinilmError):
+        llm.grammars.start()
 
 
 def _queue_full(message: str) -> ApiError:
