@@ -50,5 +50,5 @@ def test_written_with_few_bits(damaged: Path, scheme: str, tmp_path: Path) -> No
 
 def test_as_it_is(damaged: Path) -> None:
     """Each request says so."""
-    with LLM(damaged, use_tqdm=False, num_threads=1) as llm, pytest.raises(Exception, match="hold NaN|infinite|\\+inf"):
+    with LLM(damaged, use_tqdm=False, num_threads=1) as llm, pytest.raises(Exception, match=r"hold NaN|infinite|\+inf"):
         llm.generate("Once upon a time", max_tokens=8, temperature=0, use_tqdm=False)
