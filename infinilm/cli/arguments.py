@@ -87,7 +87,9 @@ def add_model_settings(
         "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
     )
     group.add_argument(
-        "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
+        "--kv-cache",
+        metavar="SIZE",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",

@@ -241,17 +241,17 @@ def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -
 
 def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
     """What each replica gets of this machine."""
-    from infinilm.devices import backends
+    from infinilm.devices.system import backends, usable_gpus
 
     size = args.tensor_parallel_size
     if args.device.startswith("cuda:"):
         raise ConfigError(f"device={args.device!r} is one GPU; name those of replicas with device_ids")
     machine = backends()
-    num_gpus = len(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else 0
+    gpus = usable_gpus(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else []
     if args.device_ids is not None:
         ids = list(args.device_ids)
-    elif args.device == "cuda" or num_gpus:
-        ids = list(range(num_gpus))
+    elif args.device == "cuda" or gpus:
+        ids = gpus
     else:
         num_cpus = machine["cpu"]["num_threads"]
         if args.num_threads is None and count * size > num_cpus:
