@@ -91,12 +91,15 @@ class ChatCall:
 
 
 def read_chat(
-    service: Service, values: Mapping[str, Any], unknown: UnknownFields, names: Mapping[str, str] | None = None
+    service: Service,
+    values: Mapping[str, Any],
+    unknown: UnknownFields | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    `names`: what another API calls fields of this one, by regular expressions of their names here. Raises ApiError that
-    names the field.
+    `unknown`: what becomes of fields that are not known. `names`: what another API calls fields of this one, by regular
+    expressions of their names here. Raises ApiError that names the field.
     """
     names = names or {}
     try:

@@ -43,7 +43,9 @@ class CompletionCall:
         return CompletionLogprobs(self.logprobs or 0, service.tokenizer, self.params.skip_special_tokens)
 
 
-def read_completion(service: Service, values: Mapping[str, Any], unknown: UnknownFields) -> CompletionCall:
+def read_completion(
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None
+) -> CompletionCall:
     """Check a body and tokenise its prompts; runs outside the event loop. Raises ApiError that names the field."""
     llm, body = service.llm, Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))

@@ -34,7 +34,7 @@ class EmbeddingCall:
         return sum(map(len, self.prompts))
 
 
-def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields) -> EmbeddingCall:
+def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> EmbeddingCall:
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))

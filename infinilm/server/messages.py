@@ -50,7 +50,7 @@ _HARMLESS = (
 
 
 def read_message(
-    service: Service, values: Mapping[str, Any], unknown: UnknownFields, *, counts_only: bool = False
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None, *, counts_only: bool = False
 ) -> tuple[ChatCall, MessageBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
