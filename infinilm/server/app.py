@@ -23,7 +23,7 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
-from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, take_ending, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
@@ -343,14 +343,13 @@ async def _tokenize(service: Service, request: Request) -> Response:
         service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
-            generate = body.take("add_generation_prompt", boolean)
+            ending = take_ending(body)
             tools = body.take("tools", anything)
             body.refuse("add_special_tokens", "the chat template writes them", False)
-            body.refuse("continue_final_message", "an answer begins anew", False)
             body.refuse("prompt", "there are messages; send one or the other")
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, generate is not False, kwargs)
+            _, ids = service.render(messages, chosen, ending, kwargs)
         else:
             special = body.take("add_special_tokens", boolean)
             with bad_request("prompt"):

@@ -37,7 +37,7 @@ from infinilm.text.reasoning import Marks, num_reasoning, reasoning_marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
-__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
+__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "take_ending", "whole_chat"]
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
     kwargs = _thinking(body) | (body.take("chat_template_kwargs", mapping) or {})
-    generate = body.take("add_generation_prompt", boolean)
+    ending = take_ending(body)
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
     wants_logprobs = bool(body.take("logprobs", boolean))
@@ -142,7 +142,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     body.skip("prediction")
 
     tools = as_prompted(choice.tools)
-    prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
+    prompt, ids = service.render(messages, tools or None, ending, kwargs)
     template = llm.chat_template.source_text(bool(tools))
     reasoning = reasoning_marks(template)
     form = tool_call_format(template) if choice.allowed else None
@@ -164,6 +164,11 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         reasoning=reasoning,
         several=not is_single,
     )
+    if constraint is not None and ending["continue_final_message"]:
+        raise ApiError(
+            f"{constraint.name} cannot be combined with a last message that is continued: it holds for a whole answer",
+            param=constraint.name,
+        )
     if form is not None and constraint is not None:
         form = form.as_json()  # so that no call gets past the grammar
     room = service.room(len(ids), "messages")
@@ -192,6 +197,18 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         model=model,
         tokenizer=llm.tokenizer,
     )
+
+
+def take_ending(body: Body) -> dict[str, bool]:
+    """How the prompt of a conversation ends, in vLLM's words. ApiError: an answer is to begin and to go on."""
+    begins = body.take("add_generation_prompt", boolean)
+    goes_on = bool(body.take("continue_final_message", boolean))
+    if begins and goes_on:
+        raise ApiError(
+            "continue_final_message cannot be combined with add_generation_prompt: true, which begins a new message",
+            param="continue_final_message",
+        )
+    return {"add_generation_prompt": begins is not False, "continue_final_message": goes_on}
 
 
 def _thinking(body: Body) -> dict[str, Any]:

@@ -85,6 +85,9 @@ def read_message(
         "reasoning_effort": effort,
         "response_format": form,
     }
+    last = chat["messages"][-1] if chat["messages"] else {}
+    if last.get("role") == "assistant" and last["content"] and not last.get("tool_calls"):
+        chat["continue_final_message"] = True  # as Anthropic's API goes on with it
     chat |= body.rest()
     call = read_chat(service, chat, unknown, _NAMES)
     return call, MessageBuilder(call.model)

@@ -51,7 +51,7 @@ _MAX_TOLD_FIELDS = 256
 _MAX_FIELDS_IN_HEADER = 32
 
 # Variables of a template that `chat_template_kwargs` cannot set.
-_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
+_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
@@ -177,17 +177,17 @@ class Service:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
+        ending: Mapping[str, bool],
         kwargs: Mapping[str, Any],
     ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and token ids."""
+        """The prompt of a conversation, as text and token ids; `ending`: how it ends, see `ChatTemplate.render`."""
         template = self.llm.chat_template
         for name in sorted(kwargs.keys() & _OF_TEMPLATES):
             raise ApiError(
                 f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
             )
         with bad_request("messages"):
-            prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            prompt = template.render(messages, tools=tools, **ending, **kwargs)
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
