@@ -51,6 +51,7 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
                 f"input {i} has {len(ids)} tokens; the context of this server holds {limit}: shorten it",
                 code="context_length_exceeded",
                 param="input",
+                details={"n_prompt_tokens": len(ids), "n_ctx": limit},
             )
     return EmbeddingCall(prompts, pooling, form == "base64", model)
 

@@ -64,7 +64,7 @@ def error_body(error: ApiError, path: str = "", request_id: str | None = None) -
 
     `request_id`: which Anthropic's tell in the body, too.
     """
-    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.details}
     if path.startswith("/v1/messages"):
         otherwise = "api_error" if error.status >= 500 else error.type
         body = {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}

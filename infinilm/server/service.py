@@ -45,6 +45,11 @@ _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is re
 
 _GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 
+# What the library's messages say to who made the LLM: clients of a server cannot set it, and should not read its names.
+_FOR_OPERATORS = re.compile(
+    r"; this LLM was made with limits\..*|,? or raise (limits\.)?[a-z_]+.*| \(max_num_seqs \+ limits\.max_queued_seqs\)"
+)
+
 _AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
 _MAX_TOLD_FIELDS = 256
@@ -203,6 +208,7 @@ class Service:
                 "of which must be left for the answer",
                 code="context_length_exceeded",
                 param=param,
+                details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
             )
         return limit - num_tokens
 
@@ -255,12 +261,18 @@ class Service:
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
         if isinstance(error, QueueFullError):
-            return _queue_full(str(error))
+            return _queue_full(_for_clients(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
-            return ApiError(str(error), param=named[0] if named is not None else None)
+            return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
-            return ApiError(str(error), 504, code="timeout")
+            assert self._llm is not None
+            return ApiError(
+                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
+                "again later, or ask for less at a time",
+                504,
+                code="timeout",
+            )
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -386,6 +398,10 @@ class Service:
         await self._idle.wait()
 
 
+def _for_clients(error: BaseException) -> str:
+    return _FOR_OPERATORS.sub("", str(error))
+
+
 def _queue_full(message: str) -> ApiError:
     return ApiError(message, 429, code="queue_full", headers={"Retry-After": "1"})
 
@@ -396,11 +412,11 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except QueueFullError as error:
-        raise _queue_full(str(error)) from error
+        raise _queue_full(_for_clients(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
-        begin = re.match(r"[a-z_]*", str(error))
+        message = _for_clients(error)
+        begin = re.match(r"[a-z_]*", message)
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
-        message = str(error)
         if named == "prompt" and param is not None:  # as the library calls it, whatever the field is called
             named, message = param, message.replace(named, param, 1)
         raise ApiError(message, param=named) from error
