@@ -382,6 +382,19 @@ async def _detokenize(service: Service, request: Request) -> Response:
     return JSONResponse(await asyncio.to_thread(work))
 
 
+async def _tokenizer_info(service: Service, _: Request) -> Response:
+    """As vLLM's, which lm-eval's remote tokenizer asks for: special tokens and the chat template."""
+    llm = service.llm
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # of transformers, which reads the same files
+            **llm.tokenizer.special_tokens,
+            "chat_template": llm.chat_template.source_text(False) or None,
+            "model_max_length": llm.max_model_len,
+        }
+    )
+
+
 async def _health(service: Service, _: Request) -> Response:
     state = service.state()
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
@@ -424,6 +437,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", _models),
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
+    "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
     "/replica": ("GET", _replica),
