@@ -55,6 +55,7 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
@@ -72,6 +73,8 @@ class ChatMethods:
             JSON schemas of functions that the model may call.
         add_generation_prompt
             End with the beginning of the assistant's answer.
+        continue_final_message
+            The model goes on with the last message, a text of the assistant, instead of beginning an answer.
         chat_template_kwargs
             More variables for the template, for example ``{"enable_thinking": False}``.
 
@@ -82,7 +85,9 @@ class ChatMethods:
         ConfigError
             The model has no chat template.
         """
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
+        prompts = self._requests.of_chats(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
 
     def stream_chat(
@@ -92,11 +97,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """`chat` token by token, see `stream`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
+        prompts = self._requests.of_chats(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         return self.stream(prompts, sampling_params, **sampling)
 
     async def achat(
@@ -106,11 +114,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
+        prompts = self._requests.of_chats(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         return await self.agenerate(prompts, sampling_params, **sampling)
 
     def astream_chat(
@@ -120,11 +131,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
+        prompts = self._requests.of_chats(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         return self.astream(prompts, sampling_params, **sampling)
 
     def render_chat(

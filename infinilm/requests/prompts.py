@@ -137,12 +137,18 @@ class RequestMaker:
         messages: Conversations,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
     ) -> list[PromptDict]:
         """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`."""
         several = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(template_kwargs or {}),
+        }
         texts = [self._chat_template.render(conversation, **options) for conversation in conversations]
         # The template writes the special tokens itself.
         return [

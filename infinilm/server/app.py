@@ -20,7 +20,7 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
-from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, take_ending, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
@@ -355,14 +355,13 @@ async def _tokenize(service: Service, request: Request) -> Response:
         service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
-            generate = body.take("add_generation_prompt", boolean)
+            ending = take_ending(body)
             tools = body.take("tools", anything)
             body.refuse("add_special_tokens", "the chat template writes them", False)
-            body.refuse("continue_final_message", "an answer begins anew", False)
             body.refuse("prompt", "there are messages; send one or the other")
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, generate is not False, kwargs)
+            _, ids = service.render(messages, chosen, ending, kwargs)
         else:
             special = body.take("add_special_tokens", boolean)
             with bad_request("prompt"):
@@ -393,6 +392,19 @@ async def _detokenize(service: Service, request: Request) -> Response:
             return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 
     return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
+
+
+async def _tokenizer_info(service: Service, _: Request) -> Response:
+    """As vLLM's, which lm-eval's remote tokenizer asks for: special tokens and the chat template."""
+    llm = service.llm
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # of transformers, which reads the same files
+            **llm.tokenizer.special_tokens,
+            "chat_template": llm.chat_template.source_text(False) or None,
+            "model_max_length": llm.max_model_len,
+        }
+    )
 
 
 async def _health(service: Service, _: Request) -> Response:
@@ -437,6 +449,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", _models),
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
+    "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
     "/replica": ("GET", _replica),

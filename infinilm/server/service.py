@@ -53,13 +53,18 @@ _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is re
 
 _GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 
+# What the library's messages say to who made the LLM: clients of a server cannot set it, and should not read its names.
+_FOR_OPERATORS = re.compile(
+    r"; this LLM was made with limits\..*|,? or raise (limits\.)?[a-z_]+.*| \(max_num_seqs \+ limits\.max_queued_seqs\)"
+)
+
 _AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
 _MAX_TOLD_FIELDS = 256
 _MAX_FIELDS_IN_HEADER = 32
 
 # Variables of a template that `chat_template_kwargs` cannot set.
-_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
+_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
@@ -188,17 +193,17 @@ class Service:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
+        ending: Mapping[str, bool],
         kwargs: Mapping[str, Any],
     ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and token ids."""
+        """The prompt of a conversation, as text and token ids; `ending`: how it ends, see `ChatTemplate.render`."""
         template = self.llm.chat_template
         for name in sorted(kwargs.keys() & _OF_TEMPLATES):
             raise ApiError(
                 f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
             )
         with bad_request("messages"):
-            prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            prompt = template.render(messages, tools=tools, **ending, **kwargs)
             self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
@@ -209,22 +214,24 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise self._too_long(f"{num_tokens}", param)
+            raise self._too_long(num_tokens, param)
         return limit - num_tokens
 
     def _check_length(self, prompt: str, param: str) -> None:
         """ApiError, before a prompt is tokenised, if it cannot fit the context."""
         least = self.tokenizer.least_tokens(prompt)
         if least > self.llm.max_model_len:
-            raise self._too_long(f"at least {least}", param)
+            raise self._too_long(least, param, "at least ")
 
-    def _too_long(self, shown: str, param: str) -> ApiError:
+    def _too_long(self, num_tokens: int, param: str, bound: str = "") -> ApiError:
+        limit = self.llm.max_model_len
         return ApiError(
             # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-            f"prompt is too long: {shown} tokens; this model's maximum context length is {self.llm.max_model_len} "
-            "tokens, one of which must be left for the answer",
+            f"prompt is too long: {bound}{num_tokens} tokens; this model's maximum context length is {limit} tokens, "
+            "one of which must be left for the answer",
             code="context_length_exceeded",
             param=param,
+            details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -277,12 +284,18 @@ class Service:
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
         if isinstance(error, QueueFullError):
-            return _queue_full(str(error))
+            return _queue_full(_for_clients(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
-            return ApiError(str(error), param=named[0] if named is not None else None)
+            return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
-            return ApiError(str(error), 504, code="timeout")
+            assert self._llm is not None
+            return ApiError(
+                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
+                "again later, or ask for less at a time",
+                504,
+                code="timeout",
+            )
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -420,6 +433,10 @@ class Service:
         await self._idle.wait()
 
 
+def _for_clients(error: BaseException) -> str:
+    return _FOR_OPERATORS.sub("", str(error))
+
+
 def _make_ready(llm: LLM) -> None:
     """Start what the first constraint needs; where that fails, the first constraint says why."""
     with contextlib.suppress(InfinilmError):
@@ -436,11 +453,11 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except QueueFullError as error:
-        raise _queue_full(str(error)) from error
+        raise _queue_full(_for_clients(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
-        begin = re.match(r"[a-z_]*", str(error))
+        message = _for_clients(error)
+        begin = re.match(r"[a-z_]*", message)
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
-        message = str(error)
         if named == "prompt" and param is not None:  # as the library calls it, whatever the field is called
             named, message = param, message.replace(named, param, 1)
         raise ApiError(message, param=named) from error

@@ -21,7 +21,10 @@ class ServerSettings:
         Web pages that may call the API from a browser, "*" for all; none: only the server's own page.
     allowed_hosts : tuple of str
         Names that the Host header may hold, "*" for any. Against pages that let their own name point here.
+    root_path : str
+        A prefix of all paths, such as "/llm", under which a proxy serves this server; requests may have it or not.
     max_body_bytes : int
+        Also of a body that comes gzipped, unpacked.
     max_queued_requests, max_queued_tokens : int
         Sequences of requests, and tokens of their prompts, that may wait at a time; more get status 429.
     drain_timeout : float
@@ -39,6 +42,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ("*",)
+    root_path: str = ""
     max_body_bytes: int = 16 << 20
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 22
