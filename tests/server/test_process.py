@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from infinilm import LLM, RequestLimits
+from infinilm.server.keys import Keys
 from infinilm.server.settings import ServerSettings
 from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
 
@@ -44,7 +45,7 @@ def test_the_log_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
         assert server.stop() == 0
     log = "".join(server.lines) + capfd.readouterr().out
     assert "ZeroDivisionError" in log and "asubmit" in log
-    assert "GET /v1/models" in log and "private" not in log and KEY not in log
+    assert "method=GET path=/v1/models " in log and "private" not in log and KEY not in log
 
 
 class LongStream(threading.Thread):
@@ -235,7 +236,7 @@ def test_https(tmp_path: Path) -> None:
         (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
         (["--api-key", ""], "--api-key"),
         (["--api-key-file", "no/such/file"], "no/such/file"),
-        (["--api-key-file", "/dev/null"], "a key is empty"),
+        (["--api-key-file", "/dev/null"], "has no key in it"),
         (["--chat-template", "no/such/template"], "no/such/template"),
         (["--chat-template", "{% if %}"], "not valid Jinja"),
     ],
@@ -305,4 +306,7 @@ def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert start()[0].api_keys == ()
     monkeypatch.setenv("INFINILM_API_KEY", "one, two,")
     assert start()[0].api_keys == ("one", "two")
-    assert start("--api-key", "five", "--api-key-file", str(file))[0].api_keys == ("five", "three", "four")
+    settings = start("--api-key", "five", "--api-key-file", str(file))[0]
+    keys = Keys(settings.api_keys, settings.api_key_file)
+    shown = [keys.are_in({"x-api-key": key}) for key in ("five", "three", "four", "one", "")]
+    assert shown == [True, True, True, False, False]
