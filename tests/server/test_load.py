@@ -240,6 +240,10 @@ def test_time_limit(hurried: LLM, stream: bool) -> None:
             assert error["code"] == "timeout" and "0.2 s" in error["message"]
         metrics = http_get(f"{host.url}/metrics").text
         assert re.search(r'^infinilm:request_success_total{.*"error".*} 8\.0$', metrics, re.MULTILINE), metrics
+        handler = 'handler="/v1/completions",method="POST"'
+        assert (
+            f'infinilm:http_requests_total{{{handler},status="504"}} 8.0' in metrics and 'status="200"' not in metrics
+        )
         if stream:  # Anthropic's errors name the request, in streams as well
             body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
             answer = httpx.post(f"{host.url}/v1/messages", json=body | {"max_tokens": 100}, timeout=SECONDS)
