@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from infinilm.errors import ConfigError, InfinilmError
 from infinilm.router.replicas import Pool
@@ -81,8 +81,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
         made._transport = transport
         try:
             stdin = transport.get_pipe_transport(0)
-            assert isinstance(stdin, asyncio.WriteTransport)
-            stdin.write(json.dumps(options).encode() + b"\n")
+            # Of an asyncio loop it is a WriteTransport; that of uvloop, on which Ray runs actors, only has its methods.
+            cast(asyncio.WriteTransport, stdin).write(json.dumps(options).encode() + b"\n")
             await asyncio.wait({made._begun})
             if not made.url:
                 code = await made.wait()
@@ -194,7 +194,7 @@ def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Laun
                         await asyncio.sleep(rest)
                         rest = min(2 * rest, _LONGEST_REST)
                         continue
-                replica = pool.add(running.url, key)
+                replica = pool.add(running.url, key, origin="started")
                 await pool.look_at_all()
                 try:
                     logger.warning("replica %d has ended: %s", index, await running.wait())

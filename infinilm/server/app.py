@@ -26,13 +26,14 @@ from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.page import chat_page
+from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
 from infinilm.server.structured import relaxed_header
 
-__all__ = ["make_app"]
+__all__ = ["handler_of", "make_app"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
@@ -58,7 +59,14 @@ def make_app(service: Service) -> App:
             answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
-    return Guard(app, service.settings)
+    return Guard(app, service.settings, lambda *_: service.keys, handler_of, service.ended)
+
+
+def handler_of(path: str) -> str:
+    """The name of the route that a path has, for metrics; `NO_HANDLER` if it has none."""
+    if path.startswith(_MODEL_PATH):
+        return f"{_MODEL_PATH}{{model}}"
+    return path if path in _PATHS or path == "/" else NO_HANDLER
 
 
 def _handler(method: str, path: str, has_page: bool) -> Handler:
@@ -412,6 +420,12 @@ async def _health(service: Service, _: Request) -> Response:
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
 
+async def _live(service: Service, _: Request) -> Response:
+    """Whether the process should be left alone, also while it loads or drains; /health tells if it is of use."""
+    state = service.state()
+    return JSONResponse({"status": state}, 503 if state == "dead" else 200)
+
+
 async def _replica(service: Service, _: Request) -> Response:
     """For routers."""
     llm = service.llm  # an error, if nothing can be served
@@ -452,6 +466,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
+    "/live": ("GET", _live),
     "/replica": ("GET", _replica),
     "/version": ("GET", _version),
     "/metrics": ("GET", _metrics),

@@ -32,7 +32,9 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.guard import Receive, attended
+from infinilm.server.keys import Keys
 from infinilm.server.metrics import Metrics
+from infinilm.server.records import Record, current, fail_current, log_request, name_of_current
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
 
@@ -91,6 +93,7 @@ class Service:
     ----------
     settings : ServerSettings
     metrics : Metrics
+    keys : Keys
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
     """
@@ -98,6 +101,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
@@ -157,6 +161,7 @@ class Service:
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
         self.compilers.submit(_make_ready, llm)
+        self.metrics.serve(llm)
 
     def state(self) -> str:
         """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
@@ -311,9 +316,13 @@ class Service:
         limit = self._llm.limits.max_seconds
         try:
             return await attended(receive, work, None if limit is None else limit + max(limit, _GRACE_SECONDS))
-        except (ApiError, ClientDisconnect):
+        except ClientDisconnect:
+            raise
+        except ApiError as error:
+            fail_current(error.status)
             raise
         except asyncio.TimeoutError:
+            fail_current(504)
             raise ApiError(
                 f"the request took much longer than {limit:g} s, its time limit: the engine does not come to an end of "
                 "its step, or the client does not read",
@@ -321,8 +330,10 @@ class Service:
                 code="timeout",
             ) from None
         except Exception as error:  # of this request alone
-            logger.warning("a request failed: %s", error)
-            raise self.failed(error) from error
+            logger.warning("the request %s failed: %s", name_of_current(), error)
+            failure = self.failed(error)
+            fail_current(failure.status)
+            raise failure from error
 
     @contextlib.asynccontextmanager
     async def running(
@@ -344,12 +355,15 @@ class Service:
                 started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
+                self.metrics.follow(running)
+                if (record := current.get()) is not None:
+                    record.running = running
                 try:
                     await asyncio.sleep(0)  # they all start before one of them writes, and lets the engine run
                     yield running
                 finally:
                     # After the answers of others that ended at the same time.
-                    asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
+                    asyncio.get_running_loop().call_soon(self.metrics.finish, running)
 
     async def _compile(self, llm: LLM, constraint: Constraint) -> None:
         """Compile a constraint, which may take seconds, before a copy of it is made; the time limit counts them."""
@@ -373,10 +387,11 @@ class Service:
         """
         loop = asyncio.get_running_loop()
         self._num_read += 1
-        if self._together is None:
-            self._together = asyncio.Event()
-            self._look_for_others(self._together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
-        await self._together.wait()
+        together = self._together
+        if together is None:  # which the first look may set and forget at once, if this machine is busy
+            together = self._together = asyncio.Event()
+            self._look_for_others(together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
+        await together.wait()
 
     def _look_for_others(self, together: asyncio.Event, end: float, num_turns: int, num_read: int) -> None:
         """Once a turn of the event loop; `num_turns`: those without another call, of which there were `num_read`."""
@@ -419,13 +434,19 @@ class Service:
         over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
         if over or (num_others and num_waiting + max(num_seqs, 1) > limits.max_queued_requests):
             what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
-            self.metrics.refused.inc()
+            self.metrics.num_refused += 1
             raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
         self._num_admitted += 1
         self._idle.clear()
         call = _Call(num_tokens, num_seqs)
         self._waiting.append(call)
         return call
+
+    def ended(self, record: Record) -> None:
+        """Count a request of HTTP that has ended, and write its line of the log if there is to be one."""
+        self.metrics.http.add(record)
+        if self.settings.log_requests:
+            log_request(record)
 
     async def drain(self) -> None:
         """Let nothing new in, and wait until what runs has ended."""
