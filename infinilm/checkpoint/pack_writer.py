@@ -165,7 +165,7 @@ def pack_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
-    source, out = resolve_model(model, revision), Path(out)
+    source, out = resolve_model(model, revision, use_tqdm=use_tqdm), Path(out)
     config = AutoConfig.from_pretrained(source)
     if quantization == "fp8":
         raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")

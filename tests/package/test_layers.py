@@ -16,7 +16,7 @@ FLOORS = (
     ("json_schema",),
     ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
-    ("model_files",),
+    ("model_files", "hub"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation", "lora"),
