@@ -17,15 +17,13 @@ from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import CacheFullError
-from infinilm.gguf.file import is_gguf
+from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, plan_model
 from infinilm.requests.sizes import format_bytes
 from infinilm.requests.stages import StageMemory
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
-
-_PLAIN_TYPES = ("F32", "F16", "BF16")  # of GGUF files
 
 
 def plan_any(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
@@ -178,7 +176,7 @@ def _model_line(model: Mapping[str, Any]) -> str:
         )
     if model["native_types"]:
         stored += f", {' and '.join(model['native_types'])} used as they are"
-    others = [name for name in types or () if name not in (*FLOATS, *_PLAIN_TYPES, *model["native_types"])]
+    others = [name for name in types or () if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
         stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
     if model["rounded_inputs"]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm.cli.arguments import flag, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
+from infinilm.extras import how_to_install
 
 if TYPE_CHECKING:
     from infinilm.server.settings import ServerSettings
@@ -99,7 +100,7 @@ def needs_packages(what: str, extra: str) -> Iterator[None]:
         if package in ("", "infinilm"):
             raise
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
-        raise ConfigError(f"{what} needs {package}, which {state}; pip install -U 'infinilm[{extra}]'") from None
+        raise ConfigError(f"{what} needs {package}, which {state}; {how_to_install(extra)}") from None
 
 
 @contextlib.contextmanager

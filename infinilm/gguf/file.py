@@ -20,12 +20,16 @@ from infinilm import _core
 from infinilm.errors import ConfigError, WeightError
 from infinilm.files import FETCH_AGAIN, open_regular
 
-__all__ = ["GgufFile", "GgufTensor", "find_gguf", "is_gguf", "models_among", "open_gguf", "read_header"]
+__all__ = ["PLAIN_TYPES", "GgufFile", "GgufTensor", "find_gguf", "is_gguf", "models_among", "open_gguf", "read_header"]
 
 _FIRST_READ = 1 << 20  # bytes; a vocabulary of 150,000 tokens takes some 8 MB
 _LARGEST_HEADER = 1 << 30
 _BESIDE_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in names of files that come with a model
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+"""Types of tensors of plain numbers; others are of blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from infinilm.constraint import Constraint
 from infinilm.errors import ConfigError, RequestError
+from infinilm.extras import how_to_install
 from infinilm.json_schema import child_schemas
 from infinilm.text.tokenizer import Tokenizer
 
@@ -158,7 +159,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError:
         raise ConfigError(
-            "constraint: the package llguidance is not installed; pip install 'infinilm[constraint]'"
+            f"constraint: the package llguidance is not installed; {how_to_install('constraint')}"
         ) from None
     return llguidance
 

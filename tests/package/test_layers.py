@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 # From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
-    ("checks", "files", "keywords", "logs", "progress"),
+    ("checks", "extras", "files", "keywords", "logs", "progress"),
     ("json_schema",),
     ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
