@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
 __all__ = ["how_to_install"]
 
@@ -15,6 +14,8 @@ def how_to_install(extra: str) -> str:
 
 def _packages(extra: str) -> list[str]:
     """What the extra, and those that it takes up, require; nothing where infinilm is not installed."""
+    from importlib import metadata
+
     try:
         required = metadata.requires("infinilm") or []
     except metadata.PackageNotFoundError:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from infinilm.cli.arguments import flag, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
-from infinilm.extras import how_to_install
 
 if TYPE_CHECKING:
     from infinilm.server.settings import ServerSettings
@@ -96,6 +95,8 @@ def needs_packages(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from infinilm.extras import how_to_install
+
         package = (error.name or "").split(".")[0].replace("_", "-")
         if package in ("", "infinilm"):
             raise

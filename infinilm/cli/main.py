@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | serve | route | info | plan | pack | quantize | bench`.
+"""The command line: `infinilm COMMAND`, such as generate, chat, serve, plan or bench.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0; 2 for what the user can put right (arguments, settings,
 a model that is not there); 1 for what failed on the way; 130 for Ctrl-C. Modules that take long to import are imported
@@ -36,6 +36,7 @@ from infinilm.cli.arguments import (
 )
 from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
+from infinilm.cli.completion import SHELLS, completion_script
 from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.quantize import add_quantize, run_quantize
@@ -152,7 +153,21 @@ def make_parser() -> argparse.ArgumentParser:
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
+    _add_completion(
+        command("completion", _completion, "Print a script by which a shell completes commands and options.")
+    )
     return parser
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS)}; docs/api.md says where to"
+    )
+
+
+def _completion(args: argparse.Namespace) -> int:
+    put(completion_script(args.shell, make_parser()))
+    return 0
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
