@@ -6,13 +6,11 @@ import argparse
 
 from infinilm.cli.arguments import subcommands
 
-__all__ = ["SHELLS", "completion_script"]
-
-SHELLS = ("bash", "zsh", "fish")
+__all__ = ["completion_script"]
 
 
 def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script for one of `SHELLS`; names of files are completed as ever where no option begins."""
+    """The script for bash, zsh or fish; names of files are completed as ever where no option begins."""
     commands = subcommands(parser)
     if shell == "fish":
         return _fish(parser.prog, commands)
