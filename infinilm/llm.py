@@ -195,6 +195,7 @@ class LLM(ChatMethods, OfThisProcess):
             model,
             **of_all_stages,
             revision=revision,
+            use_tqdm=use_tqdm,
             max_model_len=max_model_len,
             num_threads=num_threads,
             device=device,

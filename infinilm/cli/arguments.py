@@ -88,6 +88,7 @@ def add_model_settings(
     )
     group.add_argument(
         "--kv-cache",
+        type=size,
         metavar="SIZE",
         help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
     )
@@ -224,6 +225,13 @@ def _integer(text: str, least: int) -> int:
         if (value := int(text)) >= least:
             return value
     raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+
+
+def size(text: str) -> str:
+    """Argument type: a size, whose unit is missing where it would be less than a MiB; others are read later."""
+    if text.strip().isdigit() and int(text) < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: say the unit, such as {text.strip()}GiB")
+    return text
 
 
 def integer_list(text: str) -> list[int]:

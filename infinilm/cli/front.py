@@ -104,11 +104,13 @@ def needs_packages(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from infinilm.extras import how_to_install
+
         package = (error.name or "").split(".")[0].replace("_", "-")
         if package in ("", "infinilm"):
             raise
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
-        raise ConfigError(f"{what} needs {package}, which {state}; pip install -U 'infinilm[{extra}]'") from None
+        raise ConfigError(f"{what} needs {package}, which {state}; {how_to_install(extra)}") from None
 
 
 @contextlib.contextmanager

@@ -32,18 +32,15 @@ class ServerSettings:
         Seconds that running requests get to end after SIGTERM.
     page : bool
         Serve the chat page at /.
-<<<<<<< HEAD
     unknown_fields : str or None
         "refuse" or "warn": what becomes of requests with fields that are not known here; None: what suits each route,
         see `Service.unknown_fields`.
     sse_ping_interval : float
         Seconds of silence in a stream after which a comment is sent, again and again; 0: none is.
-=======
     log_requests : bool
         Write a line for every request, without keys and prompts.
     log_format : str
         "text" or "json": lines of the log.
->>>>>>> h-ops
     """
 
     model_names: tuple[str, ...]
@@ -57,10 +54,7 @@ class ServerSettings:
     max_queued_tokens: int = 1 << 22
     drain_timeout: float = 30.0
     page: bool = True
-<<<<<<< HEAD
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
-=======
     log_requests: bool = False
     log_format: str = "text"
->>>>>>> h-ops

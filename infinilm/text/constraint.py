@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from infinilm.constraint import Constraint
 from infinilm.errors import ConfigError, RequestError, TimeLimitError, panics_as_errors
+from infinilm.extras import how_to_install
 from infinilm.json_schema import child_schemas
 from infinilm.logs import logger
 from infinilm.text.grammar_trial import GrammarTrial
@@ -243,7 +244,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError:
         raise ConfigError(
-            "constraint: the package llguidance is not installed; pip install 'infinilm[constraint]'"
+            f"constraint: the package llguidance is not installed; {how_to_install('constraint')}"
         ) from None
     return llguidance
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -303,7 +302,7 @@ def test_others_run_while_it_compiles(grammars: Grammars) -> None:
 
 def test_without_the_package(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'infinilm[constraint]'")):
+    with pytest.raises(ConfigError, match="pip install 'llguidance"):
         grammars.matcher(Constraint.regex("a"))
 
 

@@ -33,7 +33,7 @@ from infinilm.errors import ConfigError, DeviceError, WeightError
 from infinilm.files import FETCH_AGAIN
 from infinilm.progress import progress_bar
 
-__all__ = ["SCHEMES", "quantise_model"]
+__all__ = ["SCHEMES", "default_scheme", "quantise_model"]
 
 Array = npt.NDArray[Any]
 GramOf = Callable[[str], Array | None]
@@ -190,6 +190,18 @@ def quantise_model(
             partial.rename(out / _WEIGHTS)
         checkpoint.check_unchanged()
     return out
+
+
+def default_scheme(model: str | os.PathLike[str], revision: str | None = None) -> str:
+    """The scheme that is taken where none is asked for: w4a16, in groups of 32 where 128 do not divide all inputs."""
+    source = resolve_model(model, revision)
+    with open_checkpoint(source) as checkpoint:
+        if type(checkpoint) is not Checkpoint or checkpoint.packed:  # which `quantise_model` refuses
+            return "w4a16"
+        linears = _linears(AutoConfig.from_pretrained(source), checkpoint)
+        group_size = SCHEMES["w4a16"].group_size
+        divides = all(checkpoint.tensors[name].shape[-1] % group_size == 0 for name in linears)
+    return "w4a16" if divides else "w4a16-g32"
 
 
 def _layer_of(name: str) -> int:
