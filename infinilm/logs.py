@@ -5,10 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 
-__all__ = ["logger"]
+__all__ = ["logger", "printable"]
 
 logger = logging.getLogger("infinilm")
 """What every module of the package logs to."""
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Text that moves no cursor and begins no line: control characters as escapes such as \x1b, but those of `keep`.
+
+    Messages quote names of a model's files, which are a stranger's.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Unconfigured(logging.Handler):
@@ -16,7 +26,7 @@ class _Unconfigured(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers and logger.handlers == [self] and sys.stderr is not None:
-            print(f"infinilm: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            print(f"infinilm: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
             if record.exc_info:
                 print(logging.Formatter().formatException(record.exc_info), file=sys.stderr)
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import infinilm
-from infinilm import LLM, SamplingParams, checks, keywords, progress
+from infinilm import LLM, SamplingParams, checks, keywords, logs, progress
+from infinilm.cli.output import note
 from infinilm.errors import ConfigError, RequestError
 from infinilm.models.causal_lm import CausalLM
 
@@ -133,3 +134,10 @@ def test_warnings_say_whose_they_are() -> None:
 )
 def test_an_application_that_configures_logging_has_it_its_way(configure: str) -> None:
     assert run(configure + WARN) == "mine: a fish\n"
+
+
+def test_messages_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logs.printable("plain, é, 日本") == "plain, é, 日本"
+    assert logs.printable("a\nb\x1b[2J\u2028") == "a\\nb\\x1b[2J\\u2028"
+    note("one\ntwo\x1b[2J\r")
+    assert capsys.readouterr().err == "one\ntwo\\x1b[2J\\r\n"

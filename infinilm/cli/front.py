@@ -86,7 +86,7 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
         **more,
     )
     names = ("host", "port", "ssl_keyfile", "ssl_certfile", "log_requests")
-    return settings, {name: getattr(args, name) for name in names} | {"tell": note}
+    return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
 
 
 @contextlib.contextmanager

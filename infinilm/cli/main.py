@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import infinilm
 from infinilm.cli.arguments import (
     Parser,
+    add_constraint,
     add_lora,
     add_model_settings,
     add_sampling,
+    add_text,
     as_options,
     flag,
     integer_list,
@@ -28,16 +30,25 @@ from infinilm.cli.arguments import (
     open_llm,
     positive,
     sampling_params,
+    subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
-from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_lines, stopped
+from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.quantize import add_quantize, run_quantize
 from infinilm.cli.route import add_route, run_route
 from infinilm.cli.serve import add_serve, run_serve
-from infinilm.cli.stream import Reply, event_text, print_stream, read_stream
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError, WeightError
+from infinilm.cli.stream import PlainPrinter, Reply, event_text, print_stream, read_stream
+from infinilm.errors import (
+    CacheFullError,
+    ConfigError,
+    DeviceError,
+    InfinilmError,
+    RequestError,
+    WeightError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
@@ -67,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     prepare_streams()
     try:
-        args = _make_parser().parse_args(argv)
+        args = _parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as stop:  # --help, --version and wrong usage
         return stop.code if isinstance(stop.code, int) else 2
     return run_command(args)
@@ -98,7 +109,26 @@ def run_command(args: argparse.Namespace) -> int:
 # ---- arguments ----
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments; SystemExit: there is nothing to run. `help` and `version` are --help and --version."""
+    parser = make_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    first, *rest = words
+    if first == "help":
+        first, *rest = [*rest, "--help"]
+    elif first == "version":
+        first = "--version"
+    commands = subcommands(parser)
+    if not first.startswith("-") and first not in commands:
+        hint = did_you_mean(first, commands) or f"; there are {', '.join(commands)}"
+        parser.error(f"there is no command {first!r}{hint}")
+    return parser.parse_args([first, *rest])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser = Parser("infinilm", description="LLM inference on this machine.", allow_abbrev=False)
@@ -110,8 +140,8 @@ def _make_parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    _add_generate(command("generate", _generate, "Complete a prompt, streaming the text."))
-    add_chat(command("chat", run_chat, "Talk with a model."))
+    _add_generate(command("generate", _generate, "Continue a text as it is, without the model's chat template."))
+    add_chat(command("chat", run_chat, "Talk with a model, or ask it one MESSAGE."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
     add_quantize(command("quantize", run_quantize, "Write a quantised checkpoint, which transformers reads, too."))
@@ -123,7 +153,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from stdin')
+    add_text(parser, "prompt", 'the text to continue; default: stdin, if that is no terminal, as is "-"')
     parser.add_argument("--no-echo", action="store_true", help="print the continuation only, without the prompt")
     parser.add_argument(
         "--token-ids", action="store_true", help="the prompt is token ids, such as '1 5 7', and so is the output"
@@ -132,6 +162,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_model_settings(parser)
     add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
+    add_constraint(parser)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -157,9 +188,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_prompt(args: argparse.Namespace) -> str | list[int]:
-    text: str = args.prompt
-    if text == "-":
-        text = "".join(stdin_lines()).removesuffix("\n").removesuffix("\r")
+    text: str | None = args.prompt
+    if text is None and sys.stdin.isatty():
+        raise RequestError("there is no prompt: infinilm generate PROMPT, or a text at stdin")
+    if text is None or text == "-":
+        text = stdin_text()
     if not args.token_ids:
         return text
     try:
@@ -180,7 +213,7 @@ def _generate(args: argparse.Namespace) -> int:
         if params.n > 1:
             _print_several(events, params.n, reply, args.token_ids)
         else:
-            print_stream(events, reply, args.token_ids)
+            print_stream(events, reply, PlainPrinter(), args.token_ids)
         if args.stats:
             num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
             note(_stats(llm, num_prompt, reply))

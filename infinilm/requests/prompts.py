@@ -175,7 +175,7 @@ class RequestMaker:
         """
         text, ids = _text_and_ids(prompt, name)
         if text is not None and ids is None:
-            ids = self._tokenizer.encode(text, add_special_tokens=True)
+            ids = self._encode(text, name, room, add_special_tokens=True)
         array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
         return text, array
 
@@ -195,7 +195,7 @@ class RequestMaker:
         def prompt_of(conversation: Any) -> PromptDict:
             text = self._chat_template.render(conversation, **options)
             # The template writes the special tokens itself.
-            return {"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, False)}
+            return {"prompt": text, "prompt_token_ids": self._encode(text, "the prompt", 1, add_special_tokens=False)}
 
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
             return [prompt_of(messages)]  # which says what it should be
@@ -218,13 +218,22 @@ class RequestMaker:
     ) -> npt.NDArray[np.int32]:
         """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
         array = check_token_ids(ids, name, self._config.vocab_size, expected=expected)
-        if array.size + room > self._max_model_len:
+        self._check_length(array.size, f"{array.size}", name, room)
+        return array
+
+    def _encode(self, text: str, name: str, room: int, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; RequestError, before it is tokenised, if it cannot fit the context."""
+        least = self._tokenizer.least_tokens(text)
+        self._check_length(least, f"at least {least}", name, room)
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def _check_length(self, num_tokens: int, shown: str, name: str, room: int) -> None:
+        if num_tokens + room > self._max_model_len:
             raise RequestError(
-                f"{name} has {array.size} tokens; the context holds {self._max_model_len}"
+                f"{name} has {shown} tokens; the context holds {self._max_model_len}"
                 f"{' and one must be left for the answer' if room else ''}: shorten it, or raise max_model_len "
                 f"(the model was made for {self._config.max_position_embeddings} positions)"
             )
-        return array
 
     def _read_one(self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool) -> _Draft:
         name = f"prompt {prompt_index}"

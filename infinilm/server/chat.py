@@ -23,7 +23,7 @@ from infinilm.server.answers import (
     new_id,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import (
@@ -90,7 +90,9 @@ class ChatCall:
             yield "" if is_hidden else decoder.decode(self.tokenizer.token_bytes(token_id))
 
 
-def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
+def read_chat(
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields, names: Mapping[str, str] | None = None
+) -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
     `names`: what another API calls fields of this one, by regular expressions of their names here. Raises ApiError that
@@ -98,7 +100,7 @@ def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, s
     """
     names = names or {}
     try:
-        return _read_chat(service, values, names.get("response_format", "response_format"))
+        return _read_chat(service, Body(values, unknown=unknown), names.get("response_format", "response_format"))
     except ApiError as error:
         param, message = error.param or "", error.message
         found = [(match, theirs) for ours, theirs in names.items() if (match := re.match(rf"{ours}(?!\w)", param))]
@@ -111,18 +113,14 @@ def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, s
         raise ApiError(message, error.status, param=name, code=error.code, headers=error.headers) from None
 
 
-def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) -> ChatCall:
-    llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
+    llm = service.llm
+    model = service.check_model(body.take("model", text))
     messages = body.need("messages", list_of(mapping))
     choice = take_tool_choice(body, take_tools(body))
     constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
-    kwargs = dict(body.take("chat_template_kwargs", mapping) or {})
-    effort = body.take("reasoning_effort", one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"))
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
-        kwargs.setdefault("enable_thinking", effort != "none")
+    kwargs = _thinking(body) | (body.take("chat_template_kwargs", mapping) or {})
     generate = body.take("add_generation_prompt", boolean)
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
@@ -137,6 +135,7 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     body.refuse("moderation", "this server judges nothing")
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
+    body.refuse("include_reasoning", "the reasoning is always told", True)
     body.skip("prediction")
 
     tools = as_prompted(choice.tools)
@@ -190,6 +189,31 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         model=model,
         tokenizer=llm.tokenizer,
     )
+
+
+def _thinking(body: Body) -> dict[str, Any]:
+    """Whether and how much the model reasons before it answers, as variables of chat templates.
+
+    Each provider has a field of its own for it: OpenAI `reasoning_effort`, OpenRouter `reasoning`, Anthropic, DeepSeek
+    and Z.ai `thinking`, Alibaba Cloud `enable_thinking`.
+    """
+    efforts = one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
+    reasoning, thinking = body.inner("reasoning"), body.inner("thinking")
+    effort = reasoning.take("effort", efforts)
+    said = [reasoning.take("enabled", boolean), body.take("enable_thinking", boolean)]
+    reasoning.refuse("exclude", "the reasoning is always told", False)
+    reasoning.skip("max_tokens", "summary")  # the answer is limited as a whole, and all of the reasoning is told
+    reasoning.finish()
+    if thinking:
+        said.append(thinking.need("type", one_of("enabled", "disabled", "adaptive")) != "disabled")
+        thinking.take("budget_tokens", integer(1))  # both are without effect for the same reasons
+        thinking.take("display", one_of("summarized", "omitted"))
+        thinking.finish()
+    effort = body.take("reasoning_effort", efforts) or effort
+    said += [None if effort is None else effort != "none"]
+    enabled = next((one for one in said if one is not None), None)
+    variables = {"reasoning_effort": effort, "enable_thinking": enabled}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, integer, text
 from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
 from infinilm.server.service import Service
 from infinilm.server.structured import take_constraint
@@ -43,10 +43,10 @@ class CompletionCall:
         return CompletionLogprobs(self.logprobs or 0, service.tokenizer, self.params.skip_special_tokens)
 
 
-def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
+def read_completion(service: Service, values: Mapping[str, Any], unknown: UnknownFields) -> CompletionCall:
     """Check a body and tokenise its prompts; runs outside the event loop. Raises ApiError that names the field."""
-    llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+    llm, body = service.llm, Body(values, unknown=unknown)
+    model = service.check_model(body.take("model", text))
     special = body.take("add_special_tokens", boolean)
     prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
     echo = bool(body.take("echo", boolean))

@@ -21,7 +21,16 @@ from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["MAX_HEAD_BYTES", "REQUEST_ID", "Guard", "attended", "error_body", "error_event", "large_head"]
+__all__ = [
+    "IGNORED_FIELDS",
+    "MAX_HEAD_BYTES",
+    "REQUEST_ID",
+    "Guard",
+    "attended",
+    "error_body",
+    "error_event",
+    "large_head",
+]
 
 T = TypeVar("T")
 Message = MutableMapping[str, Any]
@@ -33,6 +42,7 @@ logger = logging.getLogger("infinilm.server")
 
 MAX_HEAD_BYTES = 1 << 16  # of the request line and the headers
 REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard has let in
+IGNORED_FIELDS = "x-infinilm-ignored-fields"  # a header of answers: fields of the request that were not known
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
@@ -92,8 +102,6 @@ class Guard:
         scope = {**scope, "path": _plain_path(scope["path"])}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
-        if scope["http_version"] == "1.0":
-            send = _whole(send)
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
@@ -110,7 +118,10 @@ class Guard:
                 if origin is not None:
                     more += [
                         (b"access-control-allow-origin", origin.encode("latin-1")),
-                        (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+                        (
+                            b"access-control-expose-headers",
+                            b"x-request-id, request-id, retry-after, " + IGNORED_FIELDS.encode(),
+                        ),
                         (b"vary", b"Origin"),
                     ]
                 message["headers"] = [*message.get("headers", []), *more]
@@ -297,22 +308,3 @@ async def send_error(send: Send, error: ApiError, path: str, request_id: str) ->
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _whole(send: Send) -> Send:
-    """Sends an answer at its end with its length: HTTP/1.0 has no chunks, in which streams would go out."""
-    start: Message = {}
-    parts: list[bytes] = []
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            body = b"".join(parts)
-            fixed = [item for item in start.get("headers", []) if item[0] != b"content-length"]
-            await send({**start, "headers": [*fixed, (b"content-length", b"%d" % len(body))]})
-            await send({"type": "http.response.body", "body": body})
-
-    return sending

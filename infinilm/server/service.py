@@ -22,7 +22,7 @@ from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.bodies import ApiError
+from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.guard import Receive, attended
 from infinilm.server.metrics import Metrics
 from infinilm.server.settings import ServerSettings
@@ -44,6 +44,11 @@ _TOGETHER_SECONDS = 0.005
 _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is read
 
 _GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
+
+_AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
+_MAX_TOLD_FIELDS = 256
+_MAX_FIELDS_IN_HEADER = 32
 
 # Variables of a template that `chat_template_kwargs` cannot set.
 _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
@@ -89,7 +94,10 @@ class Service:
         self.instance = secrets.token_hex(8)  # of this process, which begins with an empty cache
         self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
+        self._told_fields: set[tuple[str, str]] = set()  # route and name of fields that the log has named
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+        # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
+        self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         self._num_admitted = 0  # calls between admission and their last byte
@@ -144,8 +152,13 @@ class Service:
             return "loading"
         return "draining" if self.is_draining else "ok"
 
-    def check_model(self, name: str) -> str:
-        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here."""
+    def check_model(self, name: str | None) -> str:
+        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here.
+
+        A request that names none means the model, also where there are adapters.
+        """
+        if name is None:
+            return self.settings.model_names[0]
         if name not in self.model_names:
             served = ", ".join(map(repr, self.model_names))
             raise ApiError(
@@ -177,6 +190,7 @@ class Service:
             )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
@@ -186,14 +200,23 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise ApiError(
-                # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-                f"prompt is too long: {num_tokens} tokens; this model's maximum context length is {limit} tokens, one "
-                "of which must be left for the answer",
-                code="context_length_exceeded",
-                param=param,
-            )
+            raise self._too_long(f"{num_tokens}", param)
         return limit - num_tokens
+
+    def _check_length(self, prompt: str, param: str) -> None:
+        """ApiError, before a prompt is tokenised, if it cannot fit the context."""
+        least = self.tokenizer.least_tokens(prompt)
+        if least > self.llm.max_model_len:
+            raise self._too_long(f"at least {least}", param)
+
+    def _too_long(self, shown: str, param: str) -> ApiError:
+        return ApiError(
+            # By these words LiteLLM and Claude Code know that a conversation must be shortened.
+            f"prompt is too long: {shown} tokens; this model's maximum context length is {self.llm.max_model_len} "
+            "tokens, one of which must be left for the answer",
+            code="context_length_exceeded",
+            param=param,
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
@@ -208,6 +231,7 @@ class Service:
         result: list[list[int]] = []
         for item in items:
             if isinstance(item, str):
+                self._check_length(item, name)
                 with bad_request(name):
                     result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
             elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
@@ -217,6 +241,25 @@ class Service:
         return result
 
     # ---- requests ----
+
+    def unknown_fields(self, path: str) -> UnknownFields:
+        """What becomes of fields of a request that are not known here, where the settings leave it open.
+
+        Programs of people send what the people wrote, and a name that is wrong must not go unnoticed: it is refused.
+        The bodies of agents are their vendors' own, who add fields at any time, and who uses the agent cannot take them
+        out again: there such fields are told and ignored.
+        """
+        rule = self.settings.unknown_fields or ("warn" if path.startswith(_AGENTS_PATHS) else "refuse")
+        return UnknownFields(is_lenient=rule == "warn")
+
+    def tell_ignored(self, path: str, names: Sequence[str]) -> str:
+        """Say in the log which fields were ignored, once for each name and route; gives the value of a header."""
+        shown = [name if _FIELD_NAME.fullmatch(name) else "(a name of other characters)" for name in names]
+        for name in shown:
+            if (path, name) not in self._told_fields and len(self._told_fields) < _MAX_TOLD_FIELDS:
+                self._told_fields.add((path, name))
+                logger.warning("%s: the field %s is not known here, and is ignored", path, name)
+        return ", ".join(list(dict.fromkeys(shown))[:_MAX_FIELDS_IN_HEADER])
 
     def rest(self) -> float:
         """Seconds between two events of a stream, at least."""

@@ -28,6 +28,11 @@ class ServerSettings:
         Seconds that running requests get to end after SIGTERM.
     page : bool
         Serve the chat page at /.
+    unknown_fields : str or None
+        "refuse" or "warn": what becomes of requests with fields that are not known here; None: what suits each route,
+        see `Service.unknown_fields`.
+    sse_ping_interval : float
+        Seconds of silence in a stream after which a comment is sent, again and again; 0: none is.
     """
 
     model_names: tuple[str, ...]
@@ -39,3 +44,5 @@ class ServerSettings:
     max_queued_tokens: int = 1 << 22
     drain_timeout: float = 30.0
     page: bool = True
+    unknown_fields: str | None = None
+    sse_ping_interval: float = 15.0

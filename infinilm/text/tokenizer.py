@@ -21,6 +21,7 @@ from infinilm.gguf.file import is_gguf
 from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.token_bound import TokenBound
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,6 +30,7 @@ __all__ = ["Tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SHORT_TEXT = 1 << 16  # characters; counting the tokens of a longer text costs more than looking at the vocabulary once
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -87,6 +89,7 @@ class Tokenizer:
         self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         # What tokens add to the byte stream of a byte-level decoder, without and with special tokens.
         self._visible_bytes = self._all_bytes = _TokenBytes(backend)
+        self._bound: TokenBound | None = None  # made when it is first needed
         if backend is None:
             return
         backend.no_truncation()
@@ -218,6 +221,16 @@ class Tokenizer:
             return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise RequestError(f"{self.source}: the text cannot be tokenised: {_library_error(error)}") from error
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens a long text has at least, from its length alone; 0: that is not known, or it is short.
+
+        Tokenising takes some 200 times the bytes of the text: who can take only so many tokens asks this before.
+        """
+        if len(text) <= _SHORT_TEXT:
+            return 0
+        self._bound = self._bound or TokenBound(self._require())
+        return self._bound.least_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.

@@ -15,7 +15,9 @@ from llm.support import PATIENCE, one, wait_for
 from llm.test_requests import Gate
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
-SMALL = RequestLimits(max_queued_seqs=3, max_n=2, max_logprobs=4, max_logit_bias=2, max_stop=2, max_stop_len=3)
+SMALL = RequestLimits(
+    max_queued_seqs=3, max_n=2, max_logprobs=4, max_logit_bias=2, max_stop_token_ids=2, max_stop=2, max_stop_len=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def small(folder: Path) -> Iterator[LLM]:
         ({"logprobs": 5}, "max_logprobs=4"),
         ({"prompt_logprobs": 5}, "max_logprobs=4"),
         ({"logit_bias": {1: 1, 2: 1, 3: 1}}, "max_logit_bias=2"),
+        ({"stop_token_ids": [1, 2, 3]}, "max_stop_token_ids=2"),
         ({"stop": ["a", "b", "c"]}, "max_stop=2"),
         ({"stop": ["abcd"]}, "max_stop_len=3"),
     ],

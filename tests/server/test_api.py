@@ -268,7 +268,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed"),
     ({"stop": [1]}, "stop[0]"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop[0]"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),

@@ -11,7 +11,9 @@ import importlib.metadata
 import json
 import logging
 import re
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -228,6 +230,56 @@ def test_http_1_0(host: Hosted) -> None:
     assert events[-2:] == ["data: [DONE]", ""]
     assert "".join(json.loads(e[6:])["choices"][0]["text"] for e in events[:-2]) == expected
     assert read_to_end(host, head("GET /health HTTP/1.0")).endswith(b'{"status":"ok"}')
+
+
+def test_http_1_0_streams(host: Hosted, llm: LLM) -> None:
+    """What there is of an answer arrives while the rest is made; the end of the connection is its end."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True}).encode()
+    message = head("POST /v1/chat/completions HTTP/1.0", JSON, length=len(body)) + body
+    with Gate(llm) as gate, connect(host) as connection:
+        connection.sendall(message)
+        data = b""
+        while b'"role":"assistant"' not in data:  # the first token is not made yet
+            data += (piece := connection.recv(1 << 16))
+            assert piece, data
+        lines = data.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+        assert {"connection: close", "x-accel-buffering: no"} <= set(lines)
+        assert not any(line.startswith(("content-length", "transfer-encoding")) for line in lines)
+        gate.open()
+        while piece := connection.recv(1 << 16):
+            data += piece
+    assert data.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
+def test_nginx_as_it_comes(host: Hosted, llm: LLM, tmp_path: Path) -> None:
+    """A proxy_pass and nothing else, so that nginx speaks HTTP/1.0 and has its own buffers: it streams."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folders = "".join(f"{name}_temp_path {tmp_path}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {tmp_path}/pid; events {{}} http {{ access_log off; {folders}"
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {host.url}; }} }} }}"
+    )
+    nginx = subprocess.Popen(["nginx", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx.conf")])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
+
+            def is_up() -> bool:
+                with suppress(httpx.ConnectError):
+                    return client.get("/health").status_code == 200
+                return False
+
+            wait_for(is_up)
+            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True}
+            with Gate(llm) as gate, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                pieces = answer.iter_text()
+                assert '"role":"assistant"' in next(pieces)
+                gate.open()
+                assert "".join(pieces).endswith("data: [DONE]\n\n")
+    finally:
+        nginx.terminate()
+        nginx.wait(SECONDS)
 
 
 def test_one_host(llm: LLM) -> None:

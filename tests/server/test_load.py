@@ -24,6 +24,9 @@ LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
 MAX_NUM_SEQS = 4
 
 
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+
+
 @pytest.fixture(scope="module")
 def llm(tiny_folder: Path) -> Iterator[LLM]:
     with LLM(tiny_folder, max_num_seqs=MAX_NUM_SEQS, seed=0) as made:
@@ -211,6 +214,31 @@ def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
             gate.open()
             assert httpx.post(f"{host.url}/v1/embeddings", json=body, timeout=SECONDS).status_code == 200
         holder.close()
+
+
+def test_streams_are_not_silent(llm: LLM) -> None:
+    """While a prompt waits or is computed something comes now and then, which clients pass over."""
+    asked: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": "x"},
+        "chat/completions": {"messages": MESSAGES},
+        "responses": {"input": "x"},
+        "messages": {"messages": MESSAGES, "max_tokens": 3},
+    }
+    with hosted(llm, sse_ping_interval=0.02) as host, httpx.Client(timeout=SECONDS) as client:
+        for path, body in asked.items():
+            url, body = f"{host.url}/v1/{path}", {**body, "seed": 1, "stream": True, "temperature": 0}
+            want = client.post(url, json=body | {"stream": False}).json()
+            filler = 'event: ping\ndata: {"type":"ping"}' if path == "messages" else ": ping"
+            with Gate(llm) as gate, client.stream("POST", url, json=body) as answer:
+                text = ""
+                for piece in answer.iter_text():
+                    text += piece
+                    if text.count(filler) > 2:
+                        gate.open()
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            assert text.replace(f"{filler}\n\n", "").startswith(("data: {", "event: ")), path
+            if path == "completions":
+                assert "".join(event["choices"][0]["text"] for event in events) == want["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")
