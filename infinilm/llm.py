@@ -40,6 +40,7 @@ from infinilm.requests.adapters import Adapters
 from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.feed import Drawn
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
@@ -55,7 +56,7 @@ from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.token_ids import TokenIds
+from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -329,7 +330,7 @@ class LLM(ChatMethods, OfThisProcess):
 
     def detokenize(self, ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(host_array(ids))
 
     # ---- generation ----
 
@@ -346,7 +347,9 @@ class LLM(ChatMethods, OfThisProcess):
         Parameters
         ----------
         prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
+            A text, a list or array of token ids (of numpy, torch, jax, ...), a dict with ``prompt`` or
+            ``prompt_token_ids``, or any number of these: a list, a 2-D array, or an iterable without a length, such as
+            a generator, whose prompts are drawn and checked as the engine has room for them.
         sampling_params
             One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
             ``temperature=0.7`` change them.
@@ -361,14 +364,16 @@ class LLM(ChatMethods, OfThisProcess):
         Raises
         ------
         RequestError
-            A prompt that can never be served: empty, too long, or with ids out of range. Nothing was run then.
+            A prompt that can never be served: empty, too long, or with ids out of range; it is named by its number.
+            Nothing was run then, unless the prompts have no length.
+        QueueFullError
+            Other calls have filled the queue.
         Exception
             What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
             others have the finish reason "error" and their exception in `error`.
         """
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        streams.finish(self, self._thread, requests, use_tqdm=use_tqdm)
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
@@ -376,10 +381,11 @@ class LLM(ChatMethods, OfThisProcess):
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
         Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
-        call, before the first event. A request that fails ends with an event whose finish reason is "error". If no
-        request succeeded, the first exception is raised after the last event.
+        call, before the first event; where prompts come from a generator, which may be endless, it raises when it is
+        drawn. A request that fails ends with an event whose finish reason is "error". If no request succeeded, the
+        first exception is raised after the last event.
         """
-        return streams.stream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
@@ -408,16 +414,14 @@ class LLM(ChatMethods, OfThisProcess):
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
         """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in streams.astream(self, self._thread, requests, ends_only=True):
-            pass
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return await streams.afinish(self, self._thread, drawn)
 
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return streams.astream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def asubmit(
         self,
@@ -446,7 +450,7 @@ class LLM(ChatMethods, OfThisProcess):
             out[first : first + len(logits)] = logits
 
         sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
-        streams.run_prompts(self._thread, [LogitsWork(sequence, take)])
+        streams.run_prompts(self._thread, Drawn(iter((LogitsWork(sequence, take),)), 1, 1))
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:

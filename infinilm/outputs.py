@@ -147,6 +147,12 @@ class CompletionOutput:
         The stop string or stop token id that ended it; None for eos and all other reasons.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
+    reasoning, content : str or None
+        Of an answer of `LLM.chat`, the parts of `text` that are what the model thought (None: its template knows no
+        reasoning), and what it said, without reasoning and calls; else None.
+    tool_calls : sequence of dict
+        Of an answer of `LLM.chat` the calls, as messages take them: ``{"id": ..., "type": "function", "function":
+        {"name": ..., "arguments": JSON text}}``.
     """
 
     index: int
@@ -157,6 +163,9 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: BaseException | None = None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
     def __repr__(self) -> str:
         """Show the beginning of the text, the number of tokens and why it ended."""

@@ -18,6 +18,7 @@ from infinilm.errors import ConfigError, RequestError, did_you_mean
 from infinilm.generation import pad_rows
 from infinilm.keywords import unknown_attribute
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.token_ids import host_array
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
@@ -301,7 +302,7 @@ def _rows(input_ids: Any) -> list[Int64Array]:
     """Rows as they were given, padding included, not checked yet."""
     if isinstance(input_ids, (str, bytes)):
         raise TypeError("input_ids: expected token ids, got a text: pass tokenizer(text)['input_ids']")
-    array = _host(input_ids)
+    array = host_array(input_ids)
     if isinstance(array, np.ndarray):
         if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
             raise RequestError(
@@ -323,21 +324,12 @@ def _integers(row: Any) -> Int64Array:
     return array.astype(np.int64)
 
 
-def _host(value: Any) -> Any:
-    """An array of numpy of what is an array, wherever it lies; lists as they are."""
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
-        value = value.detach().cpu()
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else value
-
-
 def _unpadded(rows: Sequence[Int64Array], attention_mask: Any, pad: int | None) -> list[Int64Array]:
     """The tokens of each row without the padding at its ends."""
     if attention_mask is None:
         masks = [np.ones(len(row), np.bool_) if pad is None else row != pad for row in rows]
     else:
-        given = np.atleast_2d(np.asarray(_host(attention_mask)))
+        given = np.atleast_2d(np.asarray(host_array(attention_mask)))
         if given.shape != (len(rows), len(rows[0]) if rows else 0) or len({len(row) for row in rows}) > 1:
             raise RequestError(
                 f"attention_mask: expected the shape of input_ids, rows of {[len(row) for row in rows]}, got "

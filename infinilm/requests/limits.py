@@ -22,7 +22,8 @@ class RequestLimits:
     ----------
     max_queued_seqs : int
         Sequences that may wait, beyond the `max_num_seqs` that run. A request with n > 1 counts as n, and one with
-        `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`.
+        `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`; a call with many prompts
+        draws them as there is room.
     max_seconds : float or None
         Time that a request may take, in the queue and while it runs: prompts that are scored or embedded, too. Then it
         ends after the current step, with what it has and a `TimeLimitError`. None: as long as it likes.
