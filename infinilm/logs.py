@@ -49,11 +49,8 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line; a traceback follows its message on lines of its own, and is a field of JSON."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        moment, level, message = (
-            f"{seconds}.{int(record.msecs):03d}Z",
-            record.levelname.lower(),
-            printable(record.getMessage()),
-        )
+        moment, level = f"{seconds}.{int(record.msecs):03d}Z", record.levelname.lower()
+        message = printable(record.getMessage())
         fields = getattr(record, "fields", {})
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if self._is_json:
