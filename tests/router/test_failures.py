@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -200,6 +200,38 @@ def test_errors_of_streams_name_their_request(path: str) -> None:
     first, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert first == {"type": "begin"} and "was lost" in last["error"]["message"]
     assert last.get("request_id") == ("mine-7" if path == "messages" else None)
+
+
+class _Dying(_Breaking):
+    """A replica that is gone when a request comes."""
+
+    requests: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.requests.append(self.path)
+        self.close_connection = True
+
+
+@pytest.mark.parametrize(("fields", "num_asked"), [({}, 2), ({"response_format": {"type": "json_object"}}, 1)])
+def test_what_a_replica_died_over_is_not_passed_on(fields: dict[str, Any], num_asked: int) -> None:
+    """A constraint may be the cause, and would end the next replica, too."""
+    _Dying.requests.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as one, ThreadingHTTPServer(("127.0.0.1", 0), _Dying) as two:
+        threads = [threading.Thread(target=server.serve_forever) for server in (one, two)]
+        for thread in threads:
+            thread.start()
+        try:
+            urls = [(f"http://127.0.0.1:{server.server_port}", None) for server in (one, two)]
+            with routed(*urls) as router:
+                router.wait_for_up(2)
+                path = "/v1/chat/completions"
+                answer = httpx.post(router.url + path, json=CHAT | fields, headers=HEADERS, timeout=SECONDS)
+        finally:
+            for server, thread in zip((one, two), threads, strict=True):
+                server.shutdown()
+                thread.join()
+    assert answer.status_code in (502, 503) and len(_Dying.requests) >= num_asked
+    assert num_asked > 1 or len(_Dying.requests) == 1
 
 
 def test_what_the_log_says_of_a_replica(caplog: pytest.LogCaptureFixture) -> None:
