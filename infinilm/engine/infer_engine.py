@@ -126,10 +126,9 @@ class InferEngine(OfThisProcess):
             known = ("config", "distributed_config", "device_type", "cache_config", "quantization")
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
         self.config: LlamaConfig = _read_config(config)
-        dist_config = DistConfig() if distributed_config is None else distributed_config
         kind, _, index = _device_kind(device_type).partition(":")
-        if index and dist_config is None:  # "auto", where GPUs before it are too old
-            dist_config = DistConfig(tp_device_ids=[int(index)])
+        own = DistConfig(tp_device_ids=[int(index or 0)])  # with "auto", GPUs before it may be too old
+        dist_config = own if distributed_config is None else distributed_config
         group = CommunicationGroup(dist_config, kind)
         self.ranks: tuple[RankInfo, ...] = group.ranks
         """The rank of each device."""
