@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
     ("checks", "files", "keywords", "logs", "progress"),
-    ("json_schema",),
+    ("json_schema", "patterns"),
     ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
     ("model_files",),
