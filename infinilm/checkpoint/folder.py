@@ -29,7 +29,7 @@ from infinilm.checkpoint.safetensors_header import (
 )
 from infinilm.checks import DTYPES, short_repr
 from infinilm.errors import ConfigError, WeightError
-from infinilm.files import read_json
+from infinilm.files import os_errors, read_json
 from infinilm.gguf.file import find_gguf, is_gguf
 from infinilm.logs import logger
 
@@ -264,7 +264,9 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
-    if isinstance(model, str) and not Path(text).exists() and not (text.endswith(".gguf") and ":" not in text):
+    with os_errors(Path(text)):
+        exists = Path(text).exists()
+    if isinstance(model, str) and not exists and not (text.endswith(".gguf") and ":" not in text):
         if HUB_ID.fullmatch(text):
             return download(text, revision)
         if match := HUB_FILE.fullmatch(text):

@@ -168,6 +168,8 @@ BAD_TENSORS = [
     (gptq(4, 64), ".scales", ("I32", np.zeros((2, 64), np.int32)), "is int32; expected float32 or bfloat16 or float16"),
     (gptq(4, 64), ".g_idx", ("I32", np.full(128, 7, np.int32)), "g_idx: expected groups from 0 to 1, got 7 to 7"),
     (ct_packed(4, 32), ".weight_shape", ("I64", np.array([64, 127])), r"weight_shape is \[64, 127\]"),
+    (ct_packed(4, 32), ".weight_shape", ("I64", np.array([[64, 127]])), r"weight_shape is \[64, 127\]"),
+    (ct_packed(4, 32), ".weight_shape", ("I64", np.array([[1, 2], [3, 4]])), r"weight_shape is \[1, 2, 3, 4\]"),
     (ct_int8(), ".weight_scale", ("BF16", bf16(np.ones((63, 1)))), r"expected \[64, 1\] or \[64\] or \[1\]"),
     (bnb4(double=True), ".weight.nested_absmax", None, "expected nested_quant_map"),
     (
