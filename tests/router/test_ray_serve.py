@@ -25,7 +25,8 @@ from ray import serve
 from infinilm.ray import app
 ray.init(num_cpus=2, include_dashboard=False)
 serve.start(http_options={"port": PORT})
-serve.run(app({"model": "demo", "max_model_len": "256", "max_seconds": "600", "max_queued_requests": "8"}), name="infinilm")
+settings = {"model": "demo", "max_model_len": "256", "max_seconds": "600", "max_queued_requests": "8"}
+serve.run(app(settings), name="infinilm")
 body = {"model": "demo", "prompt": "Once upon", "max_tokens": 12, "temperature": 0, "stream": True}
 request = urllib.request.Request("http://127.0.0.1:PORT/v1/completions", json.dumps(body).encode())
 request.add_header("content-type", "application/json")
