@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
+from infinilm.files import os_errors
 from infinilm.gguf.file import models_among
 from infinilm.progress import can_show
 
@@ -66,7 +67,9 @@ def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
     ConfigError: the address of a page.
     """
     text = os.fspath(name)
-    if not isinstance(name, str) or Path(text).exists():
+    with os_errors(Path(text)):
+        exists = Path(text).exists()
+    if not isinstance(name, str) or exists:
         return None
     if url := _URL.fullmatch(text):
         model = HubModel(url["id"], url["file"])

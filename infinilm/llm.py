@@ -100,8 +100,8 @@ class LLM(ChatMethods, OfThisProcess):
         Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
-        None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
-        it is.
+        None: half of what is free, on a GPU 88% of it. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per
+        sequence), taken as it is.
     kv_cache_dtype
         Dtype of keys and values: "float32", "bfloat16", "float16", "int8", or "auto": the `dtype` if one was named,
         else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory and less time for

@@ -15,7 +15,7 @@ FLOORS = (
     ("checks", "extras", "files", "keywords", "logs", "progress", "signatures"),
     ("json_keywords", "json_references", "json_strings", "type_schemas"),
     ("json_disjoint",),
-    ("json_schema",),
+    ("json_schema", "patterns"),
     ("grammar_text",),
     ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
