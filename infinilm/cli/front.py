@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,15 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
     )
     group.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="listen at this Unix socket instead, which its owner and group may use (mode 0660)",
+    )
+    group.add_argument(
+        "--root-path", default="", metavar="PREFIX", help="such as /llm: where a proxy serves it, cut off or not"
+    )
+    group.add_argument("--config", metavar="FILE", help="options in a TOML file; those given here win")
     group.add_argument(
         "--api-key",
         action="append",
@@ -75,17 +85,22 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
     if args.ssl_keyfile is not None:
         _check_certificate(args.ssl_certfile, args.ssl_keyfile)
     keys = _api_keys(args.api_key, args.api_key_file)
-    if args.host not in _LOCAL and not keys:
+    if args.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", args.root_path):
+        raise ConfigError(f"--root-path: expected a path such as /llm, got {args.root_path!r}")
+    is_local = args.host in _LOCAL or args.uds is not None
+    if not is_local and not keys:
         note("anybody who reaches this address can use the model: --api-key asks for a key")
     settings = ServerSettings(
         api_keys=keys,
         allowed_origins=tuple(args.allowed_origins),
-        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if args.host in _LOCAL else ["*"])),
+        # No browser reaches a Unix socket, and a proxy in front of one may pass on any name.
+        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if is_local and args.uds is None else ["*"])),
+        root_path=args.root_path,
         max_body_bytes=args.max_body_bytes,
         drain_timeout=args.drain_timeout,
         **more,
     )
-    names = ("host", "port", "ssl_keyfile", "ssl_certfile", "log_requests")
+    names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "log_requests")
     return settings, {name: getattr(args, name) for name in names} | {"tell": note}
 
 

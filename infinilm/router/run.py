@@ -17,7 +17,16 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
-from infinilm.server.run import QuietServer, all_taken, allow_connections, filter_logs, listen, uvicorn_config
+from infinilm.server.run import (
+    QuietServer,
+    all_taken,
+    allow_connections,
+    end_listening,
+    filter_logs,
+    listen,
+    shown_address,
+    uvicorn_config,
+)
 
 __all__ = ["Launch", "serve_router"]
 
@@ -33,6 +42,7 @@ def serve_router(
     *,
     host: str,
     port: int,
+    uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
     log_requests: bool = False,
@@ -46,7 +56,7 @@ def serve_router(
     settings : RouterSettings
     replicas : sequence of (str, str or None)
         Address and key of each.
-    host, port, ssl_keyfile, ssl_certfile, log_requests, tell
+    host, port, uds, ssl_keyfile, ssl_certfile, log_requests, tell
         As those of `infinilm.server.run.serve`.
     launch : callable, optional
         Starts more replicas, which end with the router.
@@ -57,7 +67,7 @@ def serve_router(
         The address cannot be had, or a replica is no server of this model and version.
     """
     level = "info" if log_requests else "warning"
-    listener = listen(host, port)
+    listener = listen(host, port, uds)
     allow_connections()
 
     async def run() -> int:
@@ -73,9 +83,7 @@ def serve_router(
         now = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signalled)
-        scheme = "https" if ssl_certfile else "http"
-        shown = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
+        url = shown_address(listener, host, ssl_certfile is not None)
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
             pool, metrics = Pool(settings, session), RouterMetrics()
@@ -119,7 +127,7 @@ def serve_router(
     try:
         return asyncio.run(run())
     finally:
-        listener.close()
+        end_listening(listener, uds)
 
 
 def open_session() -> aiohttp.ClientSession:
