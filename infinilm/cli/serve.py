@@ -106,6 +106,11 @@ def add_serve(parser: Parser) -> None:
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
+    group.add_argument(
+        "--lora-folder",
+        metavar="FOLDER",
+        help="let clients load and unload adapters that lie in it, by /v1/load_lora_adapter; default: they cannot",
+    )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
         "--unknown-fields",
@@ -184,6 +189,10 @@ def _be_stage(args: argparse.Namespace) -> int:
 
 def _serve_replicas(args: argparse.Namespace) -> int:
     """Start servers, and a router in front of them."""
+    if args.lora_folder is not None:
+        raise ConfigError(
+            "--lora-folder is of one server: replicas must have the same adapters; give all of them --lora"
+        )
     with needs_packages("a router of replicas", "router"):
         from infinilm.router.processes import local_replicas
         from infinilm.router.run import serve_router
@@ -214,9 +223,12 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
+        lora_folder=args.lora_folder,
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
+    if args.lora_folder is not None and not Path(args.lora_folder).is_dir():
+        raise ConfigError(f"--lora-folder: there is no folder {args.lora_folder}")
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
         raise ConfigError("--served-model-name: a name is empty")
     model = model_settings(args)

@@ -277,7 +277,12 @@ def _without_query(record: logging.LogRecord) -> bool:
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is of something else than a request that the end of the process has cancelled."""
+    """Whether a line of the log is of something else than requests that the end of the process has cancelled.
+
+    A connection that idles at the end is closed after a moment; uvicorn says then that it cancels 0 tasks, as an error.
+    """
+    if str(record.msg).startswith("Cancel ") and record.args == (0,):
+        return False
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
