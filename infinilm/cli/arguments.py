@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +23,15 @@ _PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and lar
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest option for one it does not know."""
+    """An argument parser that reads --config, and whose errors are one line, with the nearest option for one unknown.
+
+    Attributes
+    ----------
+    hints : mapping of str to str
+        What is said of options that other programs have.
+    """
+
+    hints: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """End the program with what is wrong; the usage, which may have 24 lines, is in --help."""
@@ -31,6 +39,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the base class; unknown arguments end the program here."""
+        if "--config" in self._option_string_actions and args is not None:
+            from infinilm.cli.config_file import with_config
+
+            args = with_config(self, args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
@@ -41,6 +53,8 @@ class Parser(argparse.ArgumentParser):
         for name in (argument.partition("=")[0] for argument in unknown):
             if name in options:
                 return f"; {name} must come before --, which ends the options"
+            if name in self.hints:
+                return f"; {self.hints[name]}"
             longer = [option for option in options if name.startswith("--") and option.startswith(name)]
             if close := longer or difflib.get_close_matches(name, options, n=1):
                 return f"; did you mean {' or '.join(close)}?"

@@ -138,7 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"infinilm {infinilm.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
         sub = commands.add_parser(name, parents=[common], help=text, description=text, allow_abbrev=False)
         sub.set_defaults(run=run)
         return sub
