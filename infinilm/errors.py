@@ -53,6 +53,11 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
+def told(error: BaseException) -> str:
+    """What an exception says, or its class if it says nothing, as a failed `assert` does."""
+    return str(error) or type(error).__name__
+
+
 def own_copy(error: BaseException) -> BaseException:
     """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError
+from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError, told
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
@@ -239,7 +239,7 @@ class Service:
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
-        return ApiError(f"the request failed: {error}", 500)
+        return ApiError(f"the request failed: {told(error)}", 500)
 
     async def attended(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """`guard.attended`, which raises what a client is told of a failure: ApiError.
@@ -265,7 +265,7 @@ class Service:
                 code="timeout",
             ) from None
         except Exception as error:  # of this request alone
-            logger.warning("the request %s failed: %s", name_of_current(), error)
+            logger.warning("the request %s failed: %s", name_of_current(), told(error))
             failure = self.failed(error)
             fail_current(failure.status)
             raise failure from error

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from server.support import KEY, SECONDS, ServerProcess, started, wait_for
 
 from infinilm.cli.main import main
@@ -233,6 +234,22 @@ def test_a_replica_whose_pipes_stay_open_says_why_it_does_not_start(stand_in: Pa
             await asyncio.wait_for(processes.ServerProcess.start({}), SHORT)
 
     asyncio.run(run())
+
+
+def test_a_replica_starts_on_uvloop(stand_in: Path) -> None:
+    """On which actors of Ray run where it is installed, as it is beside Ray Serve."""
+    stand_in.write_text(stand_in.read_text() + "read options\n" + SERVES + "read end\n")
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        assert replica.url == "http://localhost:1"
+        await replica.stop(0)
+
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(run(), SHORT))
+    finally:
+        loop.close()
 
 
 def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
