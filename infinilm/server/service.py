@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -30,7 +30,10 @@ from infinilm.server.records import Record, current, fail_current, log_request, 
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
 
-__all__ = ["Service", "bad_request"]
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
+
+__all__ = ["Service", "bad_request", "make_traces"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -76,6 +79,8 @@ class Service:
     settings : ServerSettings
     metrics : Metrics
     keys : Keys
+    traces : Traces or None
+        Where the settings want them.
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
     """
@@ -84,6 +89,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
         self.keys = Keys(settings.api_keys, settings.api_key_file)
+        self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0])
         self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
@@ -368,6 +374,8 @@ class Service:
     def ended(self, record: Record) -> None:
         """Count a request of HTTP that has ended, and write its line of the log if there is to be one."""
         self.metrics.http.add(record)
+        if self.traces is not None:
+            self.traces.end(record)
         if self.settings.log_requests:
             log_request(record)
 
@@ -375,6 +383,15 @@ class Service:
         """Let nothing new in, and wait until what runs has ended."""
         self.is_draining = True
         await self._idle.wait()
+
+
+def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | None:
+    """Writes spans for a service of this name, if there is an address for them."""
+    if endpoint is None:
+        return None
+    from infinilm.server.traces import Traces  # of an extra
+
+    return Traces.to(endpoint, name, model_name)
 
 
 def _queue_full(message: str) -> ApiError:
