@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import subprocess
 import sys
 import types
@@ -126,3 +128,25 @@ def test_warnings_say_whose_they_are() -> None:
 )
 def test_an_application_that_configures_logging_has_it_its_way(configure: str) -> None:
     assert run(configure + WARN) == "mine: a fish\n"
+
+
+SERVER = (
+    "import infinilm, logging, sys; from infinilm.logs import configure; configure(sys.argv[1], logging.INFO, ('a',));"
+)
+SERVER += "fields = {'n': 2, 'text': 'two \\n words', 'none': ''}; logging.getLogger('infinilm.x').info('b', extra={'fields': fields});"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_a_server(form: str) -> None:
+    """Each with its time; what it tells by name stays on its line; what other loggers say has the same form."""
+    code = SERVER + "logging.getLogger('a').warning('c'); logging.getLogger('infinilm').debug('no')"
+    first, second = run(f"import sys; sys.argv[1:] = [{form!r}]; {code}").splitlines()
+    if form == "json":
+        one, other = json.loads(first), json.loads(second)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("time"))
+        told = {"n": 2, "text": "two \n words", "none": ""}
+        assert one == {"level": "info", "logger": "infinilm.x", "message": "b", **told}
+        assert (other["logger"], other["message"]) == ("a", "c")
+    else:
+        assert first.partition("Z ")[2] == 'info: b n=2 text="two \\n words" none=""'
+        assert second.partition("Z ")[2] == "warning: c"
