@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import re
 import signal
 import threading
@@ -71,6 +72,11 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--ssl-keyfile", metavar="FILE", help="serve HTTPS, with --ssl-certfile")
     group.add_argument("--ssl-certfile", metavar="FILE")
     group.add_argument("--log-requests", action="store_true", help="a line for every request, without keys and prompts")
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send traces to this collector, such as http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
     group.add_argument("--log-format", choices=FORMATS, default="text", help="lines of the log; default text")
     return group
 
@@ -107,10 +113,35 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
         drain_timeout=args.drain_timeout,
         log_requests=args.log_requests,
         log_format=args.log_format,
+        traces_to=_traces_to(args.otlp_endpoint),
         **more,
     )
     names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile")
     return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
+
+
+def _traces_to(given: str | None) -> str | None:
+    """The whole address for traces; None: there are to be none.
+
+    A variable of the environment may be meant for other programs, too. So without the packages it is only told that
+    there will be no traces, where an option that was given is an error.
+    """
+    base = given or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    whole = None if given else os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not base and not whole:
+        return None
+    try:
+        with needs_packages("traces", "otel"):
+            import infinilm.server.traces  # noqa: F401
+    except ConfigError as error:
+        if given:
+            raise
+        note(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and there will be no traces: {error}")
+        return None
+    endpoint = whole or f"{str(base).rstrip('/')}/v1/traces"
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-endpoint: expected an address such as http://localhost:4318, got {endpoint!r}")
+    return endpoint
 
 
 @contextlib.contextmanager

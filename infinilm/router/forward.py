@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aiohttp
@@ -28,6 +28,9 @@ from infinilm.server.bodies import ApiError
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
 from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
+
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
 
 __all__ = ["Forwarder"]
 
@@ -161,12 +164,19 @@ class Forwarder:
     pool : Pool
     session : aiohttp.ClientSession
     metrics : RouterMetrics
+    traces : Traces, optional
     """
 
     def __init__(
-        self, settings: RouterSettings, pool: Pool, session: aiohttp.ClientSession, metrics: RouterMetrics
+        self,
+        settings: RouterSettings,
+        pool: Pool,
+        session: aiohttp.ClientSession,
+        metrics: RouterMetrics,
+        traces: Traces | None = None,
     ) -> None:
         self._settings, self._pool, self._session, self._metrics = settings, pool, session, metrics
+        self._traces = traces
         self.is_draining = False
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -284,7 +294,7 @@ class Forwarder:
                 await asyncio.gather(work, lost, return_exceptions=True)
 
     async def _exchange(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
-        body, headers = call.body, [*call.headers, *replica.headers.items()]
+        body, headers = call.body, [*self._traced(call.headers), *replica.headers.items()]
         values = call.values or {}
         if values.get("stream") is True and CONTINUE not in values:
             headers.append((RESUMABLE, "1"))
@@ -305,6 +315,14 @@ class Forwarder:
                 return _Whole(answer.status, returned, await answer.read())
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise _Lost(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+
+    def _traced(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The headers of a request, in the trace as one that this router has sent; as they are without traces."""
+        record = current.get()
+        if self._traces is None or record is None:
+            return headers
+        own = self._traces.headers(record)
+        return [(name, value) for name, value in headers if name not in own] + list(own.items())
 
 
 async def _read(scope: Message, receive: Receive) -> _Call | None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
-from infinilm.errors import ConfigError, InfinilmError
+from infinilm.errors import ConfigError, InfinilmError, told
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
 
@@ -191,7 +191,7 @@ def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Laun
                         running = await start(index)
                         rest = 1.0
                     except (InfinilmError, OSError) as error:
-                        logger.warning("replica %d does not start: %s", index, error)
+                        logger.warning("replica %d does not start: %s", index, told(error))
                         await asyncio.sleep(rest)
                         rest = min(2 * rest, _LONGEST_REST)
                         continue

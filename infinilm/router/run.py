@@ -29,6 +29,7 @@ from infinilm.server.run import (
     uvicorn_config,
     write_logs,
 )
+from infinilm.server.service import make_traces
 
 __all__ = ["Launch", "serve_router"]
 
@@ -108,8 +109,11 @@ def serve_router(
                     raise ConfigError(f"replica {replica.url}: {replica.why}")
             watching = asyncio.ensure_future(pool.watch())
             stack.callback(watching.cancel)
-            forwarder = Forwarder(settings, pool, session, metrics)
-            app = make_app(settings, pool, forwarder, session, metrics, *all_keys)
+            traces = make_traces(front.traces_to, "infinilm-router", "")
+            if traces is not None:
+                stack.push_async_callback(asyncio.to_thread, traces.close)
+            forwarder = Forwarder(settings, pool, session, metrics, traces)
+            app = make_app(settings, pool, forwarder, session, metrics, *all_keys, traces)
             server = QuietServer(uvicorn_config(app, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
             serving = asyncio.ensure_future(server.serve([listener]))
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")

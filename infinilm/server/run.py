@@ -237,6 +237,8 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+        if service.traces is not None:
+            await asyncio.to_thread(service.traces.close)
 
 
 def _collect_seldom() -> None:
@@ -264,7 +266,7 @@ async def all_taken(server: uvicorn.Server) -> None:
 def write_logs(settings: ServerSettings) -> None:
     """Write what the package and uvicorn have to say, as the settings want it."""
     level = logging.INFO if settings.log_requests else logging.WARNING
-    configure(settings.log_format, level, ("uvicorn.error",))
+    configure(settings.log_format, level, ("uvicorn.error", "opentelemetry"))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 

@@ -43,6 +43,8 @@ class ServerSettings:
         Write a line for every request, without keys and prompts.
     log_format : str
         "text" or "json": lines of the log.
+    traces_to : str or None
+        Where spans are sent: a collector's whole address for traces by OTLP over HTTP.
     """
 
     model_names: tuple[str, ...]
@@ -61,3 +63,4 @@ class ServerSettings:
     sse_ping_interval: float = 15.0
     log_requests: bool = False
     log_format: str = "text"
+    traces_to: str | None = None
