@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +25,7 @@ from infinilm.server.completions import CompletionStream, read_completion, whole
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
+from infinilm.server.page import chat_page
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
@@ -427,25 +425,10 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/metrics": ("GET", _metrics),
 }
 
-_PAGE = (Path(__file__).parent / "page.html").read_bytes()
 
-
-def _digest(tag: str) -> str:
-    """The hash by which a browser knows the page's own script or style, and runs no other."""
-    found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), _PAGE, re.DOTALL)
-    assert found is not None
-    return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
-
-
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-
-
-async def _page(_: Service, __: Request) -> Response:
-    return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+async def _page(_: Service, request: Request) -> Response:
+    page = chat_page()
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers = {**page.headers, "Content-Encoding": "gzip"}
+        return Response(page.gzipped, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(page.html, media_type="text/html; charset=utf-8", headers=page.headers)
