@@ -208,6 +208,7 @@ def test_two_tabs(page: Browser, server: ServerProcess) -> None:
         # One tab writes, the other looks on, and may not continue what is being written.
         ask(page, "Three")
         page.run("fake.say('growing')")
+        look(page, "growing")
         other.wait(f"{LAST} === 'growing'")
         assert other.run(NOTES) == ["Another tab is writing this answer."]
         # Both go on from the same message: two branches.
@@ -283,8 +284,9 @@ def test_when_there_is_room_again_all_is_kept(page: Browser) -> None:
 
 
 def test_opened_while_the_model_loads(chromium: Browser, demo: LLM) -> None:
-    with hosted(None, model_names=("demo",)) as running:
-        chromium.open(running.url)
+    """Behind a prefix, too."""
+    with hosted(None, model_names=("demo",), root_path="/llm") as running:
+        chromium.open(running.url + "/llm")
         chromium.wait(f"{NOTICE}.includes('loading')")
         look(chromium, "loading")
         chromium.type("Hello")
@@ -315,6 +317,10 @@ def test_a_real_answer(page: Browser) -> None:
     press(page, "Regenerate")
     page.wait(f"document.querySelector('.branches')?.innerText === '2 / 2' && {SENDS}")
     assert page.run(LAST) == first  # the seed is set
+    assert page.run(NOTES) == ["Cut off by the limit of tokens."]
+    press(page, "Continue")
+    page.wait(f"{LAST}.length > {len(first)} && {SENDS}")
+    assert page.run(LAST).startswith(first)
     page.run("sessionStorage.removeItem('fake.isOff')")
 
 
