@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import (
     add_constraint,
+    add_control_vector,
     add_lora,
     add_model_settings,
     add_sampling,
@@ -68,6 +69,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_lora(parser, "the adapter that answers")
     add_sampling(parser, max_tokens=512)
     add_constraint(parser)
+    add_control_vector(parser)
 
 
 def run_chat(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ import infinilm
 from infinilm.cli.arguments import (
     Parser,
     add_constraint,
+    add_control_vector,
     add_lora,
     add_model_settings,
     add_sampling,
@@ -180,6 +181,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
     add_constraint(parser)
+    add_control_vector(parser)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

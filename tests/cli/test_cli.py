@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_files.writer import File, Stored
 from llm import tiny
 from llm.support import PATIENCE
 
@@ -168,6 +169,23 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", "Once upon a time", "--temperature", "0", "--max-tokens", "40") == 0
     assert capsys.readouterr().out == f"Once upon a time{expected}\n"
     assert len(expected.split()) > 10
+
+
+def test_control_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several are added, each times its scale, so that these cancel each other out."""
+    file = tmp_path / "calm.gguf"
+    direction = Stored("F32", (32,), np.full(32, 3, np.float32).tobytes())
+    File({"general.architecture": "controlvector"}, {"direction.1": direction}).write(file)
+    options = ["--model", folder, "--temperature", "0", "--max-tokens", "9", "--control-vector"]
+    outs = []
+    for vectors in ([f"{file}:0"], [f"{file}:-2", "--control-vector", file, "--control-vector", f"{file}:1"], [file]):
+        assert run("generate", "the", *options, *vectors) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] != outs[2]
+    assert run("generate", "the", *options, folder / "config.json") == 2
+    assert "config.json: " in capsys.readouterr().err
+    assert run("generate", "the", "--model", file) == 2
+    assert "a control vector, not a model" in capsys.readouterr().err
 
 
 # ---- errors ----
