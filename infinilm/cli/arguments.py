@@ -130,6 +130,11 @@ def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
     )
 
 
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option for those who want no progress bars."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress bars, of downloads neither")
+
+
 def add_control_vector(parser: argparse.ArgumentParser) -> None:
     """Add the option for control vectors."""
     parser.add_argument(
@@ -345,6 +350,7 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
         tokenizer=args.tokenizer,
         generation_config=args.generation_config,
         hooks=hooks,
+        use_tqdm=not args.quiet,
         **model_settings(args),
         **more,
     ) as llm:

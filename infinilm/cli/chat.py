@@ -14,6 +14,7 @@ from infinilm.cli.arguments import (
     add_control_vector,
     add_lora,
     add_model_settings,
+    add_quiet,
     add_sampling,
     add_text,
     key_and_json,
@@ -70,6 +71,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=512)
     add_constraint(parser)
     add_control_vector(parser)
+    add_quiet(parser)
 
 
 def run_chat(args: argparse.Namespace) -> int:

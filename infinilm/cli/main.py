@@ -23,6 +23,7 @@ from infinilm.cli.arguments import (
     add_control_vector,
     add_lora,
     add_model_settings,
+    add_quiet,
     add_sampling,
     add_text,
     as_options,
@@ -182,6 +183,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=256, several=True)
     add_constraint(parser)
     add_control_vector(parser)
+    add_quiet(parser)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

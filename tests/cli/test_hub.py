@@ -158,6 +158,9 @@ def test_bars_of_the_hub(
         assert llm.max_model_len == 128
     err = capsys.readouterr().err
     assert bool(err) == wanted
+    shutil.rmtree(hub.root.parent / "cache")
+    assert run("generate", "the", "--model", "org/name", "-n", "2", *([] if wanted else ["--quiet"])) == 0
+    assert bool(capsys.readouterr().err) == wanted
     assert not err.rpartition("\r")[2].strip()
 
 
