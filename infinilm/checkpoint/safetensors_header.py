@@ -137,6 +137,8 @@ def _parse_entry(path: Path, name: str, entry: Any, data_begin: int) -> TensorIn
     def fail(trouble: str) -> WeightError:
         return WeightError(f"{path}: tensor {name!r}: {trouble}; {FETCH_AGAIN}")
 
+    if not name.isprintable():
+        raise fail("a name must consist of printable characters")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
         raise fail(f"expected an object with the keys data_offsets, dtype and shape, got {got}")

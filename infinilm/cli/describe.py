@@ -139,9 +139,10 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     if not cuda["available"]:
         lines.append(f"cuda      not available: {cuda['reason']}")
     for index, gpu in enumerate(cuda["devices"]):
+        unusable = f", which is not used: it {gpu['reason']}" if gpu["reason"] else ""
         lines.append(
             f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
-            f"{format_bytes(gpu['total_bytes'])}"
+            f"{format_bytes(gpu['total_bytes'])}{unusable}"
         )
     if "model" in info:
         model = info["model"]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from infinilm.errors import RequestError
+from infinilm.logs import printable
 
 
 def prepare_streams() -> None:
@@ -61,8 +62,8 @@ def put_aside(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line to stderr."""
-    put_aside(f"{text}\n")
+    """Write a line, or some, to stderr."""
+    put_aside(printable(text, keep="\n\t") + "\n")
 
 
 def stopped() -> int:

@@ -27,6 +27,7 @@ from infinilm.config.unsupported import LIST
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_model_json, what_is_there
+from infinilm.signatures import keyword_parameters, name_keywords
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -508,9 +509,9 @@ _OTHER_NAMES = (
 )
 
 # What the constructor takes as a field, and what it looks at besides.
-_ACCEPTED_KEYS = frozenset(
-    {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
-)
+_FIELD_TYPES = {field.name.lstrip("_"): field.type for field in fields(LlamaConfig)}
+_ACCEPTED_KEYS = frozenset(_FIELD_TYPES) | {"num_layers", "rope_parameters", "torch_dtype"}
+name_keywords(LlamaConfig.__init__, keyword_parameters(_FIELD_TYPES))
 _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT

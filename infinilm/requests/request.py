@@ -131,6 +131,17 @@ class LogitsWork(Work):
         self._reduce = reduce
         self._num_reduced = 0
 
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Itself, as `GenerationRequest.works`: what is submitted."""
+        return (self,)
+
+    all_works = ends = works
+
+    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
+        """Let the engine thread call `deliver` with the news, which are one: the end."""
+        self.deliver = deliver
+
     def take_logits(self) -> News | None:
         """Pass the collected logits to `reduce`; returns the last news when the prompt is done."""
         sequence = self.sequence
@@ -491,9 +502,19 @@ class GenerationRequest:
             self.works = [work]
 
     @property
+    def ends(self) -> list[Completion]:
+        """The works whose ends are told: the completions."""
+        return self.completions
+
+    @property
     def all_works(self) -> list[Work]:
         """All works, including followers."""
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that computes the prompt: that of the first completion, or one that scores the prompt before."""
+        return self.works[0].sequence
 
     @property
     def has_begun(self) -> bool:
@@ -523,7 +544,7 @@ class GenerationRequest:
         `readers`: readers that have the text, by completion; None: those of the completions themselves.
         """
         first = self.completions[0]
-        leader = self.works[0].sequence
+        leader = self.leader
         metrics = RequestMetrics.from_times(
             self.arrival,
             leader.first_scheduled or None,

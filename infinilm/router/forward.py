@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
+from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
 
 __all__ = ["Forwarder"]
@@ -49,6 +51,7 @@ _NOT_FORWARDED = _OF_A_CONNECTION | {
     *(b"proxy-authorization", b"proxy-connection"),
 }
 _NOT_RETURNED = _OF_A_CONNECTION | {b"date", b"server", b"x-request-id", b"request-id"}
+_MARK = re.compile(rb":([0-9 ]*)")  # the tokens of the events before it
 _LARGE_BODY = 1 << 18  # bytes that take longer to read than other requests should wait
 
 
@@ -112,22 +115,23 @@ class _EventStream:
         if not self.has_begun:
             self.has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        pending, rest, is_marked = [], b"", False
+        pending: list[bytes] = []
+        rest, is_marked = b"", False
         async for data in pieces.iter_any():
             *blocks, rest = (rest + data).split(b"\n\n")
             ready: list[bytes] = []
             for block in blocks:
-                if not block.startswith(b":"):
-                    pending.append(block)
-                elif block.startswith(b": {"):
+                if block.startswith(b": {"):
                     self.head, is_marked = json.loads(block[1:]), True
-                else:
-                    self.token_ids += map(int, block[1:].split())
+                elif is_marked and (mark := _MARK.fullmatch(block)):
+                    self.token_ids += map(int, mark[1].split())
                     ready, pending = [*ready, *pending], []
+                else:  # an event, or a comment that fills a silence
+                    pending.append(block)
             if not is_marked:
                 ready, pending = pending, []
             if ready:
-                self.has_events = True
+                self.has_events = self.has_events or any(not block.startswith(b":") for block in ready)
                 await self._send(_body(b"".join([block + b"\n\n" for block in ready]), more=True))
         if pending or (is_marked and rest):  # an end without the word of the replica: it told why it cannot go on
             raise _Lost("it ended in the middle of an answer")
@@ -201,7 +205,8 @@ class Forwarder:
         except ApiError as error:
             if not stream.has_begun:
                 raise
-            logger.warning("a stream could not be ended: %s", error)
+            fail_current(error.status)
+            logger.warning("the stream %s could not be ended: %s", name_of_current(), error)
             await stream.fail(error, call.path, request_id)
 
     async def _try_replicas(self, call: _Call, stream: _EventStream, send: Send) -> None:
@@ -217,7 +222,7 @@ class Forwarder:
                 whole = await self._attempt(call, replica, stream)
             except _Lost as error:
                 num_lost += 1
-                logger.warning("replica %s failed: %s", replica.url, error)
+                logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
                 self._pool.doubt(replica, str(error))
                 if stream.has_events and stream.head is None:
                     raise ApiError("the server of this answer was lost; send the request again", 502) from None
@@ -225,7 +230,7 @@ class Forwarder:
                 continue
             if whole is None:  # all of it has been sent
                 return
-            self._metrics.answered(replica.url, whole.status)
+            self._metrics.answered(replica, whole.status)
             if whole.status not in (429, 503):
                 if stream.has_begun:
                     raise ApiError(f"the answer could not be gone on with: {whole.body[:500]!r}", 502)
@@ -259,6 +264,8 @@ class Forwarder:
 
     async def _attempt(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
         """Give the request to a replica. Returns its answer; None: it was a stream, all of which has been sent."""
+        if (record := current.get()) is not None:
+            record.replica = replica.index
         with replica.running(call.chain):
             work = asyncio.ensure_future(self._exchange(call, replica, stream))
             lost = asyncio.ensure_future(replica.lost.wait())
@@ -288,7 +295,7 @@ class Forwarder:
                 returned = [item for item in answer.raw_headers if item[0].lower() not in _NOT_RETURNED]
                 if answer.status == 200 and answer.content_type == "text/event-stream":
                     rest = await stream.pass_on(returned, answer.content)
-                    self._metrics.answered(replica.url, 200)  # before the client can ask
+                    self._metrics.answered(replica, 200)  # before the client can ask
                     await stream.end(rest)
                     return None
                 return _Whole(answer.status, returned, await answer.read())

@@ -166,7 +166,7 @@ def test_who_is_cancelled_leaves_no_replica_that_is_about_to_end(stand_in: Path)
 
 # What has replicas' pipes for longer than they are there themselves: a process that they have started.
 CHILD = 'exec 3<&0\nsleep 600 &\necho $! >"$0.child"\n'
-SERVES = 'echo "serves at http://localhost:1" >&2\n'
+SERVES = 'echo "http://localhost:1"\n'
 
 
 @pytest.fixture
@@ -233,6 +233,20 @@ def test_a_replica_whose_pipes_stay_open_says_why_it_does_not_start(stand_in: Pa
             await asyncio.wait_for(processes.ServerProcess.start({}), SHORT)
 
     asyncio.run(run())
+
+
+def test_what_is_logged_is_no_address(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name in a model's files may hold a line that looks like one."""
+    logged = ["a tensor is not read: visual", "look at http://localhost:2", '{"url": "http://localhost:2"}']
+    stand_in.write_text(stand_in.read_text() + "".join(f"echo {shlex.quote(line)} >&2\n" for line in logged) + SERVES)
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        assert replica.url == "http://localhost:1"
+        await replica.wait()
+
+    asyncio.run(run())
+    assert capsys.readouterr().err.splitlines() == logged
 
 
 def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,11 @@ import httpx
 import openai
 import pytest
 from llm import tiny
-from server.support import KEY, SECONDS, ServerProcess, gauge, hosted, wait_for
+from server.support import KEY, SECONDS, Gate, ServerProcess, gauge, hosted, wait_for
 
 from infinilm import LLM
 from infinilm.cli.main import main
+from infinilm.server.silence import ping
 from router.support import CLIENT_KEY, HostedRouter, routed
 from router.test_failures import CHAT, HEADERS, REQUESTS, ask, said
 
@@ -67,6 +68,22 @@ def test_a_client_that_leaves_is_left_by_the_replica(router: HostedRouter, repli
     wait_for(lambda: not any(gauge(replica.url, "num_requests_running") for replica in replicas))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_fills_a_silence_is_passed_on(demo: LLM, n: int) -> None:
+    """Of streams that could go on elsewhere, whose comments the router reads, and of others."""
+    body = {**CHAT, "model": "tiny", "max_tokens": 8, "n": n}
+    with hosted(demo, sse_ping_interval=0.02) as replica, routed((replica.url, None)) as router, Gate(demo) as gate:
+        text = ""
+        url = f"{router.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=SECONDS) as answer:
+            for piece in answer.iter_text():
+                text += piece
+                if text.count(ping("")) > 2:
+                    gate.open()
+    assert set(re.findall("^:.*", text, re.MULTILINE)) == {": ping"}
+    assert text.endswith("data: [DONE]\n\n")
+
+
 def test_limits(replicas: list[ServerProcess]) -> None:
     with routed((replicas[0].url, KEY), max_requests=1) as router:
         body = {"model": "demo", "prompt": "Once", "max_tokens": 1}
@@ -105,11 +122,15 @@ def test_a_conversation_stays_where_its_cache_is(router: HostedRouter) -> None:
 def test_metrics_of_all(router: HostedRouter, replicas: list[ServerProcess]) -> None:
     ask(router.url, *REQUESTS[0], CLIENT_KEY)
     text = httpx.get(f"{router.url}/metrics", headers=HEADERS, timeout=SECONDS).text
-    for replica in replicas:
-        assert f'infinilm_router:replica_up{{replica="{replica.url}"}} 1.0' in text
-        assert re.search(rf'infinilm:num_requests_running{{model_name="demo",replica="{replica.url}"}} ', text)
+    for index in range(len(replicas)):
+        assert f'infinilm_router:replica_up{{replica="{index}"}} 1.0' in text
+        assert re.search(rf'infinilm:num_requests_running{{model_name="demo",replica="{index}"}} ', text)
+        assert re.search(rf'infinilm:iteration_tokens_total_count{{model_name="demo",replica="{index}"}} ', text)
     assert text.count("# TYPE infinilm:num_requests_running gauge") == 1
-    assert re.search(r'infinilm_router:requests_total{replica="http://[^"]+",status="200"} 1.0', text)
+    assert re.search(r'infinilm_router:requests_total{replica="[01]",status="200"} 1.0', text)
+    handler = REQUESTS[0][0]
+    expected = f'infinilm_router:http_requests_total{{handler="{handler}",method="POST",status="200"}} 1.0'
+    assert expected in text
     assert re.search(r"infinilm_router:prefix_queries_total \d", text)
 
 

@@ -29,7 +29,8 @@ from infinilm.checkpoint.sources import find_tensors
 from infinilm.checks import short_repr
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
-from infinilm.errors import ConfigError, DeviceError
+from infinilm.errors import ConfigError, DeviceError, WeightError
+from infinilm.files import FETCH_AGAIN
 from infinilm.progress import progress_bar
 
 __all__ = ["SCHEMES", "default_scheme", "quantise_model"]
@@ -238,10 +239,20 @@ def _write(
     if target is None:
         file.write(np.ascontiguousarray(array).data if array.size else b"")
     else:
-        parts = target.quantise(convert(array, info.dtype, "float32", name=info.name), gram)
+        weights = convert(array, info.dtype, "float32", name=info.name)
+        _check_finite(info, "the weights are", weights)
+        if gram is not None:
+            _check_finite(info, "what goes into it in the calibration text is", gram)
+        parts = target.quantise(weights, gram)
         for part in target.parts(info.shape):
             file.write(np.ascontiguousarray(parts[part]).data)
     checkpoint.release(info.name)
+
+
+def _check_finite(info: TensorInfo, what: str, numbers: Array) -> None:
+    """WeightError: NaN or infinities, which integers would hide."""
+    if not np.isfinite(numbers).all():
+        raise WeightError(f"{info.file}: tensor {info.name!r}: {what} not all finite; {FETCH_AGAIN}")
 
 
 def _say_quantised(path: Path, target: _Target, checkpoint: Checkpoint, linears: Collection[str]) -> None:
