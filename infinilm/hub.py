@@ -65,15 +65,14 @@ def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
 
     ConfigError: the address of a page.
     """
-    text = os.fspath(name)
-    if not isinstance(name, str) or Path(text).exists():
+    if not isinstance(name, str) or Path(name).exists():
         return None
-    if url := _URL.fullmatch(text):
+    if url := _URL.fullmatch(name):
         model = HubModel(url["id"], url["file"])
-        raise ConfigError(f"model {text!r} is the address of a page; pass {str(model)!r}")
-    if _HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
-        return HubModel(text, None)
-    match = _HUB_FILE.fullmatch(text)
+        raise ConfigError(f"model {name!r} is the address of a page; pass {str(model)!r}")
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return HubModel(name, None)
+    match = _HUB_FILE.fullmatch(name)
     return HubModel(match[1], match[2]) if match else None
 
 
