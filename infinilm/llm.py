@@ -188,6 +188,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             model,
             **of_all_stages,
             revision=revision,
+            use_tqdm=use_tqdm,
             max_model_len=max_model_len,
             num_threads=num_threads,
             device=device,
@@ -502,6 +503,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        self.grammars.close()
 
     def __enter__(self) -> LLM:
         return self

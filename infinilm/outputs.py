@@ -406,10 +406,16 @@ class EngineMetrics:
     ----------
     num_running, num_waiting : int
         Sequences with a part in the KV cache; sequences not begun yet. A request with n > 1 has several.
+    num_deferred : int
+        Those of `num_waiting` that do not wait for room: they follow another sequence of their prompt, or the engine
+        has not looked at them yet.
     num_finished : int
         Sequences that ended, for whatever reason.
     num_steps : int
         Forward passes.
+    step_sizes : tuple of int
+        How many steps computed and sampled so many tokens: entry 0 counts steps of one token at most, entry k those of
+        more than 2^(k-1) and at most 2^k.
     num_prompt_tokens, num_output_tokens : int
         Tokens of prompts computed; tokens generated.
     num_preemptions : int
@@ -427,8 +433,10 @@ class EngineMetrics:
 
     num_running: int
     num_waiting: int
+    num_deferred: int
     num_finished: int
     num_steps: int
+    step_sizes: tuple[int, ...]
     num_prompt_tokens: int
     num_output_tokens: int
     num_preemptions: int

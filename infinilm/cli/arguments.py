@@ -87,7 +87,10 @@ def add_model_settings(
         "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
     )
     group.add_argument(
-        "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
+        "--kv-cache",
+        type=size,
+        metavar="SIZE",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -222,6 +225,13 @@ def _integer(text: str, least: int) -> int:
         if (value := int(text)) >= least:
             return value
     raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+
+
+def size(text: str) -> str:
+    """Argument type: a size, whose unit is missing where it would be less than a MiB; others are read later."""
+    if text.strip().isdigit() and int(text) < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: say the unit, such as {text.strip()}GiB")
+    return text
 
 
 def integer_list(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | serve | route | info | plan | pack | quantize | bench`.
+"""The command line: `infinilm COMMAND`, such as generate, chat, serve, plan or bench.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0; 2 for what the user can put right (arguments, settings,
 a model that is not there); 1 for what failed on the way; 130 for Ctrl-C. Modules that take long to import are imported
@@ -8,11 +8,12 @@ inside the commands, so that `--help` is fast.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import infinilm
@@ -30,6 +31,7 @@ from infinilm.cli.arguments import (
     open_llm,
     positive,
     sampling_params,
+    size,
     subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
@@ -53,6 +55,7 @@ from infinilm.errors import (
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.outputs import TokenEvent
+    from infinilm.requests.memory import ModelPlan
 
 _USER_ERRORS = (
     ConfigError,
@@ -149,7 +152,21 @@ def make_parser() -> argparse.ArgumentParser:
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
+    _add_completion(
+        command("completion", _completion, "Print a script by which a shell completes commands and options.")
+    )
     return parser
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="where the script goes is in docs/api.md")
+
+
+def _completion(args: argparse.Namespace) -> int:
+    from infinilm.cli.completion import completion_script
+
+    put(completion_script(args.shell, make_parser()))
+    return 0
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +194,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
+        type=size,
         metavar="SIZE",
         help="plan for devices with so much that is free, such as 80GiB; it need not be here",
     )
@@ -252,27 +270,46 @@ def _info(args: argparse.Namespace) -> int:
         "platform": platform.platform(),
         **infinilm.backends(),
     }
+    refusal = None
     if args.model is not None:
-        info["model"] = describe.describe_model(args.model, model_settings(args))
+        with _planned(args, {}) as (name, plan, refusal):
+            info["model"] = describe.describe_model(plan, name) | _fits(refusal, args)
     elif given := [name for name, value in model_settings(args).items() if value not in (None, "auto", 1)]:
         raise ConfigError(f"no model for {', '.join(flag(name) for name in given)}: pass --model too")
-    if args.json:
-        put(json.dumps(info, indent=1) + "\n")
-    else:
-        put("\n".join(describe.info_lines(info)) + "\n")
+    put((json.dumps(info, indent=1) if args.json else "\n".join(describe.info_lines(info))) + "\n")
     return 0
 
 
 def _plan(args: argparse.Namespace) -> int:
     from infinilm.cli import describe
 
-    settings = model_settings(args) | {"max_num_seqs": args.max_num_seqs, "memory": args.memory}
-    try:
-        plan = describe.describe_plan(describe.plan_any(args.model, settings))
-    except CacheFullError:
-        # What it would take is worth more than that it is refused.
-        least = describe.describe_plan(describe.plan_least(args.model, settings))
-        note("\n".join(["it does not fit; one sequence alone would take", *describe.plan_lines(least)]))
-        raise
-    put((json.dumps(plan, indent=1) if args.json else "\n".join(describe.plan_lines(plan))) + "\n")
+    with _planned(args, {"max_num_seqs": args.max_num_seqs, "memory": args.memory}) as (name, plan, refusal):
+        about = describe.describe_plan(plan, name)
+    if args.json:
+        put(json.dumps(about | _fits(refusal, args), indent=1) + "\n")
+    elif refusal is None:
+        put("\n".join(describe.plan_lines(about)) + "\n")
+    else:
+        note("\n".join(["it does not fit; one sequence alone would take", *describe.plan_lines(about)]))
+    if refusal is not None:
+        raise refusal
     return 0
+
+
+@contextlib.contextmanager
+def _planned(
+    args: argparse.Namespace, more: Mapping[str, Any]
+) -> Iterator[tuple[str, ModelPlan, CacheFullError | None]]:
+    """What to call the model, its plan from headers alone, and why it does not fit; `more`: settings of the plan."""
+    from infinilm.checkpoint.sketch import open_headers
+    from infinilm.cli import describe
+
+    settings = {**model_settings(args), **more}
+    with open_headers(args.model, settings.pop("revision")) as headers:
+        plan, refusal = describe.plan_or_least(headers.path, settings)
+        yield headers.name, plan, refusal
+
+
+def _fits(refusal: CacheFullError | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Whether a model fits, for JSON: the numbers of one that does not are those of one sequence alone."""
+    return {"fits": True} if refusal is None else {"fits": False, "refusal": as_options(str(refusal), args)}

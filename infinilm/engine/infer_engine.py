@@ -127,8 +127,13 @@ class InferEngine(OfThisProcess):
             known = ("config", "distributed_config", "device_type", "cache_config", "quantization")
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
         self.config: LlamaConfig = _read_config(config)
-        dist_config = DistConfig() if distributed_config is None else distributed_config
-        kind = _device_kind(device_type)
+        kind, _, index = _device_kind(device_type).partition(":")
+        if distributed_config is not None:
+            dist_config = distributed_config
+        elif index:  # "auto", where GPUs before it are too old
+            dist_config = DistConfig(tp_device_ids=[int(index)])
+        else:
+            dist_config = DistConfig()
         group = CommunicationGroup(dist_config, kind)
         self.ranks: tuple[RankInfo, ...] = group.ranks
         """The rank of each device."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,12 +22,26 @@ from infinilm.checks import short_repr
 from infinilm.errors import ConfigError, InfinilmError, WeightError
 from infinilm.files import FETCH_AGAIN, open_regular
 
-__all__ = ["GgufFile", "GgufTensor", "find_gguf", "is_gguf", "models_among", "open_gguf", "reading"]
+__all__ = [
+    "PLAIN_TYPES",
+    "GgufFile",
+    "GgufTensor",
+    "find_gguf",
+    "is_gguf",
+    "models_among",
+    "open_gguf",
+    "read_header",
+    "reading",
+]
 
 _FIRST_READ = 1 << 20  # bytes; a vocabulary of 150,000 tokens takes some 8 MB
 _LARGEST_HEADER = 1 << 30
 _BESIDE_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in names of files that come with a model
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+"""Types of tensors of plain numbers; others are of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +234,30 @@ def find_gguf(folder: Path) -> Path | None:
 
 def _read_header(path: Path) -> _core.GgufHeader:
     with open_regular(path, WeightError) as file:
-        size = os.fstat(file.fileno()).st_size
-        raw, wanted = b"", _FIRST_READ
-        while True:
-            raw += file.read(wanted - len(raw))
-            if raw.startswith(b"version https://git-lfs"):
-                raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
-            try:
-                header = _core.GgufHeader.parse(raw, size)
-            except WeightError as error:
-                raise WeightError(f"{path}: {error}") from None
-            if header is not None:
-                return header
-            if len(raw) < wanted:
-                raise WeightError(f"{path}: shrank while it was being read; {FETCH_AGAIN}")
-            if wanted >= _LARGEST_HEADER:
-                raise WeightError(f"{path}: the header has more than {_LARGEST_HEADER} bytes; {FETCH_AGAIN}")
-            wanted *= 8
+        return read_header(path, file.read, os.fstat(file.fileno()).st_size)
+
+
+def read_header(path: Path, read: Callable[[int], bytes], size: int) -> _core.GgufHeader:
+    """Read the header of a file of `size` bytes; `read` gives the next so many of them, from the first on.
+
+    WeightError: it is damaged, which `path` names.
+    """
+    raw, wanted = b"", _FIRST_READ
+    while True:
+        raw += read(wanted - len(raw))
+        if raw.startswith(b"version https://git-lfs"):
+            raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
+        try:
+            header = _core.GgufHeader.parse(raw, size)
+        except WeightError as error:
+            raise WeightError(f"{path}: {error}") from None
+        if header is not None:
+            return header
+        if len(raw) < wanted:
+            raise WeightError(f"{path}: shrank while it was being read; {FETCH_AGAIN}")
+        if wanted >= _LARGEST_HEADER:
+            raise WeightError(f"{path}: the header has more than {_LARGEST_HEADER} bytes; {FETCH_AGAIN}")
+        wanted *= 8
 
 
 def _parts(path: Path, count: Any) -> tuple[Path, ...]:

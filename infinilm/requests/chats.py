@@ -57,6 +57,7 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
@@ -74,6 +75,8 @@ class ChatMethods:
             JSON schemas of functions that the model may call.
         add_generation_prompt
             End with the beginning of the assistant's answer.
+        continue_final_message
+            The model goes on with the last message, a text of the assistant, instead of beginning an answer.
         chat_template_kwargs
             More variables for the template, for example ``{"enable_thinking": False}``.
 
@@ -95,7 +98,9 @@ class ChatMethods:
         >>> answer = llm.chat(messages, temperature=0)[0].outputs[0]  # doctest: +SKIP
         >>> messages += [{"role": "assistant", "content": answer.content}]  # doctest: +SKIP
         """
-        prompts = self._chat_prompts(messages, tools, add_generation_prompt, chat_template_kwargs, sampling)
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        )
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
         return [self._parsed(output, tools) for output in outputs]
 
@@ -106,11 +111,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """`chat` token by token, see `stream`. The texts of the events are whole; `chat_parser` divides them."""
-        prompts = self._chat_prompts(messages, tools, add_generation_prompt, chat_template_kwargs, sampling)
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        )
         return self.stream(prompts, sampling_params, **sampling)
 
     async def achat(
@@ -120,11 +128,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._chat_prompts(messages, tools, add_generation_prompt, chat_template_kwargs, sampling)
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        )
         outputs = await self.agenerate(prompts, sampling_params, **sampling)
         return [self._parsed(output, tools) for output in outputs]
 
@@ -135,11 +146,14 @@ class ChatMethods:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._chat_prompts(messages, tools, add_generation_prompt, chat_template_kwargs, sampling)
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        )
         return self.astream(prompts, sampling_params, **sampling)
 
     def chat_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ChoiceMaker:
@@ -166,12 +180,15 @@ class ChatMethods:
         messages: Conversations,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
         sampling: SamplingKeywords,
     ) -> Iterable[PromptDict]:
         """Prompts of conversations; `sampling` gets what finding the calls of the answers needs."""
         check_keywords(sampling, "chat()", _CHAT_KEYWORDS)
-        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, chat_template_kwargs)
+        prompts = self._requests.of_chats(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         if tools and self._answer_format(tools).needs_special_tokens:
             sampling.setdefault("skip_special_tokens", False)
         return prompts

@@ -99,10 +99,12 @@ def plan_model(
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
     stage: int | None = None,
+    use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
+    `use_tqdm`: show a bar while a model of the hub is fetched.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -120,7 +122,7 @@ def plan_model(
     if num_threads is not None:
         num_threads = as_integer("num_threads", num_threads)
     given = None if memory is None else parse_size("memory", memory)
-    path = resolve_model(model, revision)
+    path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # of which only the headers are read
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()

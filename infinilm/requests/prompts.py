@@ -237,13 +237,19 @@ class RequestMaker:
         messages: Conversations,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
     ) -> Iterable[PromptDict]:
         """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`.
 
         Those of conversations that have no length are made as they are drawn.
         """
-        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, **(template_kwargs or {})}
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(template_kwargs or {}),
+        }
 
         def prompt_of(conversation: Any) -> PromptDict:
             text = self._chat_template.render(conversation, **options)
@@ -322,7 +328,9 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
-        matcher = None if params.constraint is None else self._grammars.matcher(params.constraint)
+        matcher = None
+        if params.constraint is not None:
+            matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
         request = GenerationRequest(request_id, draft.text, completions, matcher)
         if draft.given:
             completions[0].go_on(draft.given)

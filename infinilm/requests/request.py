@@ -528,6 +528,11 @@ class GenerationRequest:
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
 
     @property
+    def leader(self) -> Sequence:
+        """The sequence that computes the prompt: that of the first completion, or one that scores the prompt before."""
+        return self.works[0].sequence
+
+    @property
     def has_begun(self) -> bool:
         """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
         first = self.completions[0]
@@ -555,7 +560,7 @@ class GenerationRequest:
         `readers`: readers that have the text, by completion; None: those of the completions themselves.
         """
         first = self.completions[0]
-        leader = self.works[0].sequence
+        leader = self.leader
         metrics = RequestMetrics.from_times(
             self.arrival,
             leader.first_scheduled or None,

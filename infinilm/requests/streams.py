@@ -6,7 +6,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 from infinilm.errors import own_copy
@@ -241,6 +241,11 @@ class AsyncRequests:
     def given(self) -> list[Delta]:
         """The tokens that came with the prompts as `output_token_ids`, and their text, which `deltas` leaves out."""
         return [completion.reader.given() for completion in self._completions if completion.num_given]
+
+    @property
+    def requests(self) -> Sequence[GenerationRequest]:
+        """One for each prompt, with all that the engine knows of it now."""
+        return self._requests
 
     @property
     def seed(self) -> int:

@@ -26,6 +26,7 @@ from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
+from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
 
 __all__ = ["Forwarder"]
@@ -204,7 +205,8 @@ class Forwarder:
         except ApiError as error:
             if not stream.has_begun:
                 raise
-            logger.warning("a stream could not be ended: %s", error)
+            fail_current(error.status)
+            logger.warning("the stream %s could not be ended: %s", name_of_current(), error)
             await stream.fail(error, call.path, request_id)
 
     async def _try_replicas(self, call: _Call, stream: _EventStream, send: Send) -> None:
@@ -220,7 +222,7 @@ class Forwarder:
                 whole = await self._attempt(call, replica, stream)
             except _Lost as error:
                 num_lost += 1
-                logger.warning("replica %s failed: %s", replica.url, error)
+                logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
                 self._pool.doubt(replica, str(error))
                 if stream.has_events and stream.head is None:
                     raise ApiError("the server of this answer was lost; send the request again", 502) from None
@@ -228,7 +230,7 @@ class Forwarder:
                 continue
             if whole is None:  # all of it has been sent
                 return
-            self._metrics.answered(replica.url, whole.status)
+            self._metrics.answered(replica, whole.status)
             if whole.status not in (429, 503):
                 if stream.has_begun:
                     raise ApiError(f"the answer could not be gone on with: {whole.body[:500]!r}", 502)
@@ -262,6 +264,8 @@ class Forwarder:
 
     async def _attempt(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
         """Give the request to a replica. Returns its answer; None: it was a stream, all of which has been sent."""
+        if (record := current.get()) is not None:
+            record.replica = replica.index
         with replica.running(call.chain):
             work = asyncio.ensure_future(self._exchange(call, replica, stream))
             lost = asyncio.ensure_future(replica.lost.wait())
@@ -291,7 +295,7 @@ class Forwarder:
                 returned = [item for item in answer.raw_headers if item[0].lower() not in _NOT_RETURNED]
                 if answer.status == 200 and answer.content_type == "text/event-stream":
                     rest = await stream.pass_on(returned, answer.content)
-                    self._metrics.answered(replica.url, 200)  # before the client can ask
+                    self._metrics.answered(replica, 200)  # before the client can ask
                     await stream.end(rest)
                     return None
                 return _Whole(answer.status, returned, await answer.read())

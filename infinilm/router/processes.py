@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from infinilm.errors import ConfigError, InfinilmError
 from infinilm.router.replicas import Pool
@@ -81,8 +81,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
         made._transport = transport
         try:
             stdin = transport.get_pipe_transport(0)
-            assert isinstance(stdin, asyncio.WriteTransport)
-            stdin.write(json.dumps(options).encode() + b"\n")
+            # Of an asyncio loop it is a WriteTransport; that of uvloop, on which Ray runs actors, only has its methods.
+            cast(asyncio.WriteTransport, stdin).write(json.dumps(options).encode() + b"\n")
             await asyncio.wait({made._begun})
             if not made.url:
                 code = await made.wait()
@@ -194,7 +194,7 @@ def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Laun
                         await asyncio.sleep(rest)
                         rest = min(2 * rest, _LONGEST_REST)
                         continue
-                replica = pool.add(running.url, key)
+                replica = pool.add(running.url, key, origin="started")
                 await pool.look_at_all()
                 try:
                     logger.warning("replica %d has ended: %s", index, await running.wait())
@@ -241,17 +241,17 @@ def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -
 
 def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
     """What each replica gets of this machine."""
-    from infinilm.devices import backends
+    from infinilm.devices.system import backends, usable_gpus
 
     size = args.tensor_parallel_size
     if args.device.startswith("cuda:"):
         raise ConfigError(f"device={args.device!r} is one GPU; name those of replicas with device_ids")
     machine = backends()
-    num_gpus = len(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else 0
+    gpus = usable_gpus(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else []
     if args.device_ids is not None:
         ids = list(args.device_ids)
-    elif args.device == "cuda" or num_gpus:
-        ids = list(range(num_gpus))
+    elif args.device == "cuda" or gpus:
+        ids = gpus
     else:
         num_cpus = machine["cpu"]["num_threads"]
         if args.num_threads is None and count * size > num_cpus:

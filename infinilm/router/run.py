@@ -17,7 +17,16 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
-from infinilm.server.run import QuietServer, all_taken, allow_connections, filter_logs, listen, uvicorn_config
+from infinilm.server.keys import Keys
+from infinilm.server.run import (
+    QuietServer,
+    all_taken,
+    allow_connections,
+    listen,
+    read_keys_at_sighup,
+    uvicorn_config,
+    write_logs,
+)
 
 __all__ = ["Launch", "serve_router"]
 
@@ -35,7 +44,6 @@ def serve_router(
     port: int,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
-    log_requests: bool = False,
     tell: Callable[[str], object] = print,
     launch: Launch | None = None,
 ) -> int:
@@ -46,7 +54,7 @@ def serve_router(
     settings : RouterSettings
     replicas : sequence of (str, str or None)
         Address and key of each.
-    host, port, ssl_keyfile, ssl_certfile, log_requests, tell
+    host, port, ssl_keyfile, ssl_certfile, tell
         As those of `infinilm.server.run.serve`.
     launch : callable, optional
         Starts more replicas, which end with the router.
@@ -56,9 +64,14 @@ def serve_router(
     ConfigError
         The address cannot be had, or a replica is no server of this model and version.
     """
-    level = "info" if log_requests else "warning"
+    write_logs(settings.front)
     listener = listen(host, port)
     allow_connections()
+    front = settings.front
+    all_keys = (
+        Keys(front.api_keys, front.api_key_file),
+        Keys(settings.admin_keys, settings.admin_key_file, "--admin-key-file"),
+    )
 
     async def run() -> int:
         stop, num_signals = asyncio.Event(), 0
@@ -73,6 +86,7 @@ def serve_router(
         now = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signalled)
+        read_keys_at_sighup(all_keys, signalled)
         scheme = "https" if ssl_certfile else "http"
         shown = f"[{host}]" if ":" in host else host
         url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
@@ -89,15 +103,13 @@ def serve_router(
                     return 0
             await pool.look_at_all()
             for replica in pool.replicas:
-                if replica.state == "refused":
+                if replica.state == "refused" and replica.origin != "dns":
                     raise ConfigError(f"replica {replica.url}: {replica.why}")
             watching = asyncio.ensure_future(pool.watch())
             stack.callback(watching.cancel)
             forwarder = Forwarder(settings, pool, session, metrics)
-            app = make_app(settings, pool, forwarder, session, metrics)
-            files = {"ssl_keyfile": ssl_keyfile, "ssl_certfile": ssl_certfile}
-            server = QuietServer(uvicorn_config(app, log_level=level, access_log=log_requests, **files))
-            filter_logs()
+            app = make_app(settings, pool, forwarder, session, metrics, *all_keys)
+            server = QuietServer(uvicorn_config(app, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
             serving = asyncio.ensure_future(server.serve([listener]))
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")
             await _first(serving, stop)

@@ -25,6 +25,7 @@ __all__ = [
     "finish_reason",
     "new_id",
     "sent_event",
+    "told_prompt_logprobs",
     "usage",
 ]
 
@@ -92,9 +93,10 @@ class ChunkWriter:
         counted = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
         self._end = f',"usage":{_to_json(counted)}}}\n\n'
 
-    def chunk(self, choice: Mapping[str, Any]) -> str:
-        """A piece of one choice."""
-        return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'
+    def chunk(self, choice: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> str:
+        """A piece of one choice; `beside`: more fields of the chunk."""
+        more = f",{_to_json(beside)[1:-1]}" if beside else ""
+        return f'{self._begin}"choices":[{_to_json(choice)}]{more}{self._end}'
 
     def text(self, index: int, begin: str, text: str, end: str = "") -> str:
         """A piece of one choice that is text and nothing else: `chunk`, at a fraction of the time.
@@ -124,7 +126,7 @@ def chat_logprobs(
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = token_bytes(token_id)
-        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+        return {"token": _token_name(data), "logprob": _finite(logprob), "bytes": list(data)}
 
     return {
         "content": [
@@ -136,6 +138,33 @@ def chat_logprobs(
         ],
         "refusal": None,
     }
+
+
+def told_prompt_logprobs(output: RequestOutput, top: int | None, token_bytes: TokenBytes) -> dict[str, Any]:
+    """The field `prompt_logprobs` as vLLM has it; nothing if it was not asked for.
+
+    Of each token of the prompt but the first, of which it is null: by token id as text, that of the token itself and of
+    the `top` most probable ones, with the rank of each, from 1. A token behind those has no rank that is known.
+    """
+    if top is None:
+        return {}
+
+    def told(token_id: int, tops: Mapping[int, float] | None) -> dict[str, Any] | None:
+        if tops is None:
+            return None
+        ranks: dict[int, int | None] = {other: rank for rank, other in enumerate(list(tops)[:top], 1)}
+        ranks.setdefault(token_id, None)
+        return {
+            str(other): {
+                "logprob": _finite(tops[other]),
+                "rank": rank,
+                "decoded_token": token_bytes(other).decode("utf-8", "replace"),
+            }
+            for other, rank in ranks.items()
+        }
+
+    listed = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+    return {"prompt_logprobs": [told(token_id, tops) for token_id, tops in listed]}
 
 
 class CompletionLogprobs:

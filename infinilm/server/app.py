@@ -20,18 +20,20 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
-from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, take_ending, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.page import chat_page
+from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
+from infinilm.server.structured import relaxed_header
 
-__all__ = ["make_app"]
+__all__ = ["handler_of", "make_app"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
@@ -57,7 +59,14 @@ def make_app(service: Service) -> App:
             answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
-    return Guard(app, service.settings)
+    return Guard(app, service.settings, lambda *_: service.keys, handler_of, service.ended)
+
+
+def handler_of(path: str) -> str:
+    """The name of the route that a path has, for metrics; `NO_HANDLER` if it has none."""
+    if path.startswith(_MODEL_PATH):
+        return f"{_MODEL_PATH}{{model}}"
+    return path if path in _PATHS or path == "/" else NO_HANDLER
 
 
 def _handler(method: str, path: str, has_page: bool) -> Handler:
@@ -175,7 +184,7 @@ async def _whole(
                 for choice in output.outputs:
                     if choice.error is not None:
                         raise choice.error
-            return JSONResponse(answer(running))
+            return JSONResponse(answer(running), headers=relaxed_header(params.constraint))
 
         return await service.attended(request.receive, work())
 
@@ -207,7 +216,8 @@ class _Stream(Response):
         path: str = "",
     ) -> None:
         super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **relaxed_header(params.constraint)},
         )
         del self.headers["content-length"]
         self._service, self._prompts, self._params, self._answer = service, prompts, part.params(params), answer
@@ -353,14 +363,13 @@ async def _tokenize(service: Service, request: Request) -> Response:
         service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
-            generate = body.take("add_generation_prompt", boolean)
+            ending = take_ending(body)
             tools = body.take("tools", anything)
             body.refuse("add_special_tokens", "the chat template writes them", False)
-            body.refuse("continue_final_message", "an answer begins anew", False)
             body.refuse("prompt", "there are messages; send one or the other")
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, generate is not False, kwargs)
+            _, ids = service.render(messages, chosen, ending, kwargs)
         else:
             special = body.take("add_special_tokens", boolean)
             with bad_request("prompt"):
@@ -393,9 +402,28 @@ async def _detokenize(service: Service, request: Request) -> Response:
     return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
+async def _tokenizer_info(service: Service, _: Request) -> Response:
+    """As vLLM's, which lm-eval's remote tokenizer asks for: special tokens and the chat template."""
+    llm = service.llm
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # of transformers, which reads the same files
+            **llm.tokenizer.special_tokens,
+            "chat_template": llm.chat_template.source_text(False) or None,
+            "model_max_length": llm.max_model_len,
+        }
+    )
+
+
 async def _health(service: Service, _: Request) -> Response:
     state = service.state()
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+
+
+async def _live(service: Service, _: Request) -> Response:
+    """Whether the process should be left alone, also while it loads or drains; /health tells if it is of use."""
+    state = service.state()
+    return JSONResponse({"status": state}, 503 if state == "dead" else 200)
 
 
 async def _replica(service: Service, _: Request) -> Response:
@@ -435,8 +463,10 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", _models),
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
+    "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
+    "/live": ("GET", _live),
     "/replica": ("GET", _replica),
     "/version": ("GET", _version),
     "/metrics": ("GET", _metrics),

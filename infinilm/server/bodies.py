@@ -53,6 +53,8 @@ class ApiError(Exception):
         For programs, such as "model_not_found".
     headers : mapping of str to str
         To send with it.
+    details : mapping of str to int
+        Numbers that the message tells, for programs.
     """
 
     def __init__(
@@ -63,10 +65,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.details = dict(headers or {}), dict(details or {})
+
+    def about(self, message: str, param: str) -> ApiError:
+        """The same error in the words of another API."""
+        return ApiError(message, self.status, param=param, code=self.code, headers=self.headers, details=self.details)
 
     @property
     def type(self) -> str:

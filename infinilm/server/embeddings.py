@@ -34,7 +34,7 @@ class EmbeddingCall:
         return sum(map(len, self.prompts))
 
 
-def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields) -> EmbeddingCall:
+def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> EmbeddingCall:
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))
@@ -51,6 +51,7 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
                 f"input {i} has {len(ids)} tokens; the context of this server holds {limit}: shorten it",
                 code="context_length_exceeded",
                 param="input",
+                details={"n_prompt_tokens": len(ids), "n_ctx": limit},
             )
     return EmbeddingCall(prompts, pooling, form == "base64", model)
 

@@ -7,11 +7,12 @@ passed on as it is made.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import re
 import sys
+import time
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from starlette.requests import ClientDisconnect
 
 from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
+from infinilm.server.keys import Keys
+from infinilm.server.records import LEFT, Record, current
 from infinilm.server.settings import ServerSettings
 
 __all__ = [
@@ -45,7 +48,15 @@ REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard h
 IGNORED_FIELDS = "x-infinilm-ignored-fields"  # a header of answers: fields of the request that were not known
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
+_GZIP = frozenset({"gzip", "x-gzip"})
+_OF_ZIPPED = frozenset({b"content-encoding", b"content-length"})  # headers that do not hold for the body any more
+
+_UNDER_V1 = frozenset(
+    {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "embeddings", "models"}
+)
+_AT_THE_ROOT = frozenset({"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics"})
+
+OPEN_PATHS = frozenset({"/", "/health", "/live", "/ping"})  # need no key
 
 
 # Types of errors that Anthropic names otherwise.
@@ -64,7 +75,7 @@ def error_body(error: ApiError, path: str = "", request_id: str | None = None) -
 
     `request_id`: which Anthropic's tell in the body, too.
     """
-    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.details}
     if path.startswith("/v1/messages"):
         otherwise = "api_error" if error.status >= 500 else error.type
         body = {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}
@@ -81,37 +92,55 @@ def error_event(error: ApiError, path: str, request_id: str | None) -> dict[str,
 
 
 class Guard:
-    """Checks host, origin, key and size; turns errors into answers.
+    """Checks host, origin, key and size; turns errors into answers; keeps a record of each request.
 
     Parameters
     ----------
     app : ASGI application
     settings : ServerSettings
+    keys_of : callable
+        Gives the keys that open a route, of its method and path.
+    handler_of : callable
+        Gives the name of the route of a path, see `Record.handler`.
+    ended : callable
+        Gets the record of each request that has ended.
     """
 
-    def __init__(self, app: App, settings: ServerSettings) -> None:
-        self._app = app
-        self._settings = settings
-        self._keys = [key.encode() for key in settings.api_keys]
+    def __init__(
+        self,
+        app: App,
+        settings: ServerSettings,
+        keys_of: Callable[[str, str], Keys],
+        handler_of: Callable[[str], str],
+        ended: Callable[[Record], object],
+    ) -> None:
+        self._app, self._settings, self._keys_of = app, settings, keys_of
+        self._handler_of, self._ended = handler_of, ended
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request, by the rules of ASGI."""
         if scope["type"] != "http":
             await _no_request(scope, receive, send)
             return
-        scope = {**scope, "path": _plain_path(scope["path"])}
+        asked = scope["path"]
+        scope = {**scope, "path": _known_path(_plain_path(asked), self._settings.root_path)}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
         scope[REQUEST_ID] = request_id
+        host, port = scope.get("client") or ("", 0)
+        path = scope["path"]
+        record = Record(request_id, scope["method"], path, f"{host}:{port}", self._handler_of(path), headers)
+        current.set(record)
         started = complete = False
 
         async def sending(message: Message) -> None:
             nonlocal started, complete
             if message["type"] == "http.response.start":
                 started = True
+                record.status = message["status"]
                 more = [(b"x-request-id", request_id.encode())]
                 if scope["path"].startswith("/v1/messages"):
                     more.append((b"request-id", request_id.encode()))  # as Anthropic calls it
@@ -127,6 +156,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *more]
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
+                if complete:  # before the client can ask for what was counted
+                    self._end(record)
             await send(message)
 
         try:
@@ -136,20 +167,35 @@ class Guard:
             _check_head(scope)
             self._check_host(scope)
             self._check(scope["method"], scope["path"], headers)
-            await self._app(scope, self._bounded(receive, headers), sending)
+            if asked == self._settings.root_path and scope["method"] == "GET":
+                await _redirect(sending, f"{asked}/")  # the page's own addresses begin where it is
+                return
+            receive = self._bounded(receive, headers)
+            if headers.get("content-encoding", "").strip().lower() in _GZIP:
+                receive = _unzipped(receive, self._settings.max_body_bytes)
+                scope["headers"] = [item for item in scope["headers"] if item[0] not in _OF_ZIPPED]
+            await self._app(scope, receive, sending)
         except ApiError as error:
             if started:
                 raise
             await send_error(sending, error, scope["path"], request_id)
-        except ClientDisconnect:
-            pass  # before its request was all there, or its answer: nobody reads what would be said
+        except ClientDisconnect:  # before its request was all there, or its answer: nobody reads what would be said
+            record.status = record.status if record.has_failed else LEFT
         except Exception:
             logger.exception("the request %s to %.200r failed", request_id, scope["path"])
+            record.status = 500
             if not started:
                 failure = ApiError("the server failed; its log says why", 500)
                 await send_error(sending, failure, scope["path"], request_id)
             elif not complete:
                 raise  # the connection is closed: nobody takes half an answer for a whole one
+        finally:
+            self._end(record)
+
+    def _end(self, record: Record) -> None:
+        if not record.ended:
+            record.ended = time.perf_counter()
+            self._ended(record)
 
     def _allowed_origin(self, origin: str | None) -> str | None:
         allowed = self._settings.allowed_origins
@@ -168,7 +214,8 @@ class Guard:
                 raise ApiError(f"host {name!r} is not served here; start the server with --allowed-hosts {name}", 403)
 
     def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
-        if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
+        keys = self._keys_of(method, path)
+        if keys and path not in OPEN_PATHS and not keys.are_in(headers):
             raise ApiError(
                 # By OpenAI's words at the beginning LiteLLM knows what it is.
                 "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'",
@@ -181,20 +228,12 @@ class Guard:
             if kind != "application/json":  # other kinds can be sent by any web page without being asked
                 raise ApiError(f"content-type must be application/json, got {kind or 'none'}", 415)
             coding = headers.get("content-encoding", "identity")
-            if coding.strip().lower() != "identity":
-                raise ApiError(f"content-encoding {coding!r} is not supported: send the body as it is", 415)
-
-    def _has_key(self, headers: dict[str, str]) -> bool:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", "").strip()]  # agents may send both, one of them for another server
-        given += [bearer.strip()] if scheme.lower() == "bearer" else []
-        # Every key is compared, each in constant time: how long it takes tells nothing.
-        matches = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in self._keys]
-        return any(matches)
+            if coding.strip().lower() not in {"identity", *_GZIP}:
+                raise ApiError(f"content-encoding {coding!r} is not supported: send gzip, or the body as it is", 415)
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
         limit = self._settings.max_body_bytes
-        error = ApiError(f"the body is larger than {limit} bytes; --max-body-bytes sets the limit", 413)
+        error = _large_body(limit)
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared) > limit:
             raise error
@@ -287,6 +326,55 @@ def _plain_path(path: str) -> str:
     A redirect would be wrong: some clients follow it without the body of their request.
     """
     return "/" + "/".join(name for name in path.split("/") if name)
+
+
+def _known_path(path: str, root_path: str) -> str:
+    """The path of the route that is meant, where clients and proxies write it otherwise.
+
+    Proxies may leave the prefix that they serve this server under, or cut it. And peers have some routes with /v1 and
+    without (llama.cpp all of them), so that clients are told either.
+    """
+    if root_path and f"{path}/".startswith(f"{root_path}/"):
+        path = path.removeprefix(root_path) or "/"
+    name = path.removeprefix("/v1").removeprefix("/")
+    if name in _UNDER_V1 or name.startswith("models/"):
+        return f"/v1/{name}"
+    return f"/{name}" if name in _AT_THE_ROOT else path
+
+
+async def _redirect(send: Send, location: str) -> None:
+    headers = [(b"location", location.encode("latin-1")), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 308, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _large_body(limit: int) -> ApiError:
+    return ApiError(f"the body is larger than {limit} bytes; --max-body-bytes sets the limit", 413)
+
+
+def _unzipped(receive: Receive, limit: int) -> Receive:
+    """Gives the parts of a gzipped body as they were before, so many bytes in all; ApiError: there are more of them."""
+    unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS + 16)  # with the head that gzip has
+    num_bytes = 0
+
+    async def receiving() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        try:
+            body = unzip.decompress(message.get("body", b""), limit + 1 - num_bytes)
+        except zlib.error as error:
+            raise ApiError(f"the body is not gzip, as its content-encoding says: {error}") from error
+        num_bytes += len(body)
+        if num_bytes > limit:  # the rest is not even unpacked
+            raise _large_body(limit)
+        more = message.get("more_body", False)
+        if unzip.unused_data or (not more and not unzip.eof):
+            raise ApiError("the body is not gzip, as its content-encoding says: it ends too early or too late")
+        return {**message, "body": body}
+
+    return receiving
 
 
 def large_head() -> ApiError:

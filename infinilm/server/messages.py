@@ -50,7 +50,7 @@ _HARMLESS = (
 
 
 def read_message(
-    service: Service, values: Mapping[str, Any], unknown: UnknownFields, *, counts_only: bool = False
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None, *, counts_only: bool = False
 ) -> tuple[ChatCall, MessageBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
@@ -85,6 +85,9 @@ def read_message(
         "reasoning_effort": effort,
         "response_format": form,
     }
+    last = chat["messages"][-1] if chat["messages"] else {}
+    if last.get("role") == "assistant" and last["content"] and not last.get("tool_calls"):
+        chat["continue_final_message"] = True  # as Anthropic's API goes on with it
     chat |= body.rest()
     call = read_chat(service, chat, unknown, _NAMES)
     return call, MessageBuilder(call.model)

@@ -37,7 +37,7 @@ _INCLUDED = (
 
 
 def read_response(
-    service: Service, values: Mapping[str, Any], unknown: UnknownFields
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None
 ) -> tuple[ChatCall, ResponseBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)

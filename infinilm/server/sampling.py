@@ -15,6 +15,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "StreamOptions",
     "make_params",
+    "take_prompt_logprobs",
     "take_sampling",
     "take_stream_options",
 ]
@@ -126,6 +127,14 @@ def take_stream_options(body: Body, is_stream: bool) -> StreamOptions:
         name = "stream_options.continuous_usage_stats"
         raise ApiError(f"{name} needs include_usage: true beside it", param=name)
     return told
+
+
+def take_prompt_logprobs(body: Body, is_stream: bool) -> int | None:
+    """How many log-probabilities the answer tells of each token of the prompt, vLLM's field; None: it tells nothing."""
+    count = body.take("prompt_logprobs", integer(0, MAX_TOP_LOGPROBS))
+    if count is not None and is_stream:
+        raise ApiError("prompt_logprobs is not supported in streams; leave out stream", param="prompt_logprobs")
+    return count
 
 
 def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:

@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError
+from infinilm.constraint import Constraint
+from infinilm.errors import (
+    CacheFullError,
+    EngineDeadError,
+    InfinilmError,
+    QueueFullError,
+    RequestError,
+    TimeLimitError,
+)
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
@@ -24,7 +32,9 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.guard import Receive, attended
+from infinilm.server.keys import Keys
 from infinilm.server.metrics import Metrics
+from infinilm.server.records import Record, current, fail_current, log_request, name_of_current
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
 
@@ -45,13 +55,18 @@ _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is re
 
 _GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 
+# What the library's messages say to who made the LLM: clients of a server cannot set it, and should not read its names.
+_FOR_OPERATORS = re.compile(
+    r"; this LLM was made with limits\..*|,? or raise (limits\.)?[a-z_]+.*| \(max_num_seqs \+ limits\.max_queued_seqs\)"
+)
+
 _AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
 _MAX_TOLD_FIELDS = 256
 _MAX_FIELDS_IN_HEADER = 32
 
 # Variables of a template that `chat_template_kwargs` cannot set.
-_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
+_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
@@ -78,6 +93,7 @@ class Service:
     ----------
     settings : ServerSettings
     metrics : Metrics
+    keys : Keys
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
     """
@@ -85,6 +101,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
@@ -143,6 +160,8 @@ class Service:
         name = self.settings.model_names[0]
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
+        self.compilers.submit(_make_ready, llm)
+        self.metrics.serve(llm)
 
     def state(self) -> str:
         """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
@@ -179,17 +198,17 @@ class Service:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
+        ending: Mapping[str, bool],
         kwargs: Mapping[str, Any],
     ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and token ids."""
+        """The prompt of a conversation, as text and token ids; `ending`: how it ends, see `ChatTemplate.render`."""
         template = self.llm.chat_template
         for name in sorted(kwargs.keys() & _OF_TEMPLATES):
             raise ApiError(
                 f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
             )
         with bad_request("messages"):
-            prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            prompt = template.render(messages, tools=tools, **ending, **kwargs)
             self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
@@ -200,22 +219,24 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise self._too_long(f"{num_tokens}", param)
+            raise self._too_long(num_tokens, param)
         return limit - num_tokens
 
     def _check_length(self, prompt: str, param: str) -> None:
         """ApiError, before a prompt is tokenised, if it cannot fit the context."""
         least = self.tokenizer.least_tokens(prompt)
         if least > self.llm.max_model_len:
-            raise self._too_long(f"at least {least}", param)
+            raise self._too_long(least, param, "at least ")
 
-    def _too_long(self, shown: str, param: str) -> ApiError:
+    def _too_long(self, num_tokens: int, param: str, bound: str = "") -> ApiError:
+        limit = self.llm.max_model_len
         return ApiError(
             # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-            f"prompt is too long: {shown} tokens; this model's maximum context length is {self.llm.max_model_len} "
-            "tokens, one of which must be left for the answer",
+            f"prompt is too long: {bound}{num_tokens} tokens; this model's maximum context length is {limit} tokens, "
+            "one of which must be left for the answer",
             code="context_length_exceeded",
             param=param,
+            details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -268,12 +289,18 @@ class Service:
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
         if isinstance(error, QueueFullError):
-            return _queue_full(str(error))
+            return _queue_full(_for_clients(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
-            return ApiError(str(error), param=named[0] if named is not None else None)
+            return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
-            return ApiError(str(error), 504, code="timeout")
+            assert self._llm is not None
+            return ApiError(
+                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
+                "again later, or ask for less at a time",
+                504,
+                code="timeout",
+            )
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -289,9 +316,13 @@ class Service:
         limit = self._llm.limits.max_seconds
         try:
             return await attended(receive, work, None if limit is None else limit + max(limit, _GRACE_SECONDS))
-        except (ApiError, ClientDisconnect):
+        except ClientDisconnect:
+            raise
+        except ApiError as error:
+            fail_current(error.status)
             raise
         except asyncio.TimeoutError:
+            fail_current(504)
             raise ApiError(
                 f"the request took much longer than {limit:g} s, its time limit: the engine does not come to an end of "
                 "its step, or the client does not read",
@@ -299,8 +330,10 @@ class Service:
                 code="timeout",
             ) from None
         except Exception as error:  # of this request alone
-            logger.warning("a request failed: %s", error)
-            raise self.failed(error) from error
+            logger.warning("the request %s failed: %s", name_of_current(), error)
+            failure = self.failed(error)
+            fail_current(failure.status)
+            raise failure from error
 
     @contextlib.asynccontextmanager
     async def running(
@@ -312,10 +345,8 @@ class Service:
         """
         llm = self.llm
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
-            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = llm.grammars.matcher
-                with bad_request(params.constraint.name):
-                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
+            if params.constraint is not None:
+                await self._compile(llm, params.constraint)
             with bad_request():
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
@@ -324,12 +355,29 @@ class Service:
                 started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
+                self.metrics.follow(running)
+                if (record := current.get()) is not None:
+                    record.running = running
                 try:
                     await asyncio.sleep(0)  # they all start before one of them writes, and lets the engine run
                     yield running
                 finally:
                     # After the answers of others that ended at the same time.
-                    asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
+                    asyncio.get_running_loop().call_soon(self.metrics.finish, running)
+
+    async def _compile(self, llm: LLM, constraint: Constraint) -> None:
+        """Compile a constraint, which may take seconds, before a copy of it is made; the time limit counts them."""
+        limit = llm.limits.max_seconds
+        compiling = asyncio.get_running_loop().run_in_executor(self.compilers, llm.grammars.matcher, constraint, limit)
+        try:
+            with bad_request(constraint.name):
+                await asyncio.wait_for(compiling, limit)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                f"the constraint was not compiled within {limit:g} s, the time limit", 504, code="timeout"
+            ) from None
+        except InfinilmError as error:
+            raise self.failed(error) from error
 
     async def _others_are_read(self) -> None:
         """Wait a little while every turn of the event loop brings more requests.
@@ -339,10 +387,11 @@ class Service:
         """
         loop = asyncio.get_running_loop()
         self._num_read += 1
-        if self._together is None:
-            self._together = asyncio.Event()
-            self._look_for_others(self._together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
-        await self._together.wait()
+        together = self._together
+        if together is None:  # which the first look may set and forget at once, if this machine is busy
+            together = self._together = asyncio.Event()
+            self._look_for_others(together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
+        await together.wait()
 
     def _look_for_others(self, together: asyncio.Event, end: float, num_turns: int, num_read: int) -> None:
         """Once a turn of the event loop; `num_turns`: those without another call, of which there were `num_read`."""
@@ -385,7 +434,7 @@ class Service:
         over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
         if over or (num_others and num_waiting + max(num_seqs, 1) > limits.max_queued_requests):
             what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
-            self.metrics.refused.inc()
+            self.metrics.num_refused += 1
             raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
         self._num_admitted += 1
         self._idle.clear()
@@ -393,10 +442,26 @@ class Service:
         self._waiting.append(call)
         return call
 
+    def ended(self, record: Record) -> None:
+        """Count a request of HTTP that has ended, and write its line of the log if there is to be one."""
+        self.metrics.http.add(record)
+        if self.settings.log_requests:
+            log_request(record)
+
     async def drain(self) -> None:
         """Let nothing new in, and wait until what runs has ended."""
         self.is_draining = True
         await self._idle.wait()
+
+
+def _for_clients(error: BaseException) -> str:
+    return _FOR_OPERATORS.sub("", str(error))
+
+
+def _make_ready(llm: LLM) -> None:
+    """Start what the first constraint needs; where that fails, the first constraint says why."""
+    with contextlib.suppress(InfinilmError):
+        llm.grammars.start()
 
 
 def _queue_full(message: str) -> ApiError:
@@ -409,11 +474,11 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except QueueFullError as error:
-        raise _queue_full(str(error)) from error
+        raise _queue_full(_for_clients(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
-        begin = re.match(r"[a-z_]*", str(error))
+        message = _for_clients(error)
+        begin = re.match(r"[a-z_]*", message)
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
-        message = str(error)
         if named == "prompt" and param is not None:  # as the library calls it, whatever the field is called
             named, message = param, message.replace(named, param, 1)
         raise ApiError(message, param=named) from error

@@ -16,12 +16,16 @@ class ServerSettings:
     model_names : tuple of str
         Names under which the model is served; the first is the one that answers carry.
     api_keys : tuple of str
-        Any of them opens the API; none: no key is asked for.
+    api_key_file : str or None
+        Any of these keys, and of those of this file, opens the API; none: no key is asked for.
     allowed_origins : tuple of str
         Web pages that may call the API from a browser, "*" for all; none: only the server's own page.
     allowed_hosts : tuple of str
         Names that the Host header may hold, "*" for any. Against pages that let their own name point here.
+    root_path : str
+        A prefix of all paths, such as "/llm", under which a proxy serves this server; requests may have it or not.
     max_body_bytes : int
+        Also of a body that comes gzipped, unpacked.
     max_queued_requests, max_queued_tokens : int
         Sequences of requests, and tokens of their prompts, that may wait at a time; more get status 429.
     drain_timeout : float
@@ -33,12 +37,18 @@ class ServerSettings:
         see `Service.unknown_fields`.
     sse_ping_interval : float
         Seconds of silence in a stream after which a comment is sent, again and again; 0: none is.
+    log_requests : bool
+        Write a line for every request, without keys and prompts.
+    log_format : str
+        "text" or "json": lines of the log.
     """
 
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ("*",)
+    root_path: str = ""
     max_body_bytes: int = 16 << 20
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 22
@@ -46,3 +56,5 @@ class ServerSettings:
     page: bool = True
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
+    log_requests: bool = False
+    log_format: str = "text"

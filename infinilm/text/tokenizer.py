@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import FETCH_AGAIN, parse_json
 from infinilm.gguf.file import is_gguf
+from infinilm.hub import TOKENIZER_FILES, download_folder
 from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
@@ -123,8 +124,8 @@ class Tokenizer:
             Holds tokenizer.json; eos ids come from generation_config.json, else config.json, else the
             eos_token of tokenizer_config.json. Or a GGUF file.
         tokenizer : str or path, optional
-            Another folder or GGUF file, or a tokenizer.json, to take the tokenizer from; eos ids still come from
-            `folder`.
+            Another folder or GGUF file, a tokenizer.json, or a hub id to take the tokenizer from; eos ids still come
+            from `folder`.
         generation_config : GenerationConfig, optional
             Has the eos ids; None: that of `folder`.
 
@@ -134,7 +135,7 @@ class Tokenizer:
             A file is damaged, or `tokenizer` names nothing.
         """
         home = Path(folder)
-        place = home if tokenizer is None else Path(tokenizer).expanduser()
+        place = home if tokenizer is None else Path(download_folder(tokenizer, TOKENIZER_FILES)).expanduser()
         whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None

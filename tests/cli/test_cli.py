@@ -181,7 +181,9 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--model", "FOLDER", "--temperature", "nan"], 2, "--temperature"),
         (["generate", "x", "--model", "FOLDER", "--max-tokens", "0"], 2, "--max-tokens"),
         (["generate", "x", "--model", "FOLDER", "--kv-cache", "lots"], 2, "--kv-cache"),
-        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1", "--max-model-len", "64"], 2, "--kv-cache"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1kB", "--max-model-len", "64"], 2, "--kv-cache"),
+        (["generate", "x", "--kv-cache", "4"], 2, "4 would be bytes: say the unit, such as 4GiB"),
+        (["plan", "--memory", "80"], 2, "80 would be bytes: say the unit, such as 80GiB"),
         (["generate", "x", "--model", "FOLDER", "--dtype", "int3"], 2, "--dtype"),
         (["generate", "x", "--model", "FOLDER", "--device", "abacus"], 2, "device"),
         (["generate", "x" * 500, "--model", "FOLDER"], 2, "--max-model-len"),
@@ -482,7 +484,6 @@ def test_plan_for_a_machine_that_is_not_here(folder: Path, capsys: pytest.Captur
 def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, error in (
         (["--memory", "100KB"], "no memory is left for the KV cache"),
-        (["--memory", "100KB", "--json"], "no memory is left for the KV cache"),
         (["--kv-cache", "8KiB", "--max-model-len", "99"], "the KV cache has"),
     ):
         assert run("plan", folder, *options) == 2
@@ -490,7 +491,25 @@ def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[s
         assert captured.out == ""
         assert "it does not fit; one sequence alone would take" in captured.err
         assert "128 tokens in 8 blocks" in captured.err or "112 tokens in 7 blocks" in captured.err
+        assert "one sequence at a time" in captured.err
         assert f"error: {error}" in captured.err
+        assert run("plan", folder, "--json", *options) == 2
+        captured = capsys.readouterr()
+        plan = json.loads(captured.out)
+        assert plan["fits"] is False and plan["max_num_seqs"] == 1
+        assert error in plan["refusal"] and f"error: {plan['refusal']}" in captured.err
+
+
+def test_info_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--kv-cache", "8KiB", "--max-model-len", "99"]
+    assert run("info", folder, *options) == 0
+    out = capsys.readouterr().out
+    assert "hidden_size 32" in out
+    assert "memory    the KV cache has" in out and "memory    one sequence alone would take:" in out
+    assert run("info", folder, "--json", *options) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["fits"] is False and "--max-model-len" in model["refusal"]
+    assert model["memory"]["num_tokens"] == 112
 
 
 def test_plan_for_so_many_sequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.run import open_session
 from infinilm.router.settings import RouterSettings
+from infinilm.server.keys import Keys
 from infinilm.server.run import QuietServer, uvicorn_config
 from infinilm.server.settings import ServerSettings
 
@@ -41,8 +42,9 @@ class HostedRouter:
                 self.pool.add(url, key)
             await self.pool.look_at_all()
             watching = asyncio.ensure_future(self.pool.watch())
+            keys = Keys(settings.front.api_keys), Keys(settings.admin_keys)
             forwarder = Forwarder(settings, self.pool, session, metrics)
-            app = make_app(settings, self.pool, forwarder, session, metrics)
+            app = make_app(settings, self.pool, forwarder, session, metrics, *keys)
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 self._server = QuietServer(uvicorn_config(app, log_level="warning"))

@@ -43,8 +43,8 @@ TEXT = {
     "temperature": 0.5, "top_p": 0.5, "user": "u",
 }  # fmt: skip
 RESPONSE = {
-    "background": False, "context_management": [], "include": ["reasoning.encrypted_content"], "input": "Hi",
-    "instructions": "Be brief",
+    "background": False, "context_management": [], "include": ["reasoning.encrypted_content"],
+    "input": "Hi", "instructions": "Be brief",
     "max_output_tokens": 2, "metadata": {"a": "b"}, "model": "tiny", "parallel_tool_calls": True,
     "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low", "summary": "auto"},
