@@ -188,6 +188,28 @@ def test_control_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "a control vector, not a model" in capsys.readouterr().err
 
 
+def test_perplexity(
+    folder: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "the one and the other " * 9
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    whole = llm.perplexity(text[:30], use_tqdm=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text[:30]))
+    assert run("perplexity", "-", "--model", folder) == 0
+    assert capsys.readouterr().out == f"perplexity {whole:.4f} of {len(llm.tokenize(text[:30]))} tokens\n"
+    by_stride = llm.perplexity(text, max_length=40, stride=10, use_tqdm=False)
+    options = ["--max-length", "40", "--stride", "10", "--json", "--quiet"]
+    assert run("perplexity", file, "-m", folder, *options) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(by_stride, rel=1e-6)
+    for arguments, message in (
+        ([tmp_path / "absent.txt"], "absent.txt"),
+        ([file, "--max-length", "4000"], "--max-length is 4000, and the context holds"),
+    ):
+        assert run("perplexity", *arguments, "--model", folder) == 2
+        assert message in capsys.readouterr().err
+
+
 # ---- errors ----
 
 
