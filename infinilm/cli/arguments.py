@@ -92,7 +92,7 @@ def add_model_settings(
         "--kv-cache",
         type=size,
         metavar="SIZE",
-        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, 88%% on GPUs, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
