@@ -18,9 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint import load_weights, open_checkpoint
@@ -33,23 +30,20 @@ from infinilm.errors import RequestError
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
-from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
-from infinilm.requests import steps, streams
+from infinilm.requests import streams
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.feed import Drawn
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
 from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import areduce_prompts, reduce_prompts
-from infinilm.requests.reducers import HiddenPool, PromptLogprobs
-from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
+from infinilm.requests.scores import ScoreMethods
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
@@ -61,10 +55,8 @@ from infinilm.token_ids import TokenIds, host_array
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GREEDY = SamplingParams(temperature=0.0)
 
-
-class LLM(ChatMethods, OfThisProcess):
+class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -244,6 +236,7 @@ class LLM(ChatMethods, OfThisProcess):
             if others:
                 self._engine = others.engine(self._engine)
             self._adapters = Adapters(self._engine)
+            self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
@@ -438,72 +431,6 @@ class LLM(ChatMethods, OfThisProcess):
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
-
-    # ---- logits and log-probabilities ----
-
-    def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; `lora`: with this adapter."""
-        ids = self._requests.check_ids(input_ids, "input_ids", room=0)
-        out = np.empty((len(ids), self.config.vocab_size), np.float32)
-
-        def take(first: int, logits: npt.NDArray[np.float32]) -> None:
-            out[first : first + len(logits)] = logits
-
-        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
-        streams.run_prompts(self._thread, Drawn(iter((LogitsWork(sequence, take),)), 1, 1))
-        return out
-
-    def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:
-        """Log-probabilities of the tokens of given texts; they run as one batch.
-
-        Parameters
-        ----------
-        prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
-        top
-            How many of the most probable tokens to give at each place.
-        lora
-            The adapter that they run through.
-
-        Returns one `Score` per prompt, in order. RequestError: a prompt that can never be served, or `top` out of
-        range; nothing has run then.
-        """
-        self._requests.check_top("top", top)
-        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top), lora=lora)
-        return [
-            Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
-            for text, ids, score in reduced
-        ]
-
-    def embed(self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
-
-        `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
-        else runs. `lora`: the adapter that they run through. RequestError: a prompt that can never be served, another
-        pooling, or no such adapter; nothing has run then.
-        """
-        reduced = reduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in reduced])
-
-    async def aembed(
-        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
-    ) -> npt.NDArray[np.float32]:
-        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        done = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in done])
-
-    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
-        vectors = [pool.vector() for pool in pools]  # of no prompts none
-        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-
-    def _hidden_pool(self, pooling: str) -> HiddenPool:
-        if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled
-            raise RequestError("embeddings need all stages of the model in one process")
-        return HiddenPool(pooling)
 
     # ---- adapters ----
 

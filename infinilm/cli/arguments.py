@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -104,7 +106,7 @@ def add_model_settings(
         "--kv-cache",
         type=size,
         metavar="SIZE",
-        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, 88%% on GPUs, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -140,6 +142,31 @@ def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
     group.add_argument(
         "--merge-lora", action="append", metavar="FOLDER", help="make it part of the weights; may be repeated"
     )
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option for those who want no progress bars."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress bars, of downloads neither")
+
+
+def add_control_vector(parser: argparse.ArgumentParser) -> None:
+    """Add the option for control vectors."""
+    parser.add_argument(
+        "--control-vector",
+        action="append",
+        type=_scaled_file,
+        metavar="FILE[:SCALE]",
+        help="a GGUF file of directions that are added to the hidden states of layers, times SCALE; may be repeated",
+    )
+
+
+def _scaled_file(text: str) -> tuple[str, float]:
+    """Argument type: FILE or FILE:SCALE."""
+    file, colon, scale = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if colon and math.isfinite(value := float(scale)):
+            return file, value
+    return text, 1.0
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -324,8 +351,11 @@ _SAMPLING = [
 @contextlib.contextmanager
 def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """Open the model for one sequence at a time; `more`: further keywords of `LLM`."""
+    from infinilm.engine import ControlVector, HookRegistry
     from infinilm.llm import LLM
 
+    hooks = HookRegistry() if args.control_vector else None
+    vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
     with LLM(
         args.model,
         num_threads=args.num_threads,
@@ -333,9 +363,13 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
         max_num_batched_tokens=_PREFILL_CHUNK,
         tokenizer=args.tokenizer,
         generation_config=args.generation_config,
+        hooks=hooks,
+        use_tqdm=not args.quiet,
         **model_settings(args),
         **more,
     ) as llm:
+        if hooks is not None:
+            functools.reduce(operator.add, vectors).register(hooks, llm.config)
         yield llm
 
 
