@@ -49,7 +49,7 @@ from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
-from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer, TokenizerSource
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     seed
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
-        A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+        Instead of the checkpoint's: a folder with tokenizer files, a hub id, a fast tokenizer of transformers or a
+        `tokenizers.Tokenizer`; and a template (text or path).
     generation_config
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
@@ -130,8 +131,17 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     ------
     FileNotFoundError
         No such folder, or no config.json in it.
-    ConfigError, WeightError, CacheFullError
+    ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+    TypeError
+        An unknown parameter or a value of a wrong type.
+
+    Examples
+    --------
+    >>> from infinilm import LLM
+    >>> with LLM("demo", use_tqdm=False) as llm:
+    ...     print(llm.generate("Once upon a time", temperature=0, max_tokens=3)[0].text)
+    , there was
     """
 
     def __init__(
@@ -154,7 +164,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
@@ -318,7 +328,10 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Token ids of a text; `add_special_tokens`: with the BOS token and others that the tokenizer adds to prompts.
+
+        RequestError: the model has no tokenizer, or the text is not valid Unicode.
+        """
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: TokenIds) -> str:
@@ -364,6 +377,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         Exception
             What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
             others have the finish reason "error" and their exception in `error`.
+
+        Examples
+        --------
+        >>> outputs = llm.generate(["The fox", "The hen"], temperature=0.7, max_tokens=50)  # doctest: +SKIP
+        >>> [output.text for output in outputs]  # doctest: +SKIP
         """
         drawn = self._requests.draw(prompts, sampling_params, sampling)
         return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
@@ -373,10 +391,16 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
+        Parameters are those of `generate`, events of all prompts come as they are made, and `index` says of which.
         Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
         call, before the first event; where prompts come from a generator, which may be endless, it raises when it is
         drawn. A request that fails ends with an event whose finish reason is "error". If no request succeeded, the
         first exception is raised after the last event.
+
+        Examples
+        --------
+        >>> for event in llm.stream("Once upon a time", max_tokens=50):  # doctest: +SKIP
+        ...     print(event.text, end="", flush=True)
         """
         return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
@@ -413,7 +437,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
-        """`stream` for asyncio: ``async for event in llm.astream(...)``."""
+        """`stream` for asyncio: ``async for event in llm.astream(...)``.
+
+        A bad request raises in this call, which need not be awaited. Leaving the loop, or cancelling its task, cancels
+        the requests when the iterator is closed.
+        """
         return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def asubmit(
@@ -461,7 +489,10 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     # ---- state ----
 
     def metrics(self) -> EngineMetrics:
-        """Counts and rates of this moment; never waits for the engine."""
+        """Counts of sequences, tokens and cache blocks, and tokens per second, of this moment: see `EngineMetrics`.
+
+        Never waits for the engine, and may be called from any thread and in callbacks, also after `close`.
+        """
         return self._thread.metrics()
 
     def reset_cache(self, cache_config: int | str | CacheConfig | None = None) -> None:

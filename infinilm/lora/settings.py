@@ -1,6 +1,6 @@
 """adapter_config.json: which modules an adapter changes, and by how much; what is not supported is refused by its key.
 
-Sources: PEFT's LoraConfig and `get_pattern_key` (https://github.com/huggingface/peft), rsLoRA (arXiv 2312.03732).
+Sources: PEFT's LoraConfig and `get_pattern_key` (https://github.com/huggingface/peft), rsLoRA (https://arxiv.org/abs/2312.03732).
 """
 
 from __future__ import annotations

@@ -297,6 +297,12 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         Another keyword.
     ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+
+    Examples
+    --------
+    >>> import infinilm
+    >>> infinilm.plan_memory("demo", memory="1GiB", device="cpu").max_num_seqs
+    64
     """
     from infinilm.checkpoint.sketch import open_headers
 

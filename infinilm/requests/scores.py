@@ -43,7 +43,22 @@ class ScoreMethods:
     _has_all_stages: bool
 
     def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; `lora`: with this adapter."""
+        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; no cache is kept.
+
+        Parameters
+        ----------
+        input_ids
+            [num_tokens]: a list or array of token ids.
+        lora
+            The adapter that it runs through.
+
+        Raises
+        ------
+        RequestError
+            Ids that are empty, out of range, or more than `max_model_len`; or there is no such adapter.
+        EngineDeadError
+            The `LLM` is closed, or a rank has failed.
+        """
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
 
