@@ -83,7 +83,12 @@ for arch in "${archs[@]}"; do
             "$tools/wheel" tags --python-tag cp312 --abi-tag abi3 --remove "$wheels"/*.whl
             "$tools/abi3audit" --strict --report "$wheels"/*.whl >/dev/null
         fi
-        PATH="$tools:$PATH" "$tools/auditwheel" repair --plat "manylinux_2_28_$arch" -w "$work/repaired-$name-$arch" "$wheels"/*.whl
+        # It takes the oldest system that the wheel runs on; named, it would have to be one of this machine's architecture.
+        PATH="$tools:$PATH" "$tools/auditwheel" repair --plat auto -w "$work/repaired-$name-$arch" "$wheels"/*.whl
+        if ! compgen -G "$work/repaired-$name-$arch/*manylinux_2_28_$arch*" >/dev/null; then
+            echo "the wheel needs a newer system than manylinux_2_28: $(ls "$work/repaired-$name-$arch")" >&2
+            exit 1
+        fi
         "$tools/check-wheel-contents" "$work/repaired-$name-$arch"/*.whl
         cp "$work/repaired-$name-$arch"/*.whl "$folder"
     done

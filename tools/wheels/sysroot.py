@@ -87,9 +87,13 @@ def main(architecture: str, folder: Path) -> None:
     found = subprocess.run(["gcc", "-dumpmachine"], check=True, capture_output=True, text=True).stdout
     prefix = "" if found.startswith(architecture) else f"{architecture}-linux-gnu-"
     compiler = f"{prefix}gcc"
+
+    def find(name: str) -> Path:
+        path = subprocess.run([compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True)
+        return Path(path.stdout.strip())
+
     for library in (*LIBRARIES, LOADERS[architecture]):
-        path = subprocess.run([compiler, f"-print-file-name={library}"], check=True, capture_output=True, text=True)
-        write_stub(compiler, Path(path.stdout.strip()), folder)
+        write_stub(compiler, find(library), folder)
         (folder / f"{library.split('.so')[0]}.so").unlink(missing_ok=True)
         (folder / f"{library.split('.so')[0]}.so").symlink_to(library)
     compat = Path(__file__).with_name("glibc_compat.c")
@@ -98,10 +102,11 @@ def main(architecture: str, folder: Path) -> None:
     subprocess.run([f"{prefix}ar", "rcs", folder / "libcompat.a", folder / "compat.o"], check=True)
     # libgcc_s of this system asks for a newer C library; that of the system that runs the wheel does not.
     always = f"-L{folder} -Wl,--allow-shlib-undefined"
-    # What the driver links as -lc: first what the stub of the C library has, then what it lacks.
+    # What the driver links as -lc: what the stub of the C library has, what it lacks, and what is always linked in.
     (folder / "libc.so").unlink()
     loader = folder / LOADERS[architecture]
-    (folder / "libc.so").write_text(f"GROUP ( {folder}/libc.so.6 {folder}/libcompat.a AS_NEEDED ( {loader} ) )\n")
+    parts = f"{folder}/libc.so.6 {folder}/libcompat.a {find('libc_nonshared.a')} AS_NEEDED ( {loader} )"
+    (folder / "libc.so").write_text(f"GROUP ( {parts} )\n")
     # Symbols of the C++ library stay inside, so that no other module's copy is mixed with it.
     for name in ("gcc", "g++"):
         wrapper = folder / name
