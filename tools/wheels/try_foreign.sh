@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries wheels of another architecture under qemu: tools/wheels/try_foreign.sh aarch64 PIP WHEEL..
 # The Pythons are Debian's for that architecture, of the two newest releases, unpacked beside the system and not installed:
-# each tries the wheels that it can install. Needs apt-get with Debian's sources, and qemu-user.
+# each tries the wheels that it can install, with the C++ library that numpy asks for. Needs apt-get with Debian's sources, and qemu-user.
 set -euo pipefail
 arch=$1 pip=$2
 shift 2
@@ -26,7 +26,7 @@ unpack() {
     local ssl=libssl3
     if [ "$suite" = trixie ]; then ssl=libssl3t64; fi
     (cd "$root/debs" && apt-get -q "${options[@]}" download "python$version-minimal" "libpython$version-minimal" \
-        "libpython$version-stdlib" libc6 libexpat1 zlib1g $ssl libffi8 libsqlite3-0 libgcc-s1 libbz2-1.0 liblzma5 libzstd1 \
+        "libpython$version-stdlib" libc6 libexpat1 zlib1g $ssl libffi8 libsqlite3-0 libgcc-s1 libstdc++6 libbz2-1.0 liblzma5 libzstd1 \
         libuuid1 >/dev/null)
     for package in "$root"/debs/*.deb; do dpkg -x "$package" "$root"; done
     if [ ! -e "$root/lib" ]; then ln -s usr/lib "$root/lib"; fi
