@@ -213,9 +213,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _read_prompt(args: argparse.Namespace) -> str | list[int]:
     text: str | None = args.prompt
-    if text is None and sys.stdin.isatty():
-        raise RequestError("there is no prompt: infinilm generate PROMPT, or a text at stdin")
-    if text is None or text == "-":
+    if text is None:
+        text = "" if sys.stdin.isatty() else stdin_text()
+        if not text:
+            raise RequestError("there is no prompt: infinilm generate PROMPT, or a text at stdin")
+    elif text == "-":
         text = stdin_text()
     if not args.token_ids:
         return text

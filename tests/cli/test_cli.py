@@ -92,11 +92,12 @@ def test_prompt_from_stdin(
         assert capsys.readouterr().out == expected
 
 
-def test_generate_at_a_terminal_needs_a_prompt(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_generate_needs_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: is_terminal)
     assert run("generate") == 2
     assert "there is no prompt: infinilm generate PROMPT" in capsys.readouterr().err
 
