@@ -80,6 +80,11 @@ class panics_as_errors:
             raise self._error(f"{self._what}: a library failed in itself: {value}") from value
 
 
+def told(error: BaseException) -> str:
+    """What an exception says, or its class if it says nothing, as a failed `assert` does."""
+    return str(error) or type(error).__name__
+
+
 def own_copy(error: BaseException) -> BaseException:
     """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
 

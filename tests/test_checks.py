@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import subprocess
 import sys
 import types
@@ -141,3 +143,30 @@ def test_messages_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture
     assert logs.printable("a\nb\x1b[2J\u2028") == "a\\nb\\x1b[2J\\u2028"
     note("one\ntwo\x1b[2J\r")
     assert capsys.readouterr().err == "one\ntwo\\x1b[2J\\r\n"
+
+
+SERVER = """
+import infinilm, logging, sys
+from infinilm.logs import configure
+
+configure(sys.argv[1], logging.INFO, ("a",))
+fields = {"n": 2, "text": "two \\n words", "none": ""}
+logging.getLogger("infinilm.x").info("b", extra={"fields": fields})
+logging.getLogger("a").warning("c")
+logging.getLogger("infinilm").debug("no")
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_a_server(form: str) -> None:
+    """Each with its time; what it tells by name stays on its line; what other loggers say has the same form."""
+    first, second = run(f"import sys; sys.argv[1:] = [{form!r}]\n{SERVER}").splitlines()
+    if form == "json":
+        one, other = json.loads(first), json.loads(second)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("time"))
+        told = {"n": 2, "text": "two \n words", "none": ""}
+        assert one == {"level": "info", "logger": "infinilm.x", "message": "b", **told}
+        assert (other["logger"], other["message"]) == ("a", "c")
+    else:
+        assert first.partition("Z ")[2] == 'info: b n=2 text="two \\n words" none=""'
+        assert second.partition("Z ")[2] == "warning: c"

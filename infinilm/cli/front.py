@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,6 +33,15 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
     )
     group.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="listen at this Unix socket instead, which its owner and group may use (mode 0660)",
+    )
+    group.add_argument(
+        "--root-path", default="", metavar="PREFIX", help="such as /llm: where a proxy serves it, cut off or not"
+    )
+    group.add_argument("--config", metavar="FILE", help="options in a TOML file; those given here win")
     group.add_argument(
         "--api-key",
         action="append",
@@ -61,6 +72,11 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--ssl-keyfile", metavar="FILE", help="serve HTTPS, with --ssl-certfile")
     group.add_argument("--ssl-certfile", metavar="FILE")
     group.add_argument("--log-requests", action="store_true", help="a line for every request, without keys and prompts")
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send traces to this collector, such as http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
     group.add_argument("--log-format", choices=FORMATS, default="text", help="lines of the log; default text")
     return group
 
@@ -81,21 +97,51 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
     keys = tuple(args.api_key or ())
     if args.api_key is None and args.api_key_file is None:
         keys = keys_of("INFINILM_API_KEY")
-    if not Keys(keys, args.api_key_file) and args.host not in _LOCAL:
+    if args.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", args.root_path):
+        raise ConfigError(f"--root-path: expected a path such as /llm, got {args.root_path!r}")
+    is_local = args.host in _LOCAL or args.uds is not None
+    if not is_local and not Keys(keys, args.api_key_file):
         note("anybody who reaches this address can use the model: --api-key asks for a key")
     settings = ServerSettings(
         api_keys=keys,
         api_key_file=args.api_key_file,
         allowed_origins=tuple(args.allowed_origins),
-        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if args.host in _LOCAL else ["*"])),
+        # No browser reaches a Unix socket, and a proxy in front of one may pass on any name.
+        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if is_local and args.uds is None else ["*"])),
+        root_path=args.root_path,
         max_body_bytes=args.max_body_bytes,
         drain_timeout=args.drain_timeout,
         log_requests=args.log_requests,
         log_format=args.log_format,
+        traces_to=_traces_to(args.otlp_endpoint),
         **more,
     )
-    names = ("host", "port", "ssl_keyfile", "ssl_certfile")
+    names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile")
     return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
+
+
+def _traces_to(given: str | None) -> str | None:
+    """The whole address for traces; None: there are to be none.
+
+    A variable of the environment may be meant for other programs, too. So without the packages it is only told that
+    there will be no traces, where an option that was given is an error.
+    """
+    base = given or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    whole = None if given else os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not base and not whole:
+        return None
+    try:
+        with needs_packages("traces", "otel"):
+            import infinilm.server.traces  # noqa: F401
+    except ConfigError as error:
+        if given:
+            raise
+        note(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and there will be no traces: {error}")
+        return None
+    endpoint = whole or f"{str(base).rstrip('/')}/v1/traces"
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-endpoint: expected an address such as http://localhost:4318, got {endpoint!r}")
+    return endpoint
 
 
 @contextlib.contextmanager

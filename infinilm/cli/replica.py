@@ -37,7 +37,8 @@ def _telling() -> Callable[[str], None]:
 
 def main() -> int:
     """Serve; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # which reach all processes of a terminal; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     options = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, name="infinilm-parent", daemon=True).start()
     return run_command(argparse.Namespace(**options, run=run_serve, tell=_telling()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from starlette.requests import Request
@@ -20,6 +20,9 @@ from infinilm.server.guard import App, Guard, Message, Receive, Send
 from infinilm.server.keys import Keys
 from infinilm.server.records import Record, log_request
 
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
+
 __all__ = ["make_app"]
 
 _REPLICAS = "/replicas"
@@ -34,6 +37,7 @@ def make_app(
     metrics: RouterMetrics,
     keys: Keys,
     admin_keys: Keys,
+    traces: Traces | None = None,
 ) -> App:
     """The application; it checks hosts, keys and sizes as a server does.
 
@@ -49,6 +53,7 @@ def make_app(
         Of clients.
     admin_keys : Keys
         Of operators, who may add and remove replicas; if there is none, no request may.
+    traces : Traces, optional
     """
     changes = _Changes(settings, pool)
 
@@ -78,11 +83,15 @@ def make_app(
         return None
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["path"] in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            raise ApiError("this is a router, whose servers have the same adapters: ask each of them", 404)
         answer = await own(scope, receive)
         await (answer or forwarder)(scope, receive, send)
 
     def ended(record: Record) -> None:
         metrics.http.add(record)
+        if traces is not None:
+            traces.end(record)
         if settings.front.log_requests:
             log_request(record)
 

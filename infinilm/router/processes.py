@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol, cast
 
-from infinilm.errors import ConfigError, InfinilmError
+from infinilm.errors import ConfigError, InfinilmError, told
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
 
@@ -38,6 +38,7 @@ def replica_options(args: argparse.Namespace, host: str, key: str, **more: Any) 
     """The options of `infinilm serve` for one replica, from those of the command that starts several."""
     options = {name: value for name, value in vars(args).items() if name not in _OF_ROUTER}
     own = {"host": host, "port": 0, "api_key": [key], "api_key_file": None, "ssl_keyfile": None, "ssl_certfile": None}
+    own |= {"uds": None, "root_path": ""}  # the router serves these
     shared = {"allowed_origins": [], "allowed_hosts": ["*"], "replicas": None, "ray_address": None, "debug": False}
     return options | own | shared | more
 
@@ -190,7 +191,7 @@ def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Laun
                         running = await start(index)
                         rest = 1.0
                     except (InfinilmError, OSError) as error:
-                        logger.warning("replica %d does not start: %s", index, error)
+                        logger.warning("replica %d does not start: %s", index, told(error))
                         await asyncio.sleep(rest)
                         rest = min(2 * rest, _LONGEST_REST)
                         continue

@@ -22,11 +22,14 @@ from infinilm.server.run import (
     QuietServer,
     all_taken,
     allow_connections,
+    end_listening,
     listen,
     read_keys_at_sighup,
+    shown_address,
     uvicorn_config,
     write_logs,
 )
+from infinilm.server.service import make_traces
 
 __all__ = ["Launch", "serve_router"]
 
@@ -42,6 +45,7 @@ def serve_router(
     *,
     host: str,
     port: int,
+    uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
     tell: Callable[[str], object] = print,
@@ -54,7 +58,7 @@ def serve_router(
     settings : RouterSettings
     replicas : sequence of (str, str or None)
         Address and key of each.
-    host, port, ssl_keyfile, ssl_certfile, tell
+    host, port, uds, ssl_keyfile, ssl_certfile, tell
         As those of `infinilm.server.run.serve`.
     launch : callable, optional
         Starts more replicas, which end with the router.
@@ -65,7 +69,7 @@ def serve_router(
         The address cannot be had, or a replica is no server of this model and version.
     """
     write_logs(settings.front)
-    listener = listen(host, port)
+    listener = listen(host, port, uds)
     allow_connections()
     front = settings.front
     all_keys = (
@@ -87,9 +91,7 @@ def serve_router(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signalled)
         read_keys_at_sighup(all_keys, signalled)
-        scheme = "https" if ssl_certfile else "http"
-        shown = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
+        url = shown_address(listener, host, ssl_certfile is not None)
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
             pool, metrics = Pool(settings, session), RouterMetrics()
@@ -107,8 +109,11 @@ def serve_router(
                     raise ConfigError(f"replica {replica.url}: {replica.why}")
             watching = asyncio.ensure_future(pool.watch())
             stack.callback(watching.cancel)
-            forwarder = Forwarder(settings, pool, session, metrics)
-            app = make_app(settings, pool, forwarder, session, metrics, *all_keys)
+            traces = make_traces(front.traces_to, "infinilm-router", "")
+            if traces is not None:
+                stack.push_async_callback(asyncio.to_thread, traces.close)
+            forwarder = Forwarder(settings, pool, session, metrics, traces)
+            app = make_app(settings, pool, forwarder, session, metrics, *all_keys, traces)
             server = QuietServer(uvicorn_config(app, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
             serving = asyncio.ensure_future(server.serve([listener]))
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")
@@ -131,7 +136,7 @@ def serve_router(
     try:
         return asyncio.run(run())
     finally:
-        listener.close()
+        end_listening(listener, uds)
 
 
 def open_session() -> aiohttp.ClientSession:

@@ -22,7 +22,7 @@ from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.requests.streams import AsyncRequests
-from infinilm.server.records import Record
+from infinilm.server.records import Phases, Record, phases
 
 __all__ = ["HttpCounter", "Metrics"]
 
@@ -137,25 +137,23 @@ class Metrics(Collector):
                 self._max_tokens.observe(params.max_tokens)
             self._prompt_length.observe(len(leader.prompt_token_ids))
             for number, completion in enumerate(request.completions):
-                start = (completion.sequence if number else leader).first_scheduled
-                self._finish(completion, request.arrival, start)
+                self._finish(completion, phases(request, number))
 
-    def _finish(self, completion: Completion, arrival: float, start: float) -> None:
-        """Count the end of a sequence, whose first step began at `start`; 0: it was never scheduled."""
-        sequence, times = completion.sequence, completion.sequence.token_times
+    def _finish(self, completion: Completion, found: Phases | None) -> None:
+        """Count the end of a sequence; `found`: None if it was never scheduled."""
+        num_tokens = len(completion.sequence.token_times)
         self._num_finished[completion.finish_reason or "abort"] += 1
-        self._output_length.observe(len(times))
-        self._preempted.observe(sequence.num_preemptions)
-        if start:
-            self._queue.observe(start - arrival)
-        if times:
-            first, last = times[0], times[-1]
-            self._e2e.observe(last - arrival)
-            self._prefill.observe(first - start)
-            self._decode.observe(last - first)
-            self._inference.observe(last - start)
-            if len(times) > 1:
-                self._tpot.observe((last - first) / (len(times) - 1))
+        self._output_length.observe(num_tokens)
+        self._preempted.observe(completion.sequence.num_preemptions)
+        if found is not None:
+            self._queue.observe(found.queue)
+        if found is not None and found.has_tokens:
+            self._e2e.observe(found.e2e)
+            self._prefill.observe(found.prefill)
+            self._decode.observe(found.decode)
+            self._inference.observe(found.inference)
+            if num_tokens > 1:
+                self._tpot.observe(found.decode / (num_tokens - 1))
 
     def _take(self, following: _Following) -> None:
         """Count what is new of a call. The engine thread may add tokens meanwhile: they are counted next time."""

@@ -12,9 +12,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from infinilm.requests.request import GenerationRequest
 from infinilm.requests.streams import AsyncRequests
 
-__all__ = ["LEFT", "NO_HANDLER", "Record", "current", "fail_current", "log_request", "name_of_current"]
+__all__ = [
+    "LEFT",
+    "NO_HANDLER",
+    "Phases",
+    "Record",
+    "current",
+    "fail_current",
+    "log_request",
+    "name_of_current",
+    "phases",
+]
 
 _requests = logging.getLogger("infinilm.requests")
 
@@ -92,6 +103,38 @@ class Record:
             told["generated_tokens"] = sum(len(completion.sequence.token_times) for completion in completions)
             told["finish_reason"] = ",".join(sorted({c.finish_reason or "abort" for c in completions}))
         return told
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """What a sequence spent its time with, in seconds; `has_tokens`: all but `queue` count only if it has some."""
+
+    has_tokens: bool
+    queue: float  # from arrival to the first step
+    ttft: float  # from arrival to the first token
+    prefill: float  # from the first step to the first token
+    decode: float  # from the first token to the last
+
+    @property
+    def inference(self) -> float:
+        """From the first step to the last token."""
+        return self.prefill + self.decode
+
+    @property
+    def e2e(self) -> float:
+        """From arrival to the last token."""
+        return self.ttft + self.decode
+
+
+def phases(request: GenerationRequest, number: int) -> Phases | None:
+    """The phases of one of the sequences of a prompt; None: it was never scheduled."""
+    sequence = request.completions[number].sequence
+    start = (sequence if number else request.leader).first_scheduled
+    if not start:
+        return None
+    times = sequence.token_times
+    first, last = (times[0], times[-1]) if times else (start, start)
+    return Phases(bool(times), start - request.arrival, first - request.arrival, first - start, last - first)
 
 
 current: ContextVar[Record | None] = ContextVar("infinilm_record", default=None)

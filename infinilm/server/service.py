@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
@@ -24,6 +24,7 @@ from infinilm.errors import (
     QueueFullError,
     RequestError,
     TimeLimitError,
+    told,
 )
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
@@ -38,7 +39,10 @@ from infinilm.server.records import Record, current, fail_current, log_request, 
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
 
-__all__ = ["Service", "bad_request"]
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
+
+__all__ = ["Service", "bad_request", "make_traces"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -94,6 +98,8 @@ class Service:
     settings : ServerSettings
     metrics : Metrics
     keys : Keys
+    traces : Traces or None
+        Where the settings want them.
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
     """
@@ -102,6 +108,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
         self.keys = Keys(settings.api_keys, settings.api_key_file)
+        self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0])
         self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
@@ -304,7 +311,7 @@ class Service:
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
-        return ApiError(f"the request failed: {error}", 500)
+        return ApiError(f"the request failed: {told(error)}", 500)
 
     async def attended(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """`guard.attended`, which raises what a client is told of a failure: ApiError.
@@ -330,7 +337,7 @@ class Service:
                 code="timeout",
             ) from None
         except Exception as error:  # of this request alone
-            logger.warning("the request %s failed: %s", name_of_current(), error)
+            logger.warning("the request %s failed: %s", name_of_current(), told(error))
             failure = self.failed(error)
             fail_current(failure.status)
             raise failure from error
@@ -445,6 +452,8 @@ class Service:
     def ended(self, record: Record) -> None:
         """Count a request of HTTP that has ended, and write its line of the log if there is to be one."""
         self.metrics.http.add(record)
+        if self.traces is not None:
+            self.traces.end(record)
         if self.settings.log_requests:
             log_request(record)
 
@@ -455,13 +464,22 @@ class Service:
 
 
 def _for_clients(error: BaseException) -> str:
-    return _FOR_OPERATORS.sub("", str(error))
+    return _FOR_OPERATORS.sub("", told(error))
 
 
 def _make_ready(llm: LLM) -> None:
     """Start what the first constraint needs; where that fails, the first constraint says why."""
     with contextlib.suppress(InfinilmError):
         llm.grammars.start()
+
+
+def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | None:
+    """Writes spans for a service of this name, if there is an address for them."""
+    if endpoint is None:
+        return None
+    from infinilm.server.traces import Traces  # of an extra
+
+    return Traces.to(endpoint, name, model_name)
 
 
 def _queue_full(message: str) -> ApiError:

@@ -32,6 +32,8 @@ class ServerSettings:
         Seconds that running requests get to end after SIGTERM.
     page : bool
         Serve the chat page at /.
+    lora_folder : str or None
+        Clients may load adapters from the folders in it; None: they may not.
     unknown_fields : str or None
         "refuse" or "warn": what becomes of requests with fields that are not known here; None: what suits each route,
         see `Service.unknown_fields`.
@@ -41,6 +43,8 @@ class ServerSettings:
         Write a line for every request, without keys and prompts.
     log_format : str
         "text" or "json": lines of the log.
+    traces_to : str or None
+        Where spans are sent: a collector's whole address for traces by OTLP over HTTP.
     """
 
     model_names: tuple[str, ...]
@@ -54,7 +58,9 @@ class ServerSettings:
     max_queued_tokens: int = 1 << 22
     drain_timeout: float = 30.0
     page: bool = True
+    lora_folder: str | None = None
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
     log_requests: bool = False
     log_format: str = "text"
+    traces_to: str | None = None

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from server.support import KEY, SECONDS, ServerProcess, started, wait_for
 
 from infinilm.cli.main import main
@@ -247,6 +248,22 @@ def test_what_is_logged_is_no_address(stand_in: Path, capsys: pytest.CaptureFixt
 
     asyncio.run(run())
     assert capsys.readouterr().err.splitlines() == logged
+
+
+def test_a_replica_starts_on_uvloop(stand_in: Path) -> None:
+    """On which actors of Ray run where it is installed, as it is beside Ray Serve."""
+    stand_in.write_text(stand_in.read_text() + "read options\n" + SERVES + "read end\n")
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        assert replica.url == "http://localhost:1"
+        await replica.stop(0)
+
+    loop = uvloop.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(run(), SHORT))
+    finally:
+        loop.close()
 
 
 def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
