@@ -145,7 +145,7 @@ def terminal_picture(text: str) -> str:
     for line in text.split("\n"):
         sign = "> " if line.startswith("> ") else ""
         lines += [(sign, part) for part in textwrap.wrap(line[len(sign) :], COLUMNS) or [""]]
-    begin = next(place for place, (sign, _) in enumerate(lines) if sign == "> ")  # before it the program tells of itself
+    begin = next(place for place, (sign, _) in enumerate(lines) if sign == "> ")  # the program tells of itself before
     width, height, step = 760, 62 + 21 * len(lines), 21
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
