@@ -145,6 +145,7 @@ def terminal_picture(text: str) -> str:
     for line in text.split("\n"):
         sign = "> " if line.startswith("> ") else ""
         lines += [(sign, part) for part in textwrap.wrap(line[len(sign) :], COLUMNS) or [""]]
+    begin = next(place for place, (sign, _) in enumerate(lines) if sign == "> ")  # the program tells of itself before
     width, height, step = 760, 62 + 21 * len(lines), 21
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
@@ -154,7 +155,7 @@ def terminal_picture(text: str) -> str:
         *(f'<circle class="dot" cx="{22 + 18 * place}" cy="20" r="5.5"/>' for place in range(3)),
     ]
     for place, (sign, words) in enumerate(lines):
-        kind = "typed" if sign else "faint" if words.startswith("/help") else ""
+        kind = "typed" if sign else "faint" if 0 < place < begin else ""
         marked = f'<tspan class="sign">{html.escape(sign)}</tspan>' if sign else ""
         content = f'<tspan class="{kind}">{html.escape(words)}</tspan>' if kind else html.escape(words)
         if words:

@@ -384,6 +384,12 @@ def test_errors_are_told_and_tried_again(page: Browser) -> None:
     page.wait("fake.bodies.length === 2")
     tell(page, "first")
     assert (page.run(SHOWN), page.run(NOTES)) == (["One", "first"], [])
+    page.run("fake.errors.push([503, 'the server is draining'])")  # such as one that is started again
+    page.type("Two")
+    press(page, "Send")
+    page.wait("fake.bodies.length === 4")
+    tell(page, "second")
+    assert page.run(SHOWN) == ["One", "first", "Two", "second"]
 
 
 def test_a_key_is_asked_for(page: Browser) -> None:

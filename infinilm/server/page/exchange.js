@@ -48,7 +48,8 @@ export async function migrate(system) {
     const moved = fromList(JSON.parse(found), system);
     const known = new Set((await allTalks()).map(talk => talk.id));
     moved.talks = moved.talks.filter(talk => !known.has(talk.id));
-    if (await save(moved) && localStorage.getItem(OLD_KEY) === found) localStorage.removeItem(OLD_KEY);
+    if (!await save(moved) || localStorage.getItem(OLD_KEY) !== found) return;
+    for (const name of [OLD_KEY, "infinilm.open"]) localStorage.removeItem(name);
   } catch { /* no storage at all, which is told at the first write; or no conversations, which stay where they are */ }
 }
 

@@ -303,6 +303,7 @@ addEventListener("keydown", event => {
 
 addEventListener("popstate", () => open(decodeURIComponent(location.hash.slice(1))));
 addEventListener("pagehide", () => { leaveAll(); keepDraft(); });
+addEventListener("focus", () => { if (server.state === "refused") reconnect(); });  // another tab may have the key now
 new ResizeObserver(stayAtEnd).observe(byId("messages"));
 
 // ---- the beginning ----

@@ -41,7 +41,7 @@ export async function connect(report) {
     if (attempt !== own) return;
     Object.assign(server, found);
     report();
-    if (server.state === "ready") { wake(); return; }
+    if (server.state !== "waiting") return;  // a key that is refused is for its owner to change
     await new Promise(resolve => { wake = resolve; setTimeout(resolve, PAUSE); });
     if (attempt !== own) return;
   }
@@ -51,7 +51,7 @@ export async function connect(report) {
 async function ready(signal) {
   while (server.state !== "ready") {
     signal.throwIfAborted();
-    await new Promise(resolve => { signal.addEventListener("abort", resolve, {once: true}); setTimeout(resolve, 100); });
+    await new Promise(resolve => setTimeout(resolve, 100));
   }
 }
 
