@@ -28,7 +28,7 @@ PYTHON = [code for kind, code in BLOCKS if kind == "python"]
 (DOCKERFILE,) = [code for kind, code in BLOCKS if kind == "dockerfile"]
 (DOCKER_RUN,) = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("docker run ")]
 PROGRAM = "/opt/infinilm/bin/infinilm"
-CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ")]
+CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ") and "/chat/completions" in code]
 
 
 @pytest.fixture(scope="module")
