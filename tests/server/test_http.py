@@ -423,7 +423,7 @@ def test_a_prefix_of_all_paths(llm: LLM) -> None:
 
 
 def test_tokenizer_info(host: Hosted, llm: LLM) -> None:
-    """As vLLM has it, its tests/entrypoints/openai/test_tokenization.py; lm-eval reads these fields."""
+    """As vLLM has it, in its test_tokenization.py; lm-eval reads these fields."""
     info = json.loads(ask(host, head("GET /tokenizer_info HTTP/1.1", "Host: a"))[2])
     assert info["chat_template"] == llm.chat_template.source_text(False)
     assert info["eos_token"] == llm.tokenizer.special_tokens["eos_token"]
