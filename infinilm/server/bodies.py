@@ -29,6 +29,8 @@ _CHANGES_ANSWERS = re.compile(
     r"mirostat|no_repeat|num_beams|num_predict|n_predict|penalty|regex|repeat_|sampler|structural|tfs|thinking_|"
     r"top_|truncat|typical|use_beam|xtc_)"
 )
+_LONGEST_NAME = 200  # characters of a name that are looked at: comparing takes time
+_MOST_IGNORED = 100  # fields, for the same reason
 _MISSPELT = 0.85  # of `difflib`, from which on a name is taken for a misspelling of another one
 
 T = TypeVar("T")
@@ -104,8 +106,11 @@ class UnknownFields:
 
     def meet(self, where: str, name: str, known: Sequence[str]) -> None:
         """Note a field, or refuse it by an ApiError; `known`: the names that could stand in its place."""
+        name = name[:_LONGEST_NAME]
         if self._is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
             self.ignored.append(where + name)
+            if len(self.ignored) > _MOST_IGNORED:
+                raise ApiError(f"more than {_MOST_IGNORED} fields are not known here, among them {where}{name}")
             return
         raise ApiError(
             f"{where}{name} is not a field that is known here{did_you_mean(name, known)}", param=where + name

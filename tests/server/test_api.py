@@ -371,9 +371,7 @@ def test_lengths(client: openai.OpenAI) -> None:
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", path)
         assert "maximum context length is 512 tokens" in caught.value.message  # as LiteLLM looks for it
         told: Any = caught.value.body
-        assert (
-            told["n_ctx"] == 512 < told["n_prompt_tokens"]
-        )  # llama.cpp's test_ctx_shift.py and test_chat_completion.py
+        assert told["n_ctx"] == 512 < told["n_prompt_tokens"]  # as llama.cpp names them
 
 
 def test_messages_for_clients_name_nothing_of_python(client: openai.OpenAI) -> None:
@@ -383,7 +381,7 @@ def test_messages_for_clients_name_nothing_of_python(client: openai.OpenAI) -> N
 
 
 def test_tokens_of_prompts(client: openai.OpenAI, demo: LLM) -> None:
-    """As vLLM has them (its tests/entrypoints/openai/test_return_token_ids.py): of chats beside the choices."""
+    """As vLLM has them (its tests/entrypoints/openai/basic/test_return_token_ids.py): of chats beside the choices."""
     ids = demo.render_chat(MESSAGES)
     call: Any = {
         "model": "demo",
@@ -403,7 +401,7 @@ def test_tokens_of_prompts(client: openai.OpenAI, demo: LLM) -> None:
 
 @pytest.mark.parametrize("top", [0, 2])
 def test_log_probabilities_of_prompts(server: ServerProcess, headers: dict[str, str], demo: LLM, top: int) -> None:
-    """As vLLM has them (its tests/entrypoints/openai/test_completion.py and test_chat.py), of both routes."""
+    """As vLLM has them (its tests/entrypoints/openai, test_completion.py and test_chat.py), of both routes."""
     body: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": top, "logprobs": 0, "temperature": 0}
     ids = demo.render_chat(MESSAGES)
     chat = post(server, headers, "/v1/chat/completions", **body | {"logprobs": False}, messages=MESSAGES).json()

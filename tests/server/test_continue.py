@@ -1,7 +1,7 @@
 """A last message of the assistant that the model goes on with, instead of beginning an answer.
 
-What is asserted follows vLLM's tests/entrypoints/openai/test_chat.py (`continue_final_message`), llama.cpp's
-tools/server/tests/unit/test_chat_completion.py (assistant prefill) and Anthropic's documentation of prefilled answers.
+What is asserted follows vLLM's documentation of `continue_final_message`, Anthropic's of prefilled answers, and of
+llama.cpp's tests tools/server/tests/unit/test_chat_completion.py: test_chat_template_assistant_prefill.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from server.support import SECONDS, started
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PYTHON = [code for kind, code in BLOCKS if kind == "python"]
-CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ")]
+CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ") and "/chat/completions" in code]
 
 
 @pytest.fixture(scope="module")

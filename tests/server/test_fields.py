@@ -137,6 +137,10 @@ def test_unknown_fields(llm: LLM, rule: str | None, caplog: pytest.LogCaptureFix
             body = {**PATHS["responses"][2], "reasoning": {"effort": "low", "colour": 1}, "stream": True}
             assert post(host, "responses", body).headers["x-infinilm-ignored-fields"] == "reasoning.colour"
             assert "x-infinilm-ignored-fields" not in post(host, "completions", PATHS["completions"][2]).headers
+            many = {f"colour{i}": 1 for i in range(100_000)}  # each takes time to be compared with what is known
+            assert "more than 100 fields" in post(host, "responses", {**body, **many}).json()["error"]["message"]
+            answer = post(host, "responses", {**body, "x" * 1_000_000: 1})
+            assert answer.headers["x-infinilm-ignored-fields"] == "reasoning.colour, (a name of other characters)"
             answer = httpx.post(f"{host.url}/tokenize", json={"prompt": "x", "compactness": 1})
             assert answer.headers["x-infinilm-ignored-fields"] == "compactness"
 

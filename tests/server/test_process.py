@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import signal
 import socket
 import ssl
@@ -377,6 +378,17 @@ def test_options_of_a_file(start: Any, tmp_path: Path) -> None:
     _, llm = start("n", "--config", str(file), "--lora", "z=third", "--enable-prefix-caching")
     assert (llm["model"], llm["lora"], llm["enable_prefix_caching"]) == ("n", {"z": "third"}, True)
     assert start("--config", str(file), "--", "n")[1]["model"] == "n"
+
+
+def test_the_file_of_the_docs(start: Any, tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (block,) = (one for one in blocks if "served-model-name" in one)
+    (keys := tmp_path / "keys").write_text("secret\n")
+    (file := tmp_path / "serve.toml").write_text(block.replace("/etc/infinilm.keys", str(keys)))
+    settings, llm = start("--config", str(file))
+    assert settings.api_keys == ("secret",) and settings.model_names == ("my-model", "default")
+    assert llm["model"] == "/srv/models/my-model" and llm["lora"] == {"polite": "/srv/adapters/polite"}
 
 
 @pytest.mark.parametrize(
