@@ -7,6 +7,7 @@ The path of one token: `generate` -> `RequestMaker.make` -> `EngineThread.submit
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 import weakref
@@ -29,7 +30,7 @@ from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
-from infinilm.keywords import unknown_parameter
+from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
 from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
@@ -39,6 +40,7 @@ from infinilm.requests.adapters import Adapters
 from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.feed import Drawn
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
@@ -48,12 +50,13 @@ from infinilm.requests.reduce import areduce_prompts, reduce_prompts
 from infinilm.requests.reducers import HiddenPool, PromptLogprobs
 from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
-from infinilm.sampling_params import SamplingKeywords, SamplingParams
+from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.token_ids import TokenIds
+from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -193,6 +196,7 @@ class LLM(ChatMethods, OfThisProcess):
             model,
             **of_all_stages,
             revision=revision,
+            use_tqdm=use_tqdm,
             max_model_len=max_model_len,
             num_threads=num_threads,
             device=device,
@@ -287,6 +291,12 @@ class LLM(ChatMethods, OfThisProcess):
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of other libraries are called here."""
+            raise unknown_attribute("LLM", name, dir(self))
+
     def __repr__(self) -> str:
         """Name the folder, the model and where it runs."""
         return (
@@ -320,7 +330,7 @@ class LLM(ChatMethods, OfThisProcess):
 
     def detokenize(self, ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(host_array(ids))
 
     # ---- generation ----
 
@@ -337,7 +347,9 @@ class LLM(ChatMethods, OfThisProcess):
         Parameters
         ----------
         prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
+            A text, a list or array of token ids (of numpy, torch, jax, ...), a dict with ``prompt`` or
+            ``prompt_token_ids``, or any number of these: a list, a 2-D array, or an iterable without a length, such as
+            a generator, whose prompts are drawn and checked as the engine has room for them.
         sampling_params
             One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
             ``temperature=0.7`` change them.
@@ -352,14 +364,16 @@ class LLM(ChatMethods, OfThisProcess):
         Raises
         ------
         RequestError
-            A prompt that can never be served: empty, too long, or with ids out of range. Nothing was run then.
+            A prompt that can never be served: empty, too long, or with ids out of range; it is named by its number.
+            Nothing was run then, unless the prompts have no length.
+        QueueFullError
+            Other calls have filled the queue.
         Exception
             What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
             others have the finish reason "error" and their exception in `error`.
         """
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        streams.finish(self, self._thread, requests, use_tqdm=use_tqdm)
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
@@ -367,10 +381,11 @@ class LLM(ChatMethods, OfThisProcess):
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
         Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
-        call, before the first event. A request that fails ends with an event whose finish reason is "error". If no
-        request succeeded, the first exception is raised after the last event.
+        call, before the first event; where prompts come from a generator, which may be endless, it raises when it is
+        drawn. A request that fails ends with an event whose finish reason is "error". If no request succeeded, the
+        first exception is raised after the last event.
         """
-        return streams.stream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
@@ -399,16 +414,14 @@ class LLM(ChatMethods, OfThisProcess):
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
         """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in streams.astream(self, self._thread, requests, ends_only=True):
-            pass
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return await streams.afinish(self, self._thread, drawn)
 
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
         """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return streams.astream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def asubmit(
         self,
@@ -437,7 +450,7 @@ class LLM(ChatMethods, OfThisProcess):
             out[first : first + len(logits)] = logits
 
         sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
-        streams.run_prompts(self._thread, [LogitsWork(sequence, take)])
+        streams.run_prompts(self._thread, Drawn(iter((LogitsWork(sequence, take),)), 1, 1))
         return out
 
     def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:
@@ -552,6 +565,10 @@ class LLM(ChatMethods, OfThisProcess):
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
+    def reset_prefix_cache(self) -> None:
+        """`reset_cache()` by vLLM's name: later requests find no prefix of earlier ones; running requests continue."""
+        self.reset_cache()
+
     def close(self) -> None:
         """Free the weights, the cache and the threads; running requests fail. Idempotent.
 
@@ -559,6 +576,7 @@ class LLM(ChatMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        self.grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -596,3 +614,9 @@ class LLM(ChatMethods, OfThisProcess):
             num_stages=self.num_stages,
             **self._scheduler_settings,
         )
+
+
+name_keywords(LLM.__init__)
+name_keywords(LLM.from_pretrained, list(inspect.signature(LLM).parameters.values())[1:])
+for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream, LLM.asubmit):
+    name_keywords(_method, SAMPLING)

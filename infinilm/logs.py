@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-__all__ = ["FORMATS", "configure", "logger"]
+__all__ = ["FORMATS", "configure", "logger", "printable"]
 
 logger = logging.getLogger("infinilm")
 """What every module of the package logs to."""
@@ -16,12 +16,22 @@ FORMATS = ("text", "json")
 """How a server writes its log."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    r"""Text that moves no cursor and begins no line: control characters as escapes such as \x1b, but those of `keep`.
+
+    Messages quote names of a model's files, which are a stranger's.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Unconfigured(logging.Handler):
     """Prints warnings as long as the application has no handlers of its own, for all loggers or for this one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers and logger.handlers == [self] and sys.stderr is not None:
-            print(f"infinilm: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            print(f"infinilm: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
             if record.exc_info:
                 print(logging.Formatter().formatException(record.exc_info), file=sys.stderr)
 
@@ -39,7 +49,8 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line; a traceback follows its message on lines of its own, and is a field of JSON."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        moment, level, message = f"{seconds}.{int(record.msecs):03d}Z", record.levelname.lower(), record.getMessage()
+        moment, level = f"{seconds}.{int(record.msecs):03d}Z", record.levelname.lower()
+        message = printable(record.getMessage())
         fields = getattr(record, "fields", {})
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if self._is_json:

@@ -6,11 +6,14 @@ measured is None.
 
 from __future__ import annotations
 
+import html
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
+
+from infinilm.errors import RequestError
 
 __all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
 
@@ -115,7 +118,12 @@ class RequestMetrics:
         )
 
 
-@dataclass(frozen=True, slots=True)
+def _excerpt(text: str, limit: int = 60) -> str:
+    """A text in quotes, on one line, cut off after `limit` characters."""
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class CompletionOutput:
     """One generated sequence.
 
@@ -139,6 +147,12 @@ class CompletionOutput:
         The stop string or stop token id that ended it; None for eos and all other reasons.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
+    reasoning, content : str or None
+        Of an answer of `LLM.chat`, the parts of `text` that are what the model thought (None: its template knows no
+        reasoning), and what it said, without reasoning and calls; else None.
+    tool_calls : sequence of dict
+        Of an answer of `LLM.chat` the calls, as messages take them: ``{"id": ..., "type": "function", "function":
+        {"name": ..., "arguments": JSON text}}``.
     """
 
     index: int
@@ -149,9 +163,17 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: BaseException | None = None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+
+    def __repr__(self) -> str:
+        """Show the beginning of the text, the number of tokens and why it ended."""
+        reason = "unfinished" if self.finish_reason is None else self.finish_reason
+        return f"<CompletionOutput {_excerpt(self.text)}, {len(self.token_ids)} tokens, {reason}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
     """The result of one request.
 
@@ -176,6 +198,33 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: Sequence[Mapping[int, float] | None] | None = None
     metrics: RequestMetrics | None = None
+
+    @property
+    def text(self) -> str:
+        """The generated text, of requests for one: `outputs[0].text`.
+
+        RequestError: there are several (n > 1).
+        """
+        if len(self.outputs) != 1:
+            raise RequestError(
+                f"RequestOutput.text is that of requests with n=1; this one has {len(self.outputs)} texts: "
+                "[completion.text for completion in output.outputs]"
+            )
+        return self.outputs[0].text
+
+    def __repr__(self) -> str:
+        """Show the beginnings of the prompt and of the texts; metrics and token ids are attributes."""
+        prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else _excerpt(self.prompt)
+        return f"<RequestOutput {self.request_id}: {prompt} -> {', '.join(map(repr, self.outputs))}>"
+
+    def _repr_html_(self) -> str:
+        """Show Jupyter the prompt and, set off from it, the texts."""
+        prompt = html.escape(f"[{len(self.prompt_token_ids)} tokens]" if self.prompt is None else self.prompt)
+        texts = "".join(
+            f"<mark>{html.escape(one.text)}</mark> <small>{len(one.token_ids)} tokens, {one.finish_reason}</small>\n"
+            for one in self.outputs
+        )
+        return f'<div style="white-space: pre-wrap">{prompt}{texts}</div>'
 
     @property
     def num_cached_tokens(self) -> int:

@@ -18,18 +18,20 @@ from infinilm.checks import as_boolean
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
+from infinilm.signatures import keyword_parameters, name_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
+__all__ = ["SAMPLING", "SamplingKeywords", "SamplingParams", "check_keywords", "make_sampling_params"]
 
 
-def _check_keywords(names: Iterable[str]) -> None:
+def check_keywords(names: Iterable[str], owner: str = "SamplingParams", others: Iterable[str] = ()) -> None:
+    """TypeError for a keyword that no field has; `others`: keywords that `owner` has besides."""
     for name in names:
         if name not in _CHECKS:
-            known = list(_CHECKS)
-            raise unknown_parameter("SamplingParams", name, known, f"; it has {', '.join(known)}")
+            known = [*others, *_CHECKS]
+            raise unknown_parameter(owner, name, known, f"; it has {', '.join(known)}")
 
 
 def _type_error(name: str, expected: str, value: object) -> TypeError:
@@ -272,7 +274,7 @@ class SamplingParams:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Refuse unknown keywords with a hint, before `__init__` refuses them without."""
-        _check_keywords(kwargs)
+        check_keywords(kwargs)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -290,6 +292,11 @@ class SamplingParams:
 
 
 _DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(SamplingParams)}
+
+SAMPLING = keyword_parameters(SamplingKeywords.__annotations__)
+"""The fields as parameters of functions that take them as keywords; ``...``: what `SamplingParams` or the model say."""
+
+name_keywords(SamplingParams, [item.replace(default=_DEFAULTS[item.name]) for item in SAMPLING])
 
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
@@ -313,7 +320,7 @@ def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, 
             f"sampling_params must be SamplingParams or None, got {type(params).__name__}; pass single "
             "settings as keywords, for example temperature=0"
         )
-    _check_keywords(overrides)
+    check_keywords(overrides)
     if params is None:
         return SamplingParams(**overrides)
     return replace(params, **overrides) if overrides else params

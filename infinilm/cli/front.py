@@ -102,7 +102,7 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
         **more,
     )
     names = ("host", "port", "ssl_keyfile", "ssl_certfile")
-    return settings, {name: getattr(args, name) for name in names} | {"tell": note}
+    return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
 
 
 def _traces_to(given: str | None) -> str | None:
@@ -135,11 +135,13 @@ def needs_packages(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from infinilm.extras import how_to_install
+
         package = (error.name or "").split(".")[0].replace("_", "-")
         if package in ("", "infinilm"):
             raise
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
-        raise ConfigError(f"{what} needs {package}, which {state}; pip install -U 'infinilm[{extra}]'") from None
+        raise ConfigError(f"{what} needs {package}, which {state}; {how_to_install(extra)}") from None
 
 
 @contextlib.contextmanager

@@ -72,6 +72,19 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
+    group.add_argument(
+        "--unknown-fields",
+        choices=["refuse", "warn"],
+        help="of requests: status 400, or ignore them and tell it in the log and in a header; default: warn at "
+        "/v1/messages and /v1/responses, which agents use, refuse elsewhere",
+    )
+    group.add_argument(
+        "--sse-ping-interval",
+        type=seconds,
+        default=15,
+        metavar="S",
+        help="seconds of silence in a stream after which a comment is sent; default 15; 0: none",
+    )
     staged = parser.add_argument_group("a pipeline of processes", "The key of all stages: INFINILM_STAGE_KEY.")
     staged.add_argument(
         "--stages",
@@ -166,6 +179,8 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
+        unknown_fields=args.unknown_fields,
+        sse_ping_interval=args.sse_ping_interval,
     )
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
         raise ConfigError("--served-model-name: a name is empty")

@@ -23,9 +23,11 @@ from infinilm.config.field_checks import check_family_keys, check_layer_types, c
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
+from infinilm.config.unsupported import LIST
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_model_json, what_is_there
+from infinilm.signatures import keyword_parameters, name_keywords
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -237,8 +239,7 @@ class LlamaConfig:
             No model_type or an unknown one, or a key or value that is not supported; the whole is validated.
         """
         if values.get("model_type") is None:
-            supported = ", ".join(family.model_type for family in families.FAMILIES.values())
-            raise ConfigError(f"model_type is missing; it must name the model's family, one of: {supported}")
+            raise ConfigError(f"model_type is missing; it must name the model's family, such as 'llama'; {LIST}")
         family = _family(values["model_type"], values.get("architectures"))
         if family.text_model_types:
             values = text_part(values, family)
@@ -508,9 +509,9 @@ _OTHER_NAMES = (
 )
 
 # What the constructor takes as a field, and what it looks at besides.
-_ACCEPTED_KEYS = frozenset(
-    {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
-)
+_FIELD_TYPES = {field.name.lstrip("_"): field.type for field in fields(LlamaConfig)}
+_ACCEPTED_KEYS = frozenset(_FIELD_TYPES) | {"num_layers", "rope_parameters", "torch_dtype"}
+name_keywords(LlamaConfig.__init__, keyword_parameters(_FIELD_TYPES))
 _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT

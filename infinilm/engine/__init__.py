@@ -1,6 +1,7 @@
 """The engine layer, for programs that schedule by themselves: `InferEngine`, its inputs, and hooks."""
 
+from infinilm.distributed import DistConfig
 from infinilm.engine.hooks import HookRegistry
 from infinilm.engine.infer_engine import InferEngine
 
-__all__ = ["HookRegistry", "InferEngine"]
+__all__ = ["DistConfig", "HookRegistry", "InferEngine"]

@@ -131,6 +131,17 @@ class LogitsWork(Work):
         self._reduce = reduce
         self._num_reduced = 0
 
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Itself, as `GenerationRequest.works`: what is submitted."""
+        return (self,)
+
+    all_works = ends = works
+
+    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
+        """Let the engine thread call `deliver` with the news, which are one: the end."""
+        self.deliver = deliver
+
     def take_logits(self) -> News | None:
         """Pass the collected logits to `reduce`; returns the last news when the prompt is done."""
         sequence = self.sequence
@@ -489,6 +500,11 @@ class GenerationRequest:
             work = LogitsWork(scored, self._prompt_logprobs.take)
             work.followers = [first]
             self.works = [work]
+
+    @property
+    def ends(self) -> list[Completion]:
+        """The works whose ends are told: the completions."""
+        return self.completions
 
     @property
     def all_works(self) -> list[Work]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ _NOT_FORWARDED = _OF_A_CONNECTION | {
     *(b"proxy-authorization", b"proxy-connection"),
 }
 _NOT_RETURNED = _OF_A_CONNECTION | {b"date", b"server", b"x-request-id", b"request-id"}
+_MARK = re.compile(rb":([0-9 ]*)")  # the tokens of the events before it
 _LARGE_BODY = 1 << 18  # bytes that take longer to read than other requests should wait
 
 
@@ -116,22 +118,23 @@ class _EventStream:
         if not self.has_begun:
             self.has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        pending, rest, is_marked = [], b"", False
+        pending: list[bytes] = []
+        rest, is_marked = b"", False
         async for data in pieces.iter_any():
             *blocks, rest = (rest + data).split(b"\n\n")
             ready: list[bytes] = []
             for block in blocks:
-                if not block.startswith(b":"):
-                    pending.append(block)
-                elif block.startswith(b": {"):
+                if block.startswith(b": {"):
                     self.head, is_marked = json.loads(block[1:]), True
-                else:
-                    self.token_ids += map(int, block[1:].split())
+                elif is_marked and (mark := _MARK.fullmatch(block)):
+                    self.token_ids += map(int, mark[1].split())
                     ready, pending = [*ready, *pending], []
+                else:  # an event, or a comment that fills a silence
+                    pending.append(block)
             if not is_marked:
                 ready, pending = pending, []
             if ready:
-                self.has_events = True
+                self.has_events = self.has_events or any(not block.startswith(b":") for block in ready)
                 await self._send(_body(b"".join([block + b"\n\n" for block in ready]), more=True))
         if pending or (is_marked and rest):  # an end without the word of the replica: it told why it cannot go on
             raise _Lost("it ended in the middle of an answer")

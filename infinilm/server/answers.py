@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import codecs
 import json
-import random
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from infinilm.outputs import RequestOutput
 from infinilm.requests.request import Delta
-from infinilm.text.reasoning import Marks, ReasoningSplitter
+from infinilm.text.answers import CALL_PREFIX, Choice, ChoiceMaker, Part, new_id
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = [
     "CALL_PREFIX",
@@ -29,22 +25,13 @@ __all__ = [
     "finish_reason",
     "new_id",
     "sent_event",
+    "told_prompt_logprobs",
     "usage",
 ]
-
-CALL_PREFIX = "call_"  # of the ids of calls
 
 TokenBytes = Callable[[int], bytes]
 TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
 """A token id, its log-probability, and those of the most probable tokens."""
-
-
-_random = random.Random(secrets.randbits(128))  # ids are no secrets, and the system's numbers take a call of it each
-
-
-def new_id(prefix: str) -> str:
-    """An id that no other answer has, such as `new_id("chatcmpl-")`."""
-    return f"{prefix}{_random.getrandbits(96):024x}"
 
 
 def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:
@@ -106,9 +93,10 @@ class ChunkWriter:
         counted = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
         self._end = f',"usage":{_to_json(counted)}}}\n\n'
 
-    def chunk(self, choice: Mapping[str, Any]) -> str:
-        """A piece of one choice."""
-        return f'{self._begin}"choices":[{_to_json(choice)}]{self._end}'
+    def chunk(self, choice: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> str:
+        """A piece of one choice; `beside`: more fields of the chunk."""
+        more = f",{_to_json(beside)[1:-1]}" if beside else ""
+        return f'{self._begin}"choices":[{_to_json(choice)}]{more}{self._end}'
 
     def text(self, index: int, begin: str, text: str, end: str = "") -> str:
         """A piece of one choice that is text and nothing else: `chunk`, at a fraction of the time.
@@ -131,114 +119,6 @@ def by_choice(deltas: Sequence[Delta], n: int) -> list[tuple[int, Delta]]:
     return [(delta.index * n + delta.completion, delta) for delta in deltas]
 
 
-@dataclass(slots=True)
-class Part:
-    """Some reasoning, text, or (a part of) a call."""
-
-    kind: str  # "reasoning", "text" or "call"
-    text: str  # of a call: its arguments
-    call: dict[str, Any] | None = None  # as in a stream's delta, with "index"
-
-
-@dataclass(slots=True)
-class Choice:
-    """A piece of one choice of a chat, or all of it: parts in their order, without empty ones."""
-
-    parts: list[Part] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
-    @property
-    def content(self) -> str:
-        """The text."""
-        return "".join([part.text for part in self.parts if part.kind == "text"])
-
-    @property
-    def reasoning(self) -> str:
-        """What comes before the text."""
-        return "".join([part.text for part in self.parts if part.kind == "reasoning"])
-
-    @property
-    def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls, or what is new of them: one piece of each, as some clients take a piece's place for its index."""
-        pieces: dict[int, dict[str, Any]] = {}
-        for part in self.parts:
-            if part.call is None:
-                continue
-            piece = pieces.setdefault(part.call["index"], part.call)
-            if piece is not part.call:
-                function = piece["function"]
-                arguments = function["arguments"] + part.text
-                pieces[part.call["index"]] = {**piece, "function": {**function, "arguments": arguments}}
-        return list(pieces.values())
-
-
-class ChoiceMaker:
-    """Text of one choice in, in pieces; content, reasoning and tool calls out.
-
-    Parameters
-    ----------
-    prompt : str
-        As rendered: it may end inside the reasoning.
-    reasoning : Marks or None
-        What the model's template has around its reasoning.
-    form : ToolCallFormat or None
-        How calls are written; None: there are no tools, and what looks like a call is content.
-    schemas : mapping of str to mapping
-        JSON schemas of the parameters of the tools, by name.
-    max_calls : int or None
-        Calls behind these are dropped: with parallel calls switched off.
-    """
-
-    def __init__(
-        self,
-        prompt: str,
-        *,
-        reasoning: Marks | None,
-        form: ToolCallFormat | None = None,
-        schemas: Mapping[str, Mapping[str, Any]] | None = None,
-        max_calls: int | None = None,
-    ) -> None:
-        self._splitter = ReasoningSplitter.after(prompt, reasoning) if reasoning is not None else None
-        self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
-        self._max_calls = max_calls
-        self._has_short_ids = form is not None and form.has_short_ids
-        self.num_calls = 0
-
-    def push(self, text: str, *, final: bool = False) -> Choice:
-        """Take more text; return what is certain now. `final`: no more comes."""
-        parts: list[Part] = []
-        if self._splitter is not None:
-            split = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
-            reasoning, text = "".join(r for r, _ in split), "".join(a for _, a in split)
-            if reasoning:
-                parts.append(Part("reasoning", reasoning))
-        if self._parser is None:
-            if text:
-                parts.append(Part("text", text))
-            return Choice(parts)
-        for delta in self._parser.push(text) + (self._parser.finish() if final else []):
-            if delta.index is None:
-                if delta.content:
-                    parts.append(Part("text", delta.content))
-            elif self._max_calls is None or delta.index < self._max_calls:
-                call = self._call(delta.index, delta.name, delta.arguments)
-                parts.append(Part("call", delta.arguments, call))
-                self.num_calls = delta.index + 1
-        return Choice(parts)
-
-    def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
-        if name is None:
-            return {"index": index, "function": {"arguments": arguments}}
-        return {
-            "index": index,
-            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id(CALL_PREFIX),
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-
-
 def chat_logprobs(
     events: Sequence[tuple[int, float, Mapping[int, float]]], top: int, token_bytes: TokenBytes
 ) -> dict[str, Any]:
@@ -246,7 +126,7 @@ def chat_logprobs(
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         data = token_bytes(token_id)
-        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+        return {"token": _token_name(data), "logprob": _finite(logprob), "bytes": list(data)}
 
     return {
         "content": [
@@ -258,6 +138,33 @@ def chat_logprobs(
         ],
         "refusal": None,
     }
+
+
+def told_prompt_logprobs(output: RequestOutput, top: int | None, token_bytes: TokenBytes) -> dict[str, Any]:
+    """The field `prompt_logprobs` as vLLM has it; nothing if it was not asked for.
+
+    Of each token of the prompt but the first, of which it is null: by token id as text, that of the token itself and of
+    the `top` most probable ones, with the rank of each, from 1. A token behind those has no rank that is known.
+    """
+    if top is None:
+        return {}
+
+    def told(token_id: int, tops: Mapping[int, float] | None) -> dict[str, Any] | None:
+        if tops is None:
+            return None
+        ranks: dict[int, int | None] = {other: rank for rank, other in enumerate(list(tops)[:top], 1)}
+        ranks.setdefault(token_id, None)
+        return {
+            str(other): {
+                "logprob": _finite(tops[other]),
+                "rank": rank,
+                "decoded_token": token_bytes(other).decode("utf-8", "replace"),
+            }
+            for other, rank in ranks.items()
+        }
+
+    listed = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+    return {"prompt_logprobs": [told(token_id, tops) for token_id, tops in listed]}
 
 
 class CompletionLogprobs:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,16 +19,19 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, Body, anything, boolean, mapping, text
-from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, take_ending, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
-from infinilm.server.guard import REQUEST_ID, App, Guard, Message, Receive, Send, error_event
+from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
+from infinilm.server.page import chat_page
 from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
+from infinilm.server.silence import ping, without_silence
+from infinilm.server.structured import relaxed_header
 
 __all__ = ["handler_of", "make_app"]
 
@@ -40,6 +40,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 # Bytes. Longer bodies are read in threads, beside the event loop. Short ones are not: where many requests come at once,
 # threads that all want the interpreter take several times as long as the reading itself.
 _SHORT_BODY = 2048
+_LONG_BODY = 1 << 18  # longer ones are read one after the other, so that a few of them do not take all memory
 _LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
@@ -51,7 +52,11 @@ def make_app(service: Service) -> App:
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         handler = _handler(scope["method"], scope["path"], service.settings.page)
-        answer = await handler(service, Request(scope, receive))
+        request = Request(scope, receive)
+        unknown = request.state.unknown = service.unknown_fields(scope["path"])
+        answer = await handler(service, request)
+        if unknown.ignored:
+            answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
     return Guard(app, service.settings, lambda *_: service.keys, handler_of, service.ended)
@@ -179,7 +184,7 @@ async def _whole(
                 for choice in output.outputs:
                     if choice.error is not None:
                         raise choice.error
-            return JSONResponse(answer(running))
+            return JSONResponse(answer(running), headers=relaxed_header(params.constraint))
 
         return await service.attended(request.receive, work())
 
@@ -211,7 +216,8 @@ class _Stream(Response):
         path: str = "",
     ) -> None:
         super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **relaxed_header(params.constraint)},
         )
         del self.headers["content-length"]
         self._service, self._prompts, self._params, self._answer = service, prompts, part.params(params), answer
@@ -238,41 +244,56 @@ class _Stream(Response):
         """Send all events but the last, which are returned: they go out with the end of the answer."""
         part = self._part
 
-        async def send_some(text: str) -> None:
-            if text:
-                body = part.marked(text, running).encode()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        async def put(text: str) -> None:
+            body = part.marked(text, running).encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
         stream = self._answer(running)
         begin, given = "".join(stream.begin()), running.given()
-        await send_some("" if part.continues else begin)
         last = ""
-        async for deltas in running.deltas(self._service.rest):
-            if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
-                deque(stream.push(given), maxlen=0)
-                given = []
-            text = "".join(stream.push(deltas))
-            part.note(deltas)
-            if running.has_ended:
-                last = text
-            else:
-                await send_some(text)
+        async with without_silence(put, ping(self._path), self._service.settings.sse_ping_interval) as put_next:
+            if begin and not part.continues:
+                await put_next(begin)
+            async for deltas in running.deltas(self._service.rest):
+                if given:  # the client has this; it is not pushed before, as the prompt may have had to be scored
+                    deque(stream.push(given), maxlen=0)
+                    given = []
+                text = "".join(stream.push(deltas))
+                part.note(deltas)
+                if running.has_ended:
+                    last = text
+                elif text:
+                    await put_next(text)
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
+async def _beside(service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones."""
+    if num_bytes <= _SHORT_BODY:
+        return work(*arguments)
+    reader = service.long_reader if num_bytes > _LONG_BODY else None
+    return await asyncio.get_running_loop().run_in_executor(reader, work, *arguments)
+
+
 async def _read(
-    service: Service, request: Request, read: Callable[[Service, Mapping[str, Any]], T], values: Mapping[str, Any]
+    service: Service,
+    request: Request,
+    read: Callable[[Service, Mapping[str, Any], UnknownFields], T],
+    values: Mapping[str, Any],
 ) -> T:
     """What a body asks for; `values`: its JSON."""
-    if len(await request.body()) <= _SHORT_BODY:
-        return read(service, values)
-    return await asyncio.to_thread(read, service, values)  # templates and tokenizers take time
+    # Templates and tokenizers take time.
+    return await _beside(service, len(await request.body()), read, service, values, request.state.unknown)
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
     """The JSON object that a request carries."""
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
+    return await _beside(service, len(data) if len(data) > _LONG_BODY else 0, _parsed, data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
     try:
         values = json.loads(data, parse_constant=_no_json, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -338,20 +359,17 @@ async def _tokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body, llm = Body(values), service.llm
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        body, llm = Body(values, unknown=request.state.unknown), service.llm
+        service.check_model(body.take("model", text))
         if "messages" in values:
             kwargs = body.take("chat_template_kwargs", mapping) or {}
-            generate = body.take("add_generation_prompt", boolean)
+            ending = take_ending(body)
             tools = body.take("tools", anything)
             body.refuse("add_special_tokens", "the chat template writes them", False)
-            body.refuse("continue_final_message", "an answer begins anew", False)
             body.refuse("prompt", "there are messages; send one or the other")
             messages: Any = body.need("messages", anything)
             chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, generate is not False, kwargs)
+            _, ids = service.render(messages, chosen, ending, kwargs)
         else:
             special = body.take("add_special_tokens", boolean)
             with bad_request("prompt"):
@@ -361,17 +379,15 @@ async def _tokenize(service: Service, request: Request) -> Response:
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None
         return {"count": len(ids), "max_model_len": llm.max_model_len, "tokens": ids, "token_strs": texts}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
     values = await _json(service, request)
 
     def work() -> dict[str, Any]:
-        body = Body(values)
-        name = body.take("model", text)
-        if name is not None:
-            service.check_model(name)
+        body = Body(values, unknown=request.state.unknown)
+        service.check_model(body.take("model", text))
         tokens: Any = body.need("tokens", anything)
         body.finish()
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
@@ -383,7 +399,20 @@ async def _detokenize(service: Service, request: Request) -> Response:
         with bad_request("tokens"):
             return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
+
+
+async def _tokenizer_info(service: Service, _: Request) -> Response:
+    """As vLLM's, which lm-eval's remote tokenizer asks for: special tokens and the chat template."""
+    llm = service.llm
+    return JSONResponse(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # of transformers, which reads the same files
+            **llm.tokenizer.special_tokens,
+            "chat_template": llm.chat_template.source_text(False) or None,
+            "model_max_length": llm.max_model_len,
+        }
+    )
 
 
 async def _health(service: Service, _: Request) -> Response:
@@ -434,6 +463,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", _models),
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
+    "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
     "/live": ("GET", _live),
@@ -442,25 +472,10 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/metrics": ("GET", _metrics),
 }
 
-_PAGE = (Path(__file__).parent / "page.html").read_bytes()
 
-
-def _digest(tag: str) -> str:
-    """The hash by which a browser knows the page's own script or style, and runs no other."""
-    found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), _PAGE, re.DOTALL)
-    assert found is not None
-    return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
-
-
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-
-
-async def _page(_: Service, __: Request) -> Response:
-    return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+async def _page(_: Service, request: Request) -> Response:
+    page = chat_page()
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers = {**page.headers, "Content-Encoding": "gzip"}
+        return Response(page.gzipped, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(page.html, media_type="text/html; charset=utf-8", headers=page.headers)

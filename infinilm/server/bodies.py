@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from infinilm.errors import did_you_mean
 
-__all__ = ["ApiError", "Body", "boolean", "integer", "list_of", "number", "one_of", "some_text", "text"]
+__all__ = [
+    "ApiError",
+    "Body",
+    "UnknownFields",
+    "boolean",
+    "integer",
+    "list_of",
+    "number",
+    "one_of",
+    "some_text",
+    "text",
+]
+
+# What changes an answer at some other server, and has no such field here: the answer would not be what was asked for.
+# The names are those of vLLM, llama.cpp, transformers, Ollama and OpenRouter.
+_CHANGES_ANSWERS = re.compile(
+    r"(bad_words|beam|dry_|dynatemp|early_stopping|ebnf|grammar|guided|json_schema|length_penalty|logits|lora|max_new_|"
+    r"mirostat|no_repeat|num_beams|num_predict|n_predict|penalty|regex|repeat_|sampler|structural|tfs|thinking_|"
+    r"top_|truncat|typical|use_beam|xtc_)"
+)
+_MISSPELT = 0.85  # of `difflib`, from which on a name is taken for a misspelling of another one
 
 T = TypeVar("T")
 Kind = Callable[[str, object], T]
 """Checks a value; called with the name of the field and the value, raises ApiError."""
+
+MOST_ITEMS = 1 << 16
+"""Of a list or an object: each is checked by itself, which takes a microsecond and some hundred bytes."""
 
 
 class ApiError(Exception):
@@ -28,6 +53,8 @@ class ApiError(Exception):
         For programs, such as "model_not_found".
     headers : mapping of str to str
         To send with it.
+    details : mapping of str to int
+        Numbers that the message tells, for programs.
     """
 
     def __init__(
@@ -38,10 +65,15 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
-        self.headers = dict(headers or {})
+        self.headers, self.details = dict(headers or {}), dict(details or {})
+
+    def about(self, message: str, param: str) -> ApiError:
+        """The same error in the words of another API."""
+        return ApiError(message, self.status, param=param, code=self.code, headers=self.headers, details=self.details)
 
     @property
     def type(self) -> str:
@@ -51,18 +83,59 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
+class UnknownFields:
+    """What becomes of the fields of a request that no reader of its body knows.
+
+    Parameters
+    ----------
+    is_lenient : bool
+        They are ignored, and their names are noted; otherwise the first of them is an error. What looks like a
+        misspelling, or changes answers at other servers, is an error in any case.
+
+    Attributes
+    ----------
+    ignored : list of str
+        Names of those that were ignored.
+    """
+
+    def __init__(self, is_lenient: bool = False) -> None:
+        self._is_lenient = is_lenient
+        self.ignored: list[str] = []
+
+    def meet(self, where: str, name: str, known: Sequence[str]) -> None:
+        """Note a field, or refuse it by an ApiError; `known`: the names that could stand in its place."""
+        if self._is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
+            self.ignored.append(where + name)
+            return
+        raise ApiError(
+            f"{where}{name} is not a field that is known here{did_you_mean(name, known)}", param=where + name
+        )
+
+
+def _is_misspelt(name: str, known: Iterable[str]) -> bool:
+    """Whether it is nearly one of the known names, or one of them but for capitals and underscores."""
+
+    def letters(of: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", of.lower())
+
+    return bool(difflib.get_close_matches(letters(name), {letters(one) for one in known}, n=1, cutoff=_MISSPELT))
+
+
 class Body:
-    """A JSON object whose fields are taken one by one; `finish` refuses what nobody took.
+    """A JSON object whose fields are taken one by one; `finish` ends it.
 
     Parameters
     ----------
     values : mapping
     where : str
         Before the names of fields in messages, such as "messages[0].".
+    unknown : UnknownFields, optional
+        What becomes of fields that are not taken; None: they are refused.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], where: str = "", unknown: UnknownFields | None = None) -> None:
         self._left = {key: value for key, value in values.items() if value is not None}  # null is not said
+        self._unknown = unknown or UnknownFields()
         self.where = where
         self._known: list[str] = []
 
@@ -77,6 +150,14 @@ class Body:
         if value is None:
             raise ApiError(f"{self.where}{name} is missing", param=self.where + name)
         return value
+
+    def __bool__(self) -> bool:
+        """Whether fields are left that were not taken."""
+        return bool(self._left)
+
+    def inner(self, name: str) -> Body:
+        """The body that a field is, empty where it is not said."""
+        return Body(self.take(name, mapping) or {}, f"{self.where}{name}.", self._unknown)
 
     def skip(self, *names: str) -> None:
         """Take fields that have no effect here, whatever they hold."""
@@ -97,10 +178,9 @@ class Body:
         return left
 
     def finish(self) -> None:
-        """Refuse fields that were not taken."""
+        """Refuse fields that were not taken, or note them."""
         for name in self._left:
-            hint = did_you_mean(name, self._known)
-            raise ApiError(f"{self.where}{name} is not a field that is known here{hint}", param=self.where + name)
+            self._unknown.meet(self.where, name, self._known)
 
 
 def _wrong(name: str, expected: str, value: object) -> ApiError:
@@ -170,14 +250,14 @@ def one_of(*choices: str) -> Kind[str]:
     return check
 
 
-def list_of(kind: Kind[T], most: int | None = None) -> Kind[list[T]]:
+def list_of(kind: Kind[T], most: int = MOST_ITEMS) -> Kind[list[T]]:
     """A list of values of a kind, or one alone where it is not a list."""
 
     def check(name: str, value: object) -> list[T]:
         items: Sequence[object] = value if isinstance(value, list) else [value]
         if kind is mapping and not isinstance(value, (list, dict)):
             raise _wrong(name, "a list of objects", value)
-        if most is not None and len(items) > most:
+        if len(items) > most:
             raise ApiError(f"{name}: expected at most {most} items, got {len(items)}", param=name)
         return [kind(f"{name}[{i}]" if isinstance(value, list) else name, item) for i, item in enumerate(items)]
 
@@ -188,6 +268,8 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
         raise _wrong(name, "an object", value)
+    if len(value) > MOST_ITEMS:
+        raise ApiError(f"{name}: expected at most {MOST_ITEMS} fields, got {len(value)}", param=name)
     return value
 
 

@@ -21,10 +21,18 @@ from infinilm.server.answers import (
     chat_logprobs,
     finish_reason,
     new_id,
+    told_prompt_logprobs,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, one_of, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
+from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.sampling import (
+    MAX_TOP_LOGPROBS,
+    StreamOptions,
+    make_params,
+    take_prompt_logprobs,
+    take_sampling,
+    take_stream_options,
+)
 from infinilm.server.service import Service
 from infinilm.server.structured import (
     answer_constraint,
@@ -37,7 +45,7 @@ from infinilm.text.reasoning import Marks, num_reasoning, reasoning_marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
 
-__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "whole_chat"]
+__all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "take_ending", "whole_chat"]
 
 
 @dataclass(slots=True)
@@ -56,6 +64,7 @@ class ChatCall:
     is_stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    prompt_logprobs: int | None
     model: str
     tokenizer: Tokenizer
 
@@ -90,15 +99,20 @@ class ChatCall:
             yield "" if is_hidden else decoder.decode(self.tokenizer.token_bytes(token_id))
 
 
-def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ChatCall:
+def read_chat(
+    service: Service,
+    values: Mapping[str, Any],
+    unknown: UnknownFields | None = None,
+    names: Mapping[str, str] | None = None,
+) -> ChatCall:
     """Check a body and render its conversation; runs outside the event loop, as templates and tokenizers take time.
 
-    `names`: what another API calls fields of this one, by regular expressions of their names here. Raises ApiError that
-    names the field.
+    `unknown`: what becomes of fields that are not known. `names`: what another API calls fields of this one, by regular
+    expressions of their names here. Raises ApiError that names the field.
     """
     names = names or {}
     try:
-        return _read_chat(service, values, names.get("response_format", "response_format"))
+        return _read_chat(service, Body(values, unknown=unknown), names.get("response_format", "response_format"))
     except ApiError as error:
         param, message = error.param or "", error.message
         found = [(match, theirs) for ours, theirs in names.items() if (match := re.match(rf"{ours}(?!\w)", param))]
@@ -108,22 +122,18 @@ def read_chat(service: Service, values: Mapping[str, Any], names: Mapping[str, s
         name = match.expand(theirs) + param[match.end() :]
         if message.startswith(param):
             message = name + message[len(param) :]
-        raise ApiError(message, error.status, param=name, code=error.code, headers=error.headers) from None
+        raise error.about(message, name) from None
 
 
-def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) -> ChatCall:
-    llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
+    llm = service.llm
+    model = service.check_model(body.take("model", text))
     messages = body.need("messages", list_of(mapping))
     choice = take_tool_choice(body, take_tools(body))
     constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
-    kwargs = dict(body.take("chat_template_kwargs", mapping) or {})
-    effort = body.take("reasoning_effort", one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"))
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
-        kwargs.setdefault("enable_thinking", effort != "none")
-    generate = body.take("add_generation_prompt", boolean)
+    kwargs = _thinking(body) | (body.take("chat_template_kwargs", mapping) or {})
+    ending = take_ending(body)
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
     wants_logprobs = bool(body.take("logprobs", boolean))
@@ -131,16 +141,18 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     if top is not None and not wants_logprobs:
         raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
     return_token_ids = bool(body.take("return_token_ids", boolean))
+    prompt_logprobs = take_prompt_logprobs(body, is_stream)
     body.refuse("audio", "this server makes text")
     body.refuse("modalities", "this server makes text", ["text"])
     body.refuse("web_search_options", "this server searches nothing")
     body.refuse("moderation", "this server judges nothing")
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
+    body.refuse("include_reasoning", "the reasoning is always told", True)
     body.skip("prediction")
 
     tools = as_prompted(choice.tools)
-    prompt, ids = service.render(messages, tools or None, generate is not False, kwargs)
+    prompt, ids = service.render(messages, tools or None, ending, kwargs)
     template = llm.chat_template.source_text(bool(tools))
     reasoning = reasoning_marks(template)
     form = tool_call_format(template) if choice.allowed else None
@@ -162,6 +174,11 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         reasoning=reasoning,
         several=not is_single,
     )
+    if constraint is not None and ending["continue_final_message"]:
+        raise ApiError(
+            f"{constraint.name} cannot be combined with a last message that is continued: it holds for a whole answer",
+            param=constraint.name,
+        )
     if form is not None and constraint is not None:
         form = form.as_json()  # so that no call gets past the grammar
     room = service.room(len(ids), "messages")
@@ -170,10 +187,12 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
     keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
         keywords["logprobs"] = top or 0
+    if prompt_logprobs is not None:
+        keywords["prompt_logprobs"] = prompt_logprobs
     if constraint is not None:
         keywords["constraint"] = constraint
-    if form is not None and form.begin.startswith("["):
-        keywords.setdefault("skip_special_tokens", False)  # the mark of a call is a special token
+    if form is not None and form.has_special_mark:
+        keywords.setdefault("skip_special_tokens", False)
     return ChatCall(
         prompt=prompt,
         prompt_token_ids=ids,
@@ -187,9 +206,47 @@ def _read_chat(service: Service, values: Mapping[str, Any], format_name: str) ->
         is_stream=is_stream,
         stream_options=stream_options,
         return_token_ids=return_token_ids,
+        prompt_logprobs=prompt_logprobs,
         model=model,
         tokenizer=llm.tokenizer,
     )
+
+
+def take_ending(body: Body) -> dict[str, bool]:
+    """How the prompt of a conversation ends, in vLLM's words. ApiError: an answer is to begin and to go on."""
+    begins = body.take("add_generation_prompt", boolean)
+    goes_on = bool(body.take("continue_final_message", boolean))
+    if begins and goes_on:
+        raise ApiError(
+            "continue_final_message cannot be combined with add_generation_prompt: true, which begins a new message",
+            param="continue_final_message",
+        )
+    return {"add_generation_prompt": begins is not False, "continue_final_message": goes_on}
+
+
+def _thinking(body: Body) -> dict[str, Any]:
+    """Whether and how much the model reasons before it answers, as variables of chat templates.
+
+    Each provider has a field of its own for it: OpenAI `reasoning_effort`, OpenRouter `reasoning`, Anthropic, DeepSeek
+    and Z.ai `thinking`, Alibaba Cloud `enable_thinking`.
+    """
+    efforts = one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
+    reasoning, thinking = body.inner("reasoning"), body.inner("thinking")
+    effort = reasoning.take("effort", efforts)
+    said = [reasoning.take("enabled", boolean), body.take("enable_thinking", boolean)]
+    reasoning.refuse("exclude", "the reasoning is always told", False)
+    reasoning.skip("max_tokens", "summary")  # the answer is limited as a whole, and all of the reasoning is told
+    reasoning.finish()
+    if thinking:
+        said.append(thinking.need("type", one_of("enabled", "disabled", "adaptive")) != "disabled")
+        thinking.take("budget_tokens", integer(1))  # both are without effect for the same reasons
+        thinking.take("display", one_of("summarized", "omitted"))
+        thinking.finish()
+    effort = body.take("reasoning_effort", efforts) or effort
+    said += [None if effort is None else effort != "none"]
+    enabled = next((one for one in said if one is not None), None)
+    variables = {"reasoning_effort": effort, "enable_thinking": enabled}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict[str, Any]:
@@ -227,6 +284,8 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         "usage": call.usage(output),
         "service_tier": None,
         "system_fingerprint": service.fingerprint,
+        **({"prompt_token_ids": call.prompt_token_ids} if call.return_token_ids else {}),
+        **told_prompt_logprobs(output, call.prompt_logprobs, service.token_bytes),
     }
 
 
@@ -255,8 +314,18 @@ class ChatStream:
         self._writer = ChunkWriter(shared | dict(head or {}), call.stream_options.include_usage)
         self._num_tokens = [0] * len(self._makers)  # of each choice, so far
 
-    def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
-        return self._writer.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more})
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        reason: str | None = None,
+        of_choice: Mapping[str, Any] | None = None,
+        of_chunk: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A piece of a choice; `of_choice` and `of_chunk`: more fields of either."""
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **(of_choice or {})}
+        return self._writer.chunk(choice, of_chunk)
 
     def _count(self, index: int, num_new: int) -> None:
         if self._call.stream_options.continuous_usage_stats:
@@ -265,9 +334,10 @@ class ChatStream:
 
     def begin(self) -> Iterator[str]:
         """The role of each choice."""
+        prompt = {"prompt_token_ids": self._call.prompt_token_ids} if self._call.return_token_ids else None
         for index in range(len(self._makers)):
             self._count(index, 0)
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield self._chunk(index, {"role": "assistant", "content": ""}, of_chunk=None if index else prompt)
 
     def push(self, deltas: Sequence[Delta]) -> Iterator[str]:
         """A chunk for each choice that has something new, and one for its end."""
@@ -290,11 +360,11 @@ class ChatStream:
                     delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
                 if calls := piece.tool_calls:
                     delta["tool_calls"] = calls
-                yield self._chunk(index, delta, **more)
+                yield self._chunk(index, delta, of_choice=more)
             if made_of.finish_reason is not None:
                 # OpenAI ends an answer that is a call by name like a text.
                 num_calls = 0 if call.is_named else self._makers[index].num_calls
-                yield self._chunk(index, {}, finish_reason(made_of.finish_reason, num_calls))
+                yield self._chunk(index, {}, reason=finish_reason(made_of.finish_reason, num_calls))
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""

@@ -11,9 +11,24 @@ from infinilm.outputs import CompletionOutput, RequestOutput
 from infinilm.requests.request import Delta
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.answers import ChunkWriter, CompletionLogprobs, TokenLogprob, by_choice, new_id, usage
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, text
-from infinilm.server.sampling import MAX_TOP_LOGPROBS, StreamOptions, make_params, take_sampling, take_stream_options
+from infinilm.server.answers import (
+    ChunkWriter,
+    CompletionLogprobs,
+    TokenLogprob,
+    by_choice,
+    new_id,
+    told_prompt_logprobs,
+    usage,
+)
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, integer, text
+from infinilm.server.sampling import (
+    MAX_TOP_LOGPROBS,
+    StreamOptions,
+    make_params,
+    take_prompt_logprobs,
+    take_sampling,
+    take_stream_options,
+)
 from infinilm.server.service import Service
 from infinilm.server.structured import take_constraint
 
@@ -36,6 +51,7 @@ class CompletionCall:
     is_stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    prompt_logprobs: int | None
     model: str
 
     def logprobs_maker(self, service: Service) -> CompletionLogprobs:
@@ -43,10 +59,12 @@ class CompletionCall:
         return CompletionLogprobs(self.logprobs or 0, service.tokenizer, self.params.skip_special_tokens)
 
 
-def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCall:
+def read_completion(
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None
+) -> CompletionCall:
     """Check a body and tokenise its prompts; runs outside the event loop. Raises ApiError that names the field."""
-    llm, body = service.llm, Body(values)
-    model = service.check_model(body.need("model", text))
+    llm, body = service.llm, Body(values, unknown=unknown)
+    model = service.check_model(body.take("model", text))
     special = body.take("add_special_tokens", boolean)
     prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
     echo = bool(body.take("echo", boolean))
@@ -54,6 +72,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
     return_token_ids = bool(body.take("return_token_ids", boolean))
+    prompt_logprobs = take_prompt_logprobs(body, is_stream)
     body.refuse("suffix", "no model that is known here fills in a middle", "")
     best_of = body.take("best_of", integer(1))
     longest = max(map(len, prompts))
@@ -76,8 +95,9 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
     keywords["lora"] = service.adapter_of(model)
     if top is not None:
         keywords["logprobs"] = top
-        if echo:
-            keywords["prompt_logprobs"] = top
+    of_prompt = [count for count in (prompt_logprobs, top if echo else None) if count is not None]
+    if of_prompt:
+        keywords["prompt_logprobs"] = max(of_prompt)
     return CompletionCall(
         prompts,
         make_params(llm.default_sampling_params, keywords),
@@ -87,6 +107,7 @@ def read_completion(service: Service, values: Mapping[str, Any]) -> CompletionCa
         is_stream,
         stream_options,
         return_token_ids,
+        prompt_logprobs,
         model,
     )
 
@@ -125,6 +146,7 @@ def _choice(
         "logprobs": logprobs,
         "finish_reason": "length" if call.scores_only else choice.finish_reason,
         **({"token_ids": ids, "prompt_token_ids": list(output.prompt_token_ids)} if call.return_token_ids else {}),
+        **told_prompt_logprobs(output, call.prompt_logprobs, service.token_bytes),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.server.bodies import ApiError, Body, anything, one_of, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, one_of, text
 from infinilm.server.sampling import HARMLESS
 from infinilm.server.service import Service
 
@@ -34,10 +34,10 @@ class EmbeddingCall:
         return sum(map(len, self.prompts))
 
 
-def read_embedding(service: Service, values: Mapping[str, Any]) -> EmbeddingCall:
+def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> EmbeddingCall:
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
-    body = Body(values)
-    model = service.check_model(body.need("model", text))
+    body = Body(values, unknown=unknown)
+    model = service.check_model(body.take("model", text))
     prompts = service.prompts("input", body.need("input", anything), _MAX_INPUTS)
     form = body.take("encoding_format", one_of("float", "base64"))
     pooling = body.take("pooling", one_of("mean", "last")) or "mean"
@@ -51,6 +51,7 @@ def read_embedding(service: Service, values: Mapping[str, Any]) -> EmbeddingCall
                 f"input {i} has {len(ids)} tokens; the context of this server holds {limit}: shorten it",
                 code="context_length_exceeded",
                 param="input",
+                details={"n_prompt_tokens": len(ids), "n_ctx": limit},
             )
     return EmbeddingCall(prompts, pooling, form == "base64", model)
 

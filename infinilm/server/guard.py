@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
@@ -23,7 +24,16 @@ from infinilm.server.keys import Keys
 from infinilm.server.records import LEFT, Record, current
 from infinilm.server.settings import ServerSettings
 
-__all__ = ["MAX_HEAD_BYTES", "REQUEST_ID", "Guard", "attended", "error_body", "error_event", "large_head"]
+__all__ = [
+    "IGNORED_FIELDS",
+    "MAX_HEAD_BYTES",
+    "REQUEST_ID",
+    "Guard",
+    "attended",
+    "error_body",
+    "error_event",
+    "large_head",
+]
 
 T = TypeVar("T")
 Message = MutableMapping[str, Any]
@@ -35,7 +45,16 @@ logger = logging.getLogger("infinilm.server")
 
 MAX_HEAD_BYTES = 1 << 16  # of the request line and the headers
 REQUEST_ID = "infinilm.request_id"  # in the scope of a request that the guard has let in
+IGNORED_FIELDS = "x-infinilm-ignored-fields"  # a header of answers: fields of the request that were not known
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+_GZIP = frozenset({"gzip", "x-gzip"})
+_OF_ZIPPED = frozenset({b"content-encoding", b"content-length"})  # headers that do not hold for the body any more
+
+_UNDER_V1 = frozenset(
+    {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "embeddings", "models"}
+)
+_AT_THE_ROOT = frozenset({"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics"})
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ping"})  # need no key
 
@@ -56,7 +75,7 @@ def error_body(error: ApiError, path: str = "", request_id: str | None = None) -
 
     `request_id`: which Anthropic's tell in the body, too.
     """
-    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.details}
     if path.startswith("/v1/messages"):
         otherwise = "api_error" if error.status >= 500 else error.type
         body = {"type": "error", "error": told | {"type": _MESSAGES_TYPES.get(error.status, otherwise)}}
@@ -103,11 +122,10 @@ class Guard:
         if scope["type"] != "http":
             await _no_request(scope, receive, send)
             return
-        scope = {**scope, "path": _plain_path(scope["path"])}
+        asked = scope["path"]
+        scope = {**scope, "path": _known_path(_plain_path(asked), self._settings.root_path)}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         origin = self._allowed_origin(headers.get("origin"))
-        if scope["http_version"] == "1.0":
-            send = _whole(send)
         # The name of the request in logs: the client's own, or a new one.
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
@@ -129,7 +147,10 @@ class Guard:
                 if origin is not None:
                     more += [
                         (b"access-control-allow-origin", origin.encode("latin-1")),
-                        (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
+                        (
+                            b"access-control-expose-headers",
+                            b"x-request-id, request-id, retry-after, " + IGNORED_FIELDS.encode(),
+                        ),
                         (b"vary", b"Origin"),
                     ]
                 message["headers"] = [*message.get("headers", []), *more]
@@ -146,7 +167,14 @@ class Guard:
             _check_head(scope)
             self._check_host(scope)
             self._check(scope["method"], scope["path"], headers)
-            await self._app(scope, self._bounded(receive, headers), sending)
+            if asked == self._settings.root_path and scope["method"] == "GET":
+                await _redirect(sending, f"{asked}/")  # the page's own addresses begin where it is
+                return
+            receive = self._bounded(receive, headers)
+            if headers.get("content-encoding", "").strip().lower() in _GZIP:
+                receive = _unzipped(receive, self._settings.max_body_bytes)
+                scope["headers"] = [item for item in scope["headers"] if item[0] not in _OF_ZIPPED]
+            await self._app(scope, receive, sending)
         except ApiError as error:
             if started:
                 raise
@@ -200,12 +228,12 @@ class Guard:
             if kind != "application/json":  # other kinds can be sent by any web page without being asked
                 raise ApiError(f"content-type must be application/json, got {kind or 'none'}", 415)
             coding = headers.get("content-encoding", "identity")
-            if coding.strip().lower() != "identity":
-                raise ApiError(f"content-encoding {coding!r} is not supported: send the body as it is", 415)
+            if coding.strip().lower() not in {"identity", *_GZIP}:
+                raise ApiError(f"content-encoding {coding!r} is not supported: send gzip, or the body as it is", 415)
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
         limit = self._settings.max_body_bytes
-        error = ApiError(f"the body is larger than {limit} bytes; --max-body-bytes sets the limit", 413)
+        error = _large_body(limit)
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared) > limit:
             raise error
@@ -300,6 +328,55 @@ def _plain_path(path: str) -> str:
     return "/" + "/".join(name for name in path.split("/") if name)
 
 
+def _known_path(path: str, root_path: str) -> str:
+    """The path of the route that is meant, where clients and proxies write it otherwise.
+
+    Proxies may leave the prefix that they serve this server under, or cut it. And peers have some routes with /v1 and
+    without (llama.cpp all of them), so that clients are told either.
+    """
+    if root_path and f"{path}/".startswith(f"{root_path}/"):
+        path = path.removeprefix(root_path) or "/"
+    name = path.removeprefix("/v1").removeprefix("/")
+    if name in _UNDER_V1 or name.startswith("models/"):
+        return f"/v1/{name}"
+    return f"/{name}" if name in _AT_THE_ROOT else path
+
+
+async def _redirect(send: Send, location: str) -> None:
+    headers = [(b"location", location.encode("latin-1")), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 308, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _large_body(limit: int) -> ApiError:
+    return ApiError(f"the body is larger than {limit} bytes; --max-body-bytes sets the limit", 413)
+
+
+def _unzipped(receive: Receive, limit: int) -> Receive:
+    """Gives the parts of a gzipped body as they were before, so many bytes in all; ApiError: there are more of them."""
+    unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS + 16)  # with the head that gzip has
+    num_bytes = 0
+
+    async def receiving() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        try:
+            body = unzip.decompress(message.get("body", b""), limit + 1 - num_bytes)
+        except zlib.error as error:
+            raise ApiError(f"the body is not gzip, as its content-encoding says: {error}") from error
+        num_bytes += len(body)
+        if num_bytes > limit:  # the rest is not even unpacked
+            raise _large_body(limit)
+        more = message.get("more_body", False)
+        if unzip.unused_data or (not more and not unzip.eof):
+            raise ApiError("the body is not gzip, as its content-encoding says: it ends too early or too late")
+        return {**message, "body": body}
+
+    return receiving
+
+
 def large_head() -> ApiError:
     """The head of a request is too large."""
     return ApiError(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", 431)
@@ -319,22 +396,3 @@ async def send_error(send: Send, error: ApiError, path: str, request_id: str) ->
     headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _whole(send: Send) -> Send:
-    """Sends an answer at its end with its length: HTTP/1.0 has no chunks, in which streams would go out."""
-    start: Message = {}
-    parts: list[bytes] = []
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-            return
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            body = b"".join(parts)
-            fixed = [item for item in start.get("headers", []) if item[0] != b"content-length"]
-            await send({**start, "headers": [*fixed, (b"content-length", b"%d" % len(body))]})
-            await send({"type": "http.response.body", "body": body})
-
-    return sending

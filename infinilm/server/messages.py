@@ -9,7 +9,18 @@ from typing import Any
 from infinilm.outputs import RequestOutput
 from infinilm.server.answers import CALL_PREFIX, finish_reason, new_id, usage
 from infinilm.server.blocks import BlockBuilder, Event
-from infinilm.server.bodies import ApiError, Body, anything, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import (
+    ApiError,
+    Body,
+    UnknownFields,
+    anything,
+    boolean,
+    integer,
+    list_of,
+    mapping,
+    one_of,
+    text,
+)
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
 
@@ -30,6 +41,7 @@ _HARMLESS = (
     "cache_control",
     "context_management",
     "diagnostics",
+    "fallbacks",
     "inference_geo",
     "speed",
     "user_profile_id",
@@ -38,17 +50,16 @@ _HARMLESS = (
 
 
 def read_message(
-    service: Service, values: Mapping[str, Any], *, counts_only: bool = False
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None, *, counts_only: bool = False
 ) -> tuple[ChatCall, MessageBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
-    body = Body(values)
+    body = Body(values, unknown=unknown)
     messages = body.need("messages", list_of(mapping))
     system = _plain(body.take("system", anything))
     limit = (body.take if counts_only else body.need)("max_tokens", integer(1))
-    thinking = body.take("thinking", mapping)
     tools = [_tool(i, tool) for i, tool in enumerate(body.take("tools", list_of(mapping)) or [])]
     choice = body.take("tool_choice", mapping) or {}
-    config = Body(body.take("output_config", mapping) or {}, "output_config.")
+    config = body.inner("output_config")
     effort, form = config.take("effort", anything), config.take("format", anything)
     config.skip("task_budget")
     config.finish()
@@ -74,17 +85,11 @@ def read_message(
         "reasoning_effort": effort,
         "response_format": form,
     }
-    if thinking is not None:
-        thought = Body(thinking, "thinking.")
-        kind = thought.need("type", one_of("enabled", "disabled", "adaptive"))
-        # No effect: the answer's length is limited as a whole, and the thoughts are always told.
-        thought.take("budget_tokens", integer(1))
-        thought.take("display", one_of("summarized", "omitted"))
-        thought.finish()
-        given = body.take("chat_template_kwargs", mapping) or {}
-        chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **given}
+    last = chat["messages"][-1] if chat["messages"] else {}
+    if last.get("role") == "assistant" and last["content"] and not last.get("tool_calls"):
+        chat["continue_final_message"] = True  # as Anthropic's API goes on with it
     chat |= body.rest()
-    call = read_chat(service, chat, _NAMES)
+    call = read_chat(service, chat, unknown, _NAMES)
     return call, MessageBuilder(call.model)
 
 

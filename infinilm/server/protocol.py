@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import json
 import select
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import is_ssl
 
 from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
-from infinilm.server.guard import MAX_HEAD_BYTES, error_body, large_head
+from infinilm.server.guard import MAX_HEAD_BYTES, Message, error_body, large_head
 
 __all__ = ["HttpProtocol"]
 
@@ -138,6 +139,9 @@ class HttpProtocol(HttpToolsProtocol):
         """The body follows."""
         self._in_head, self._num_head_bytes = False, 0
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            cycle = self.cycle
+            cycle.send = partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
@@ -177,3 +181,17 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(head.encode() + body)
             self.transport.close()
+
+
+async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Message) -> None:
+    """Send a part of an answer to a client of HTTP/1.0, such as nginx unless it is told otherwise.
+
+    That version has no chunks, in which uvicorn sends what has no length. A stream goes out as it comes, and the end of
+    the connection, which uvicorn closes behind every answer of this version, is its end.
+    """
+    if message["type"] == "http.response.start":
+        if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+    elif not cycle.expected_content_length:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)

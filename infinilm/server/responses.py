@@ -10,7 +10,7 @@ from typing import Any
 from infinilm.outputs import RequestOutput
 from infinilm.server.answers import new_id
 from infinilm.server.blocks import BlockBuilder, Event
-from infinilm.server.bodies import ApiError, Body, anything, integer, list_of, mapping, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, integer, list_of, mapping, text
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
 
@@ -36,9 +36,11 @@ _INCLUDED = (
 )
 
 
-def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall, ResponseBuilder]:
+def read_response(
+    service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None
+) -> tuple[ChatCall, ResponseBuilder]:
     """Check a body; runs outside the event loop. Raises ApiError that names the field."""
-    body = Body(values)
+    body = Body(values, unknown=unknown)
     given = body.need("input", anything)
     instructions = body.take("instructions", text)
     why = "this server keeps no conversations; send the whole one as input"
@@ -61,8 +63,7 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
             raise ApiError(f"include: {item} is not supported; ask /v1/chat/completions", param="include")
         if item not in _INCLUDED:
             raise ApiError(f"include: expected some of {', '.join(_INCLUDED)}; got {item!r:.80}", param="include")
-    reasoning = Body(body.take("reasoning", mapping) or {}, "reasoning.")
-    style = Body(body.take("text", mapping) or {}, "text.")
+    reasoning, style = body.inner("reasoning"), body.inner("text")
     effort, form = reasoning.take("effort", anything), style.take("format", anything)
     reasoning.skip("summary", "generate_summary", "context", "mode")  # the reasoning itself is told
     style.skip("verbosity")
@@ -76,13 +77,13 @@ def read_response(service: Service, values: Mapping[str, Any]) -> tuple[ChatCall
         "reasoning_effort": effort,
         "response_format": form,
     }
-    body.skip("client_metadata")
+    body.skip("client_metadata", "context_management")  # a conversation is never made shorter
     chat |= body.rest()
-    call = read_chat(service, chat, _NAMES)
+    call = read_chat(service, chat, unknown, _NAMES)
     if call.stream_options.continuous_usage_stats:
         name = "stream_options.continuous_usage_stats"
         raise ApiError(f"{name} is not supported: ask /v1/chat/completions", param=name)
-    return call, ResponseBuilder(values, instructions, spaces, call.usage)
+    return call, ResponseBuilder({**values, "model": call.model}, instructions, spaces, call.usage)
 
 
 def _tools(listed: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, tuple[str, str]]]:

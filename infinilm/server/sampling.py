@@ -15,6 +15,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "StreamOptions",
     "make_params",
+    "take_prompt_logprobs",
     "take_sampling",
     "take_stream_options",
 ]
@@ -22,8 +23,15 @@ __all__ = [
 MAX_CHOICES = 128  # n, as OpenAI's
 MAX_TOP_LOGPROBS = 20
 _MAX_STOP_STRINGS = 16
+_MAX_ALLOWED_IDS = 1 << 19  # twice the largest vocabularies
 _INT64 = 2**63
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")  # the second is vLLM's
+
+
+def _stops(name: str, value: object) -> list[str]:
+    """Texts that end an answer; one that is empty alone is what some clients send where there is none."""
+    return [] if value == "" else list_of(some_text, _MAX_STOP_STRINGS)(name, value)
+
 
 _FIELDS = {
     "temperature": number(0, 2),
@@ -33,25 +41,22 @@ _FIELDS = {
     "min_p": number(0, 1),
     "repetition_penalty": number(1e-3, 1e3),
     "min_tokens": integer(0),
-    "stop": list_of(some_text, _MAX_STOP_STRINGS),
+    "stop": _stops,
     "stop_token_ids": list_of(integer(0)),
-    "allowed_token_ids": list_of(integer(0)),
+    "allowed_token_ids": list_of(integer(0), _MAX_ALLOWED_IDS),
     "ignore_eos": boolean,
     "include_stop_str_in_output": boolean,
     "skip_special_tokens": boolean,
 }
 
-# No effect here, and none is asked for: they are about accounts, caches and logs of a hosted service.
+# No effect here, and none on what an answer says elsewhere: they are about accounts, logs, caches, queues and memory.
 HARMLESS = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "verbosity",
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "verbosity"),  # OpenAI's
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("priority", "request_id"),  # vLLM's
+    *("cache_prompt", "id_slot"),  # llama.cpp's
+    *("keep_alive", "num_ctx"),  # Ollama's
+    *("provider", "usage"),  # OpenRouter's
 )
 
 
@@ -96,6 +101,8 @@ def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str
         )
     limit = min(said) if said else None if default_length is None else max(default_length, least)
     keywords["max_tokens"] = room if limit is None else min(limit, room)
+    body.refuse("truncate_prompt_tokens", "a prompt is never cut")
+    body.refuse("spaces_between_special_tokens", "texts are told as they are", True)
     body.skip(*HARMLESS)
     return keywords
 
@@ -110,10 +117,9 @@ class StreamOptions:
 
 def take_stream_options(body: Body, is_stream: bool) -> StreamOptions:
     """Read the field. ApiError: there are options, but no stream."""
-    values = body.take("stream_options", mapping)
-    if values and not is_stream:
+    options = body.inner("stream_options")
+    if options and not is_stream:
         raise ApiError("stream_options needs stream: true", param="stream_options")
-    options = Body(values or {}, "stream_options.")
     options.skip("include_obfuscation")
     told = StreamOptions(**{name: bool(options.take(name, boolean)) for name in _STREAM_OPTIONS})
     options.finish()
@@ -121,6 +127,14 @@ def take_stream_options(body: Body, is_stream: bool) -> StreamOptions:
         name = "stream_options.continuous_usage_stats"
         raise ApiError(f"{name} needs include_usage: true beside it", param=name)
     return told
+
+
+def take_prompt_logprobs(body: Body, is_stream: bool) -> int | None:
+    """How many log-probabilities the answer tells of each token of the prompt, vLLM's field; None: it tells nothing."""
+    count = body.take("prompt_logprobs", integer(0, MAX_TOP_LOGPROBS))
+    if count is not None and is_stream:
+        raise ApiError("prompt_logprobs is not supported in streams; leave out stream", param="prompt_logprobs")
+    return count
 
 
 def make_params(defaults: SamplingParams, keywords: dict[str, Any]) -> SamplingParams:

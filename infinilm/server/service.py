@@ -16,13 +16,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError, told
+from infinilm.constraint import Constraint
+from infinilm.errors import (
+    CacheFullError,
+    EngineDeadError,
+    InfinilmError,
+    QueueFullError,
+    RequestError,
+    TimeLimitError,
+    told,
+)
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.bodies import ApiError
+from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.guard import Receive, attended
 from infinilm.server.keys import Keys
 from infinilm.server.metrics import Metrics
@@ -50,8 +59,18 @@ _TURNS_OF_A_REQUEST = 3  # of the event loop, from its first byte until it is re
 
 _GRACE_SECONDS = 10.0  # behind the time limit, which the engine keeps where it can
 
+# What the library's messages say to who made the LLM: clients of a server cannot set it, and should not read its names.
+_FOR_OPERATORS = re.compile(
+    r"; this LLM was made with limits\..*|,? or raise (limits\.)?[a-z_]+.*| \(max_num_seqs \+ limits\.max_queued_seqs\)"
+)
+
+_AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
+_MAX_TOLD_FIELDS = 256
+_MAX_FIELDS_IN_HEADER = 32
+
 # Variables of a template that `chat_template_kwargs` cannot set.
-_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt"}
+_OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
@@ -99,7 +118,10 @@ class Service:
         self.instance = secrets.token_hex(8)  # of this process, which begins with an empty cache
         self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
+        self._told_fields: set[tuple[str, str]] = set()  # route and name of fields that the log has named
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+        # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
+        self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         self._num_admitted = 0  # calls between admission and their last byte
@@ -145,6 +167,7 @@ class Service:
         name = self.settings.model_names[0]
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
+        self.compilers.submit(_make_ready, llm)
         self.metrics.serve(llm)
 
     def state(self) -> str:
@@ -155,8 +178,13 @@ class Service:
             return "loading"
         return "draining" if self.is_draining else "ok"
 
-    def check_model(self, name: str) -> str:
-        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here."""
+    def check_model(self, name: str | None) -> str:
+        """The name a request gives, of the model or of a LoRA adapter; ApiError if it is not served here.
+
+        A request that names none means the model, also where there are adapters.
+        """
+        if name is None:
+            return self.settings.model_names[0]
         if name not in self.model_names:
             served = ", ".join(map(repr, self.model_names))
             raise ApiError(
@@ -177,17 +205,18 @@ class Service:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
+        ending: Mapping[str, bool],
         kwargs: Mapping[str, Any],
     ) -> tuple[str, list[int]]:
-        """The prompt of a conversation, as text and token ids."""
+        """The prompt of a conversation, as text and token ids; `ending`: how it ends, see `ChatTemplate.render`."""
         template = self.llm.chat_template
         for name in sorted(kwargs.keys() & _OF_TEMPLATES):
             raise ApiError(
                 f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
             )
         with bad_request("messages"):
-            prompt = template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+            prompt = template.render(messages, tools=tools, **ending, **kwargs)
+            self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
@@ -197,14 +226,25 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise ApiError(
-                # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-                f"prompt is too long: {num_tokens} tokens; this model's maximum context length is {limit} tokens, one "
-                "of which must be left for the answer",
-                code="context_length_exceeded",
-                param=param,
-            )
+            raise self._too_long(num_tokens, param)
         return limit - num_tokens
+
+    def _check_length(self, prompt: str, param: str) -> None:
+        """ApiError, before a prompt is tokenised, if it cannot fit the context."""
+        least = self.tokenizer.least_tokens(prompt)
+        if least > self.llm.max_model_len:
+            raise self._too_long(least, param, "at least ")
+
+    def _too_long(self, num_tokens: int, param: str, bound: str = "") -> ApiError:
+        limit = self.llm.max_model_len
+        return ApiError(
+            # By these words LiteLLM and Claude Code know that a conversation must be shortened.
+            f"prompt is too long: {bound}{num_tokens} tokens; this model's maximum context length is {limit} tokens, "
+            "one of which must be left for the answer",
+            code="context_length_exceeded",
+            param=param,
+            details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
@@ -219,6 +259,7 @@ class Service:
         result: list[list[int]] = []
         for item in items:
             if isinstance(item, str):
+                self._check_length(item, name)
                 with bad_request(name):
                     result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
             elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
@@ -229,6 +270,25 @@ class Service:
 
     # ---- requests ----
 
+    def unknown_fields(self, path: str) -> UnknownFields:
+        """What becomes of fields of a request that are not known here, where the settings leave it open.
+
+        Programs of people send what the people wrote, and a name that is wrong must not go unnoticed: it is refused.
+        The bodies of agents are their vendors' own, who add fields at any time, and who uses the agent cannot take them
+        out again: there such fields are told and ignored.
+        """
+        rule = self.settings.unknown_fields or ("warn" if path.startswith(_AGENTS_PATHS) else "refuse")
+        return UnknownFields(is_lenient=rule == "warn")
+
+    def tell_ignored(self, path: str, names: Sequence[str]) -> str:
+        """Say in the log which fields were ignored, once for each name and route; gives the value of a header."""
+        shown = [name if _FIELD_NAME.fullmatch(name) else "(a name of other characters)" for name in names]
+        for name in shown:
+            if (path, name) not in self._told_fields and len(self._told_fields) < _MAX_TOLD_FIELDS:
+                self._told_fields.add((path, name))
+                logger.warning("%s: the field %s is not known here, and is ignored", path, name)
+        return ", ".join(list(dict.fromkeys(shown))[:_MAX_FIELDS_IN_HEADER])
+
     def rest(self) -> float:
         """Seconds between two events of a stream, at least."""
         return max(_REST_SECONDS, self._num_admitted / _EVENTS_PER_SECOND)
@@ -236,12 +296,18 @@ class Service:
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
         if isinstance(error, QueueFullError):
-            return _queue_full(str(error))
+            return _queue_full(_for_clients(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
-            return ApiError(str(error), param=named[0] if named is not None else None)
+            return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
-            return ApiError(str(error), 504, code="timeout")
+            assert self._llm is not None
+            return ApiError(
+                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
+                "again later, or ask for less at a time",
+                504,
+                code="timeout",
+            )
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -286,10 +352,8 @@ class Service:
         """
         llm = self.llm
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
-            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = llm.grammars.matcher
-                with bad_request(params.constraint.name):
-                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
+            if params.constraint is not None:
+                await self._compile(llm, params.constraint)
             with bad_request():
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
@@ -307,6 +371,20 @@ class Service:
                 finally:
                     # After the answers of others that ended at the same time.
                     asyncio.get_running_loop().call_soon(self.metrics.finish, running)
+
+    async def _compile(self, llm: LLM, constraint: Constraint) -> None:
+        """Compile a constraint, which may take seconds, before a copy of it is made; the time limit counts them."""
+        limit = llm.limits.max_seconds
+        compiling = asyncio.get_running_loop().run_in_executor(self.compilers, llm.grammars.matcher, constraint, limit)
+        try:
+            with bad_request(constraint.name):
+                await asyncio.wait_for(compiling, limit)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                f"the constraint was not compiled within {limit:g} s, the time limit", 504, code="timeout"
+            ) from None
+        except InfinilmError as error:
+            raise self.failed(error) from error
 
     async def _others_are_read(self) -> None:
         """Wait a little while every turn of the event loop brings more requests.
@@ -394,6 +472,16 @@ def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | No
     return Traces.to(endpoint, name, model_name)
 
 
+def _for_clients(error: BaseException) -> str:
+    return _FOR_OPERATORS.sub("", str(error))
+
+
+def _make_ready(llm: LLM) -> None:
+    """Start what the first constraint needs; where that fails, the first constraint says why."""
+    with contextlib.suppress(InfinilmError):
+        llm.grammars.start()
+
+
 def _queue_full(message: str) -> ApiError:
     return ApiError(message, 429, code="queue_full", headers={"Retry-After": "1"})
 
@@ -404,11 +492,11 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except QueueFullError as error:
-        raise _queue_full(str(error)) from error
+        raise _queue_full(_for_clients(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
-        begin = re.match(r"[a-z_]*", str(error))
+        message = _for_clients(error)
+        begin = re.match(r"[a-z_]*", message)
         named = begin[0] if begin is not None and begin[0] in _FIELDS else param
-        message = str(error)
         if named == "prompt" and param is not None:  # as the library calls it, whatever the field is called
             named, message = param, message.replace(named, param, 1)
         raise ApiError(message, param=named) from error

@@ -34,6 +34,7 @@ Message = Mapping[str, Any]
 
 _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the longest contexts hold some 4 million
 _MAX_INDENT = 100
+_END_MARK = "\ue000the end\ue000"  # of a message that is continued; its first character is for private use
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})  # of all APIs
 _THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # a server sets both, and templates read one of them
 _MAX_TOLD = 32  # names of variables: those of clients have no end
@@ -258,6 +259,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
         """Return the prompt text of a conversation.
@@ -274,6 +276,10 @@ class ChatTemplate:
             JSON schemas of functions that the model may call.
         add_generation_prompt : bool
             End with the beginning of the assistant's answer.
+        continue_final_message : bool
+            End with the last word of the last message, which must be a text of the assistant: the model goes on with
+            it. What the template writes behind it is left out, and no other answer begins, whatever
+            `add_generation_prompt` says.
         **kwargs
             More variables for the template, for example `enable_thinking=False`.
 
@@ -283,6 +289,7 @@ class ChatTemplate:
             The messages are malformed, or hold more than text, or the template refuses them: its own message is given.
             Or one has a role of its own, and the template leaves out what it says.
             Or there are tools and the template does not use them, so that the model would not know of them.
+            Or the last message is to be continued, and cannot be.
         ConfigError
             There is no template, or it is not valid Jinja.
         """
@@ -293,9 +300,9 @@ class ChatTemplate:
             "documents": None,
             **self.special_tokens,
             **kwargs,
-            "messages": conversation,
+            "messages": _with_end_mark(conversation) if continue_final_message else conversation,
             "tools": schemas,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         try:
             text = _render(compiled.template, variables)
@@ -315,12 +322,20 @@ class ChatTemplate:
         for shown in news[: _MAX_TOLD - len(self._told_variables)]:
             self._told_variables.add(shown)
             logger.warning("the chat template of %s does not read %s, which has no effect", self.source, shown)
+        if continue_final_message:
+            variables["messages"] = conversation
+            text, mark, _ = text.rpartition(_END_MARK)
+            if not mark:
+                raise RequestError(
+                    f"messages: the chat template of {self.source} shows nothing of the last message, which therefore "
+                    "cannot be continued"
+                )
         for i in compiled.unseen_messages(variables, conversation, text):
             role = conversation[i]["role"]
             if role not in _ROLES:
                 raise RequestError(
                     f"messages[{i}].role: the chat template of {self.source} does not know the role {role!r:.80} and "
-                    "shows nothing of what the message says; write it in one of the role 'user'"
+                    "shows nothing of what the message says; put it into a message of the role 'user'"
                 )
             if role in self._told:
                 continue
@@ -335,6 +350,29 @@ class ChatTemplate:
     def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> list[int]:
         """Return the token ids of `render(messages, **options)`, no special tokens added (no double BOS)."""
         return tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+
+
+def _with_end_mark(conversation: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with a mark behind the last word, so that it is found in the rendered text.
+
+    RequestError: the last message is no text of the assistant.
+    """
+    last = conversation[-1]
+    content = last.get("content")
+    if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):  # parts of a text
+        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
+    elif isinstance(content, str):
+        content += _END_MARK
+    else:
+        content = None
+    calls = bool(last.get("tool_calls"))
+    if last["role"] != "assistant" or content is None or calls:
+        came = "a call of tools" if calls else f"of the role {last['role']!r:.80}"
+        raise RequestError(
+            f"messages[{len(conversation) - 1}]: the last message can be continued if it is a text of the assistant; "
+            f"it is {came}"
+        )
+    return [*conversation[:-1], {**last, "content": content}]
 
 
 def _render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:

@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import FETCH_AGAIN, parse_json
 from infinilm.gguf.file import is_gguf
+from infinilm.hub import TOKENIZER_FILES, download_folder
+from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.token_bound import TokenBound
 
 if TYPE_CHECKING:
     import tokenizers
@@ -28,6 +31,7 @@ __all__ = ["Tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SHORT_TEXT = 1 << 16  # characters; counting the tokens of a longer text costs more than looking at the vocabulary once
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -86,6 +90,7 @@ class Tokenizer:
         self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         # What tokens add to the byte stream of a byte-level decoder, without and with special tokens.
         self._visible_bytes = self._all_bytes = _TokenBytes(backend)
+        self._bound: TokenBound | None = None  # made when it is first needed
         if backend is None:
             return
         backend.no_truncation()
@@ -119,8 +124,8 @@ class Tokenizer:
             Holds tokenizer.json; eos ids come from generation_config.json, else config.json, else the
             eos_token of tokenizer_config.json. Or a GGUF file.
         tokenizer : str or path, optional
-            Another folder or GGUF file, or a tokenizer.json, to take the tokenizer from; eos ids still come from
-            `folder`.
+            Another folder or GGUF file, a tokenizer.json, or a hub id to take the tokenizer from; eos ids still come
+            from `folder`.
         generation_config : GenerationConfig, optional
             Has the eos ids; None: that of `folder`.
 
@@ -130,7 +135,7 @@ class Tokenizer:
             A file is damaged, or `tokenizer` names nothing.
         """
         home = Path(folder)
-        place = home if tokenizer is None else Path(tokenizer).expanduser()
+        place = home if tokenizer is None else Path(download_folder(tokenizer, TOKENIZER_FILES)).expanduser()
         whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None
@@ -174,6 +179,19 @@ class Tokenizer:
             )
         return self._backend
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of transformers are called here."""
+            raise unknown_attribute("Tokenizer", name, dir(self))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the special token eos_token, else the lowest of `eos_token_ids`; None: there is none."""
+        text = self.special_tokens.get("eos_token")
+        token_id = self._backend.token_to_id(text) if self._backend is not None and text is not None else None
+        return min(self.eos_token_ids, default=None) if token_id is None else token_id
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added tokens included."""
@@ -204,6 +222,16 @@ class Tokenizer:
             return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise RequestError(f"{self.source}: the text cannot be tokenised: {_library_error(error)}") from error
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens a long text has at least, from its length alone; 0: that is not known, or it is short.
+
+        Tokenising takes some 200 times the bytes of the text: who can take only so many tokens asks this before.
+        """
+        if len(text) <= _SHORT_TEXT:
+            return 0
+        self._bound = self._bound or TokenBound(self._require())
+        return self._bound.least_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.

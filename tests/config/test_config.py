@@ -380,12 +380,12 @@ def test_mlp_layer_types_must_be_dense():
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3",
+            "model_type 'gpt2' is not supported: its positions are learned, and only those of RoPE are computed; docs/",
         ),
         ({"model_type": 3}, "model_type 3 is not supported"),
         (
             {"architectures": ["JambaForCausalLM"]},
-            "architecture 'JambaForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral",
+            "architecture 'JambaForCausalLM' is not supported: it has state space layers, which are not computed;",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},

@@ -28,7 +28,7 @@ from ports import free_port
 from server.support import KEY, SECONDS, started
 
 from infinilm import LLM
-from infinilm.cli.main import _make_parser
+from infinilm.cli.main import make_parser
 from infinilm.router.app import _handler_of
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
@@ -58,7 +58,7 @@ def check(*command: str | Path, tool: str) -> None:
 def options_of(command: list[str]) -> argparse.Namespace:
     """How `infinilm` reads a command; it ends the test if it does not know an option."""
     assert command[0] == PROGRAM
-    return _make_parser().parse_args(command[1:])
+    return make_parser().parse_args(command[1:])
 
 
 def serves(command: list[str], model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_nginx(tmp_path: Path) -> None:
 
 def test_options_of_the_page() -> None:
     """Every option that the page names is one of a command, and every setting of logs and keys is named."""
-    parser = _make_parser()
+    parser = make_parser()
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
     known = {name for command in ("serve", "route") for name in commands[command]._option_string_actions}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))) <= known

@@ -287,3 +287,16 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     (folder / "config.json").write_text((resolve_model("demo") / "config.json").read_text())
     with pytest.raises(WeightError, match="has a quantization_config, which says what that means"):
         LLM(folder, max_model_len=32, use_tqdm=False)
+
+
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+@pytest.mark.parametrize("more", [{}, {"mode": "affine", "model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 64}}])
+def test_folders_of_mlx(tmp_path: Path, keys: tuple[str, ...], more: dict[str, Any]) -> None:
+    """Their tensors would be refused one by one, and config.json blamed for it."""
+    values = {"group_size": 64, "bits": 4, **more}
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, values)))
+    with pytest.raises(
+        ConfigError, match="quantised as MLX stores them, which is not read: take the model that"
+    ) as told:
+        open_checkpoint(tmp_path)
+    assert len(str(told.value)) < 400

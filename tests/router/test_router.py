@@ -12,10 +12,11 @@ import httpx
 import openai
 import pytest
 from llm import tiny
-from server.support import KEY, SECONDS, ServerProcess, gauge, hosted, wait_for
+from server.support import KEY, SECONDS, Gate, ServerProcess, gauge, hosted, wait_for
 
 from infinilm import LLM
 from infinilm.cli.main import main
+from infinilm.server.silence import ping
 from router.support import CLIENT_KEY, HostedRouter, routed
 from router.test_failures import CHAT, HEADERS, REQUESTS, ask, said
 
@@ -65,6 +66,22 @@ def test_a_client_that_leaves_is_left_by_the_replica(router: HostedRouter, repli
         next(lines)
     wait_for(lambda: not any(replica.num_running for replica in router.pool.replicas))
     wait_for(lambda: not any(gauge(replica.url, "num_requests_running") for replica in replicas))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_fills_a_silence_is_passed_on(demo: LLM, n: int) -> None:
+    """Of streams that could go on elsewhere, whose comments the router reads, and of others."""
+    body = {**CHAT, "model": "tiny", "max_tokens": 8, "n": n}
+    with hosted(demo, sse_ping_interval=0.02) as replica, routed((replica.url, None)) as router, Gate(demo) as gate:
+        text = ""
+        url = f"{router.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=SECONDS) as answer:
+            for piece in answer.iter_text():
+                text += piece
+                if text.count(ping("")) > 2:
+                    gate.open()
+    assert set(re.findall("^:.*", text, re.MULTILINE)) == {": ping"}
+    assert text.endswith("data: [DONE]\n\n")
 
 
 def test_limits(replicas: list[ServerProcess]) -> None:

@@ -158,6 +158,8 @@ def test_bytes_of_partial_characters(tiny_folder: Path) -> None:
             data = b"".join(bytes(t.bytes or ()) for t, hidden in zip(tokens, special, strict=True) if not hidden)
             assert data.decode("utf-8", "replace") == choice.message.content
             assert "\ufffd" in data.decode("utf-8", "replace")
+            names = [token.token for token in tokens]  # OpenAI's, also of what is no character alone
+            assert any(name.startswith("bytes:\\x") for name in names) and not any("\ufffd" in name for name in names)
             chunks = list(client.chat.completions.create(**call, stream=True))
             assert "".join(c.choices[0].delta.content or "" for c in chunks) == choice.message.content
             streamed = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content or ()]
@@ -268,7 +270,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed"),
     ({"stop": [1]}, "stop[0]"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop[0]"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"99999999": 1}}, "logit_bias"),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
@@ -368,6 +370,57 @@ def test_lengths(client: openai.OpenAI) -> None:
                 client.chat.completions.create(model="demo", messages=[{"role": "user", "content": long}])
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", path)
         assert "maximum context length is 512 tokens" in caught.value.message  # as LiteLLM looks for it
+        told: Any = caught.value.body
+        assert (
+            told["n_ctx"] == 512 < told["n_prompt_tokens"]
+        )  # llama.cpp's test_ctx_shift.py and test_chat_completion.py
+
+
+def test_messages_for_clients_name_nothing_of_python(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=MESSAGES, stop=["x" * 2000])
+    assert caught.value.message.endswith("stop: the length of a string must be at most 1024, got 2000")
+
+
+def test_tokens_of_prompts(client: openai.OpenAI, demo: LLM) -> None:
+    """As vLLM has them (its tests/entrypoints/openai/test_return_token_ids.py): of chats beside the choices."""
+    ids = demo.render_chat(MESSAGES)
+    call: Any = {
+        "model": "demo",
+        "messages": MESSAGES,
+        "max_tokens": 2,
+        "n": 2,
+        "extra_body": {"return_token_ids": True},
+    }
+    whole = client.chat.completions.create(**call).model_dump()
+    assert whole["prompt_token_ids"] == ids and len(whole["choices"][1]["token_ids"]) == 2
+    first, *others = (chunk.model_dump() for chunk in client.chat.completions.create(**call, stream=True))
+    assert first["prompt_token_ids"] == ids
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+    plain = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=2).model_dump()
+    assert "prompt_token_ids" not in plain and "prompt_logprobs" not in plain
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_log_probabilities_of_prompts(server: ServerProcess, headers: dict[str, str], demo: LLM, top: int) -> None:
+    """As vLLM has them (its tests/entrypoints/openai/test_completion.py and test_chat.py), of both routes."""
+    body: dict[str, Any] = {"max_tokens": 1, "prompt_logprobs": top, "logprobs": 0, "temperature": 0}
+    ids = demo.render_chat(MESSAGES)
+    chat = post(server, headers, "/v1/chat/completions", **body | {"logprobs": False}, messages=MESSAGES).json()
+    (choice,) = post(server, headers, "/v1/completions", **body, prompt=ids, echo=True).json()["choices"]
+    assert len(choice["logprobs"]["top_logprobs"][1]) == 1  # of which fewer were asked for
+    told = choice["prompt_logprobs"]
+    assert told == chat["prompt_logprobs"]
+    assert told[0] is None and len(told) == len(ids)
+    for token_id, entry, logprob in zip(ids[1:], told[1:], choice["logprobs"]["token_logprobs"][1:], strict=False):
+        found = entry[str(token_id)]
+        assert found["logprob"] == logprob
+        assert found["decoded_token"] == demo.tokenizer.token_bytes(token_id).decode()
+        ranks = [one["rank"] for one in entry.values() if one["rank"] is not None]
+        assert ranks == list(range(1, top + 1))
+        assert (found["rank"] is None) == (len(entry) > top)
+    answer = post(server, headers, "/v1/chat/completions", **body | {"logprobs": False}, messages=MESSAGES, stream=True)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 def test_the_lesser_of_two_limits(client: openai.OpenAI) -> None:

@@ -18,6 +18,8 @@ import openai.types.responses.response_create_params as openai_response
 import pytest
 
 from infinilm import LLM
+from infinilm.server.bodies import Body
+from infinilm.server.chat import _thinking
 from server.support import SECONDS, Hosted, hosted
 from server.templates import QWEN
 
@@ -41,7 +43,8 @@ TEXT = {
     "temperature": 0.5, "top_p": 0.5, "user": "u",
 }  # fmt: skip
 RESPONSE = {
-    "background": False, "include": ["reasoning.encrypted_content"], "input": "Hi", "instructions": "Be brief",
+    "background": False, "context_management": [], "include": ["reasoning.encrypted_content"],
+    "input": "Hi", "instructions": "Be brief",
     "max_output_tokens": 2, "metadata": {"a": "b"}, "model": "tiny", "parallel_tool_calls": True,
     "prompt_cache_key": "k", "prompt_cache_options": {}, "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low", "summary": "auto"},
@@ -69,8 +72,14 @@ PATHS: Mapping[str, tuple[Any, Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Hosted]:
-    with LLM("demo", chat_template=QWEN) as llm, hosted(llm) as running:
+def llm() -> Iterator[LLM]:
+    with LLM("demo", chat_template=QWEN) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def host(llm: LLM) -> Iterator[Hosted]:
+    with hosted(llm, unknown_fields="refuse") as running:
         yield running
 
 
@@ -85,8 +94,8 @@ def test_fields_that_are_honoured(host: Hosted, path: str) -> None:
     for name, value in fields.items():
         answer = post(host, path, {**least, name: value})
         assert answer.status_code == 200, (name, answer.text)
-        # What is null is not said.
-        is_needed = name in {"model", "messages", "prompt", "input"} or (path, name) == ("messages", "max_tokens")
+        # What is null is not said. Without a model it is the one there is.
+        is_needed = name in {"messages", "prompt", "input"} or (path, name) == ("messages", "max_tokens")
         assert post(host, path, {**least, name: None}).status_code == (400 if is_needed else 200), name
     answer = post(host, path, {name: value for name, value in fields.items() if name != "max_tokens"} | least)
     assert answer.status_code == 200, answer.text
@@ -102,6 +111,57 @@ def test_other_fields_of_the_clients_are_refused_by_name(host: Hosted, path: str
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, name), answer.text
             assert name in error["message"]
+
+
+@pytest.mark.parametrize("rule", [None, "warn", "refuse"])
+def test_unknown_fields(llm: LLM, rule: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """They are refused, or told in the log, once, and in a header; by default that depends on whose bodies they are."""
+    with hosted(llm, unknown_fields=rule) as host:
+        for path in PATHS:
+            is_lenient = rule == "warn" or (rule is None and path in {"messages", "responses"})
+            for _ in range(2):
+                answer = post(host, path, {**PATHS[path][2], "compactness": 3, "x\n": 1, "model": None})
+                if is_lenient:
+                    assert answer.status_code == 200, answer.text
+                    told = answer.headers["x-infinilm-ignored-fields"]
+                    assert told == "compactness, (a name of other characters)"
+                else:
+                    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "compactness")
+            said = f"/v1/{path}: the field compactness is not known here, and is ignored"
+            assert caplog.messages.count(said) == is_lenient
+            # An answer would not be what was asked for.
+            for name in ("Temperature", "max_token", "topP", "bad_words", "min_ps", "dry_multiplier", "guided_jsn"):
+                answer = post(host, path, {**PATHS[path][2], name: 1})
+                assert path == "embeddings" or (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        if rule == "warn":
+            body = {**PATHS["responses"][2], "reasoning": {"effort": "low", "colour": 1}, "stream": True}
+            assert post(host, "responses", body).headers["x-infinilm-ignored-fields"] == "reasoning.colour"
+            assert "x-infinilm-ignored-fields" not in post(host, "completions", PATHS["completions"][2]).headers
+            answer = httpx.post(f"{host.url}/tokenize", json={"prompt": "x", "compactness": 1})
+            assert answer.headers["x-infinilm-ignored-fields"] == "compactness"
+
+
+def test_words_of_others(host: Hosted) -> None:
+    """Fields of other servers that mean something here are honoured; those that change no answer are taken."""
+    off = {"enable_thinking": False}
+    for said, means in (
+        ({}, {}),
+        ({"enable_thinking": False}, off),
+        ({"thinking": {"type": "disabled"}}, off),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, {"enable_thinking": True}),
+        ({"reasoning": {"enabled": False, "exclude": False}}, off),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", **off}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "low", **off}, {"reasoning_effort": "low", **off}),
+    ):
+        assert _thinking(Body(said)) == means
+    chat = {"messages": MESSAGES, "max_tokens": 2}
+    harmless = {"num_ctx": 1, "keep_alive": "5m", "usage": {"include": True}, "provider": {}, "cache_prompt": True}
+    harmless |= {"include_reasoning": True, "id_slot": 1, "priority": 1, "request_id": "x", "stop": ""}
+    harmless |= {"spaces_between_special_tokens": True}
+    assert post(host, "chat/completions", chat | harmless).status_code == 200
+    for name in ("include_reasoning", "spaces_between_special_tokens"):
+        assert post(host, "chat/completions", {**chat, name: False}).json()["error"]["param"] == name
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -147,7 +207,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
     ("messages", {"max_tokens": 0}, "max_tokens"),
     ("messages", {"thinking": {"type": "sometimes"}}, "thinking.type"),
-    ("messages", {"thinking": {}}, "thinking.type"),
+    ("messages", {"thinking": {"budget_tokens": 5}}, "thinking.type"),
     ("messages", {"thinking": {"type": "enabled", "budget_tokns": 5}}, "thinking.budget_tokns"),
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": "5"}}, "thinking.budget_tokens"),
     ("messages", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
@@ -215,6 +275,33 @@ def test_many_fields_that_are_there_once(host: Hosted) -> None:
         data = f'{{"model": "tiny", "metadata": {{{fields}, {last}}}}}'
         answer = httpx.post(f"{host.url}/v1/completions", content=data, headers=headers, timeout=SECONDS)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [
+        ("stop_token_ids", [1] * 65_537, 65_536),
+        ("allowed_token_ids", [1] * 524_289, 524_288),
+        ("logit_bias", {str(i): 0 for i in range(65_537)}, 65_536),
+        ("stop_token_ids", [1] * 5000, 4096),  # as `RequestLimits` has it
+    ],
+)
+def test_lists_are_bounded(host: Hosted, field: str, value: Any, most: int) -> None:
+    answer = post(host, "completions", {"prompt": "x", field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert f"at most {most}" in answer.json()["error"]["message"]
+
+
+def test_long_texts_are_refused_before_they_are_tokenised(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.service.tokenizer, "encode", None)  # which nothing may call
+    long = "a b c d " * (1 << 17)
+    for path, body in (
+        ("completions", {"prompt": long}),
+        ("chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("embeddings", {"input": long}),
+    ):
+        error = post(host, path, body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "prompt is too long: at least" in error["message"]
 
 
 def test_types_of_errors(host: Hosted) -> None:

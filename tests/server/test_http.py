@@ -11,7 +11,9 @@ import importlib.metadata
 import json
 import logging
 import re
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -230,6 +232,56 @@ def test_http_1_0(host: Hosted) -> None:
     assert read_to_end(host, head("GET /health HTTP/1.0")).endswith(b'{"status":"ok"}')
 
 
+def test_http_1_0_streams(host: Hosted, llm: LLM) -> None:
+    """What there is of an answer arrives while the rest is made; the end of the connection is its end."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True}).encode()
+    message = head("POST /v1/chat/completions HTTP/1.0", JSON, length=len(body)) + body
+    with Gate(llm) as gate, connect(host) as connection:
+        connection.sendall(message)
+        data = b""
+        while b'"role":"assistant"' not in data:  # the first token is not made yet
+            data += (piece := connection.recv(1 << 16))
+            assert piece, data
+        lines = data.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+        assert {"connection: close", "x-accel-buffering: no"} <= set(lines)
+        assert not any(line.startswith(("content-length", "transfer-encoding")) for line in lines)
+        gate.open()
+        while piece := connection.recv(1 << 16):
+            data += piece
+    assert data.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
+def test_nginx_as_it_comes(host: Hosted, llm: LLM, tmp_path: Path) -> None:
+    """A proxy_pass and nothing else, so that nginx speaks HTTP/1.0 and has its own buffers: it streams."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folders = "".join(f"{name}_temp_path {tmp_path}; " for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {tmp_path}/pid; events {{}} http {{ access_log off; {folders}"
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {host.url}; }} }} }}"
+    )
+    nginx = subprocess.Popen(["nginx", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx.conf")])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
+
+            def is_up() -> bool:
+                with suppress(httpx.ConnectError):
+                    return client.get("/health").status_code == 200
+                return False
+
+            wait_for(is_up)
+            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True}
+            with Gate(llm) as gate, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                pieces = answer.iter_text()
+                assert '"role":"assistant"' in next(pieces)
+                gate.open()
+                assert "".join(pieces).endswith("data: [DONE]\n\n")
+    finally:
+        nginx.terminate()
+        nginx.wait(SECONDS)
+
+
 def test_one_host(llm: LLM) -> None:
     with hosted(llm, allowed_hosts=("a",)) as host:
         assert ask(host, head("GET /health HTTP/1.1", "Host: A:80"))[0] == 200
@@ -283,13 +335,31 @@ def test_bodies(host: Hosted) -> None:
         for _ in range(3):  # larger than a head may be, and all there at once
             connection.sendall(post(body=BODY[:-1] + b" " * 200_000 + b"}"))
             assert read_one(connection)[0] == 200
-    squeezed = gzip.compress(BODY)
-    status, _, body = ask(host, post("Content-Encoding: gzip", body=squeezed))
+    status, _, body = ask(host, post("Content-Encoding: br"))
     assert status == 415 and "gzip" in json.loads(body)["error"]["message"]
     assert ask(host, post("Content-Encoding: identity"))[0] == 200
     for bad in (b"\xff\xfe", b'{"model": "tiny", "prompt": "\xff"}', BODY[:-1] + b', "temperature": NaN}', b"null"):
         status, _, body = ask(host, post(body=bad))
         assert status == 400 and json.loads(body)["error"]["message"]
+
+
+def test_gzipped_bodies(host: Hosted) -> None:
+    """They are bounded as they are unpacked, which a bomb of a kilobyte for a megabyte needs."""
+    limit = host.service.settings.max_body_bytes
+    zipped = gzip.compress(BODY)
+    for coding in ("gzip", "X-GZip"):
+        assert ask(host, post(f"Content-Encoding: {coding}", body=zipped))[0] == 200
+    chunks = b"".join(b"1\r\n%b\r\n" % bytes([byte]) for byte in zipped) + b"0\r\n\r\n"
+    line = "POST /v1/completions HTTP/1.1"
+    coded = ("Host: a", JSON, "Content-Encoding: gzip")
+    assert ask(host, head(line, *coded, "Transfer-Encoding: chunked") + chunks)[0] == 200
+    whole = gzip.compress(BODY[:-1] + b" " * (limit - len(BODY)) + b"}")
+    assert ask(host, post("Content-Encoding: gzip", body=whole))[0] == 200
+    bomb = gzip.compress(b" " * (limit + 1))
+    assert refused(read_to_end(host, post(*coded[2:], "Connection: close", body=bomb)), 413)["message"]
+    for bad in (BODY, zipped[:-1], zipped + b"x", zipped + zipped, b""):
+        data = read_to_end(host, post(*coded[2:], "Connection: close", body=bad))
+        assert "not gzip" in refused(data, 400)["message"]
 
 
 def test_methods(host: Hosted) -> None:
@@ -315,9 +385,7 @@ def test_methods(host: Hosted) -> None:
 
 def test_addresses_that_are_nearly_right(host: Hosted) -> None:
     for path, meant in (
-        ("/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("/v1/health", "/health"),
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/nothing/like/it", None),
     ):
@@ -325,6 +393,36 @@ def test_addresses_that_are_nearly_right(host: Hosted) -> None:
         message = json.loads(body)["error"]["message"]
         assert status == 404 and path in message
         assert message.partition("did you mean ")[2] == (f"{meant!r}?" if meant else ""), message
+
+
+def test_paths_with_and_without_v1(host: Hosted) -> None:
+    """As llama.cpp answers them: its tools/server/tests/unit/test_basic.py and test_chat_completion.py."""
+    assert ask(host, post().replace(b"/v1/completions", b"/completions"))[0] == 200
+    for path in ("/models", "/models/tiny", "/v1/health", "/v1/version", "/v1/metrics", "/tokenizer_info"):
+        assert ask(host, head(f"GET {path} HTTP/1.1", "Host: a"))[0] == 200, path
+    assert ask(host, head("GET /v1 HTTP/1.1", "Host: a"))[0] == 404
+    assert ask(host, head("GET /v1/ HTTP/1.1", "Host: a"))[0] == 404
+
+
+def test_a_prefix_of_all_paths(llm: LLM) -> None:
+    with hosted(llm, root_path="/llm", api_keys=("k",)) as host:
+        for prefix in ("", "/llm", "//llm/"):
+            assert ask(host, head(f"GET {prefix}/health HTTP/1.1", "Host: a"))[0] == 200
+            message = post("Authorization: Bearer k").replace(b" /v1", f" {prefix}/v1".encode())
+            assert ask(host, message)[0] == 200
+            assert ask(host, post().replace(b" /v1", f" {prefix}/v1".encode()))[0] == 401
+        assert ask(host, head("GET /llm/ HTTP/1.1", "Host: a"))[1]["content-type"].startswith("text/html")
+        status, headers, _ = ask(host, head("GET /llm HTTP/1.1", "Host: a"))
+        assert (status, headers["location"]) == (308, "/llm/")
+        assert ask(host, head("GET /llmx/health HTTP/1.1", "Host: a", "Authorization: Bearer k"))[0] == 404
+
+
+def test_tokenizer_info(host: Hosted, llm: LLM) -> None:
+    """As vLLM has it, its tests/entrypoints/openai/test_tokenization.py; lm-eval reads these fields."""
+    info = json.loads(ask(host, head("GET /tokenizer_info HTTP/1.1", "Host: a"))[2])
+    assert info["chat_template"] == llm.chat_template.source_text(False)
+    assert info["eos_token"] == llm.tokenizer.special_tokens["eos_token"]
+    assert info["model_max_length"] == llm.max_model_len
 
 
 def test_the_page_has_no_other_origin(host: Hosted) -> None:

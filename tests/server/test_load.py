@@ -25,6 +25,9 @@ LONG = {"model": "tiny", "prompt": "the", "max_tokens": 120, "ignore_eos": True}
 MAX_NUM_SEQS = 4
 
 
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+
+
 @pytest.fixture(scope="module")
 def llm(tiny_folder: Path) -> Iterator[LLM]:
     with LLM(tiny_folder, max_num_seqs=MAX_NUM_SEQS, seed=0) as made:
@@ -214,6 +217,31 @@ def test_embeddings_are_bounded_as_all_is(llm: LLM) -> None:
         holder.close()
 
 
+def test_streams_are_not_silent(llm: LLM) -> None:
+    """While a prompt waits or is computed something comes now and then, which clients pass over."""
+    asked: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": "x"},
+        "chat/completions": {"messages": MESSAGES},
+        "responses": {"input": "x"},
+        "messages": {"messages": MESSAGES, "max_tokens": 3},
+    }
+    with hosted(llm, sse_ping_interval=0.02) as host, httpx.Client(timeout=SECONDS) as client:
+        for path, body in asked.items():
+            url, body = f"{host.url}/v1/{path}", {**body, "seed": 1, "stream": True, "temperature": 0}
+            want = client.post(url, json=body | {"stream": False}).json()
+            filler = 'event: ping\ndata: {"type":"ping"}' if path == "messages" else ": ping"
+            with Gate(llm) as gate, client.stream("POST", url, json=body) as answer:
+                text = ""
+                for piece in answer.iter_text():
+                    text += piece
+                    if text.count(filler) > 2:
+                        gate.open()
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            assert text.replace(f"{filler}\n\n", "").startswith(("data: {", "event: ")), path
+            if path == "completions":
+                assert "".join(event["choices"][0]["text"] for event in events) == want["choices"][0]["text"]
+
+
 @pytest.fixture(scope="module")
 def hurried(tiny_folder: Path) -> Iterator[LLM]:
     """Takes 50 ms for each step of at most 4 tokens, and gives a request 200."""
@@ -374,10 +402,10 @@ def test_constraints_are_compiled_beside_all_else(host: Hosted, llm: LLM, monkey
     begun, may_end = threading.Event(), threading.Event()
     matcher = llm.grammars.matcher
 
-    def slow(constraint: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         begun.set()
         assert may_end.wait(SECONDS)
-        return matcher(constraint)
+        return matcher(*arguments)
 
     monkeypatch.setattr(llm.grammars, "matcher", slow)
     with raw(

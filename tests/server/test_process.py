@@ -232,7 +232,7 @@ def test_a_package_that_is_missing(module: str, error: str, tmp_path: Path) -> N
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
     assert f"the server needs {module.replace('_', '-')}, which is" in done.stderr
-    assert "pip install -U 'infinilm[server]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'llguidance" in done.stderr and "Traceback" not in done.stderr
     assert ("not installed" in done.stderr) == (error == "ModuleNotFoundError")
 
 

@@ -136,7 +136,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
     ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "a string"),
     ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", "unknown name"),
-    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not a field"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not JSON"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", f"{AND} structured_outputs.json"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", f"{AND} response_format"),
     ({"guided_choice": "yes", "ignore_eos": True}, "ignore_eos", "constraint"),

@@ -12,6 +12,7 @@ from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
@@ -49,6 +50,27 @@ def test_llama2_with_special_tokens():
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     # trim_blocks removes the newline after a block, not the one after an expression
     assert render(LLAMA2, messages, special=special) == "<s>[INST] hello [/INST]\n hi </s>\n[INST] bye [/INST]\n"
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA2, CHATML.replace("message.content", "message.content | trim")])
+@pytest.mark.parametrize("content", ["hi", "hi ", "a hello b\n", ""])
+def test_a_final_message_that_goes_on(template, content):
+    """What a template writes behind the last word is left out; a space at the end stays, which some templates cut."""
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    text = render(template, messages, special=special, continue_final_message=True)
+    assert text.endswith(content)
+    assert render(template, messages, special=special, add_generation_prompt=False).startswith(text.rstrip())
+    whole = render(template, messages, special=special, continue_final_message=True, add_generation_prompt=True)
+    assert whole == text
+
+
+@pytest.mark.parametrize("last", [HELLO[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}])
+def test_what_cannot_go_on(last):
+    with pytest.raises(RequestError, match=r"messages\[1\]: the last message can be continued if it is a text"):
+        render(CHATML, [*HELLO, last], continue_final_message=True)
+    with pytest.raises(RequestError, match="shows nothing of the last message"):
+        render("x", [*HELLO, {"role": "assistant", "content": "hi"}], continue_final_message=True)
 
 
 def test_template_refusal_is_a_request_error():

@@ -409,6 +409,8 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
     """
     config = _Keys(path, values)
     method = config.get("quant_method")
+    if method is None and _is_mlx(values):
+        raise ConfigError(_MLX.format(path=path))
     if method is None:
         in_bits = any(config.get(f"{prefix}load_in_{n}bit") is True for prefix in ("", "_") for n in (4, 8))
         method = "bitsandbytes" if in_bits else "compressed-tensors" if config.get("config_groups") else None
@@ -419,6 +421,21 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
             f"{path}: weights quantised by quant_method {short_repr(method)} are not read; read: {', '.join(METHODS)}"
         )
     return METHODS[method](config)
+
+
+def _is_mlx(values: Any) -> bool:
+    """Whether these are settings as MLX writes them: bits and groups without a method, and those of single layers."""
+    if not isinstance(values, Mapping) or not {"bits", "group_size"} <= values.keys():
+        return False
+    return all(
+        key in ("bits", "group_size", "mode") or isinstance(value, (dict, bool)) for key, value in values.items()
+    )
+
+
+_MLX = (
+    "{path}: the weights are quantised as MLX stores them, which is not read: take the model that they were made from, "
+    "such as its GGUF file, or itself with quantization='int4'"
+)
 
 
 def read_config(folder: Path) -> QuantisedLinears | None:
@@ -435,6 +452,8 @@ def read_config(folder: Path) -> QuantisedLinears | None:
         for key in CONFIG_KEYS:
             if part.get(key) is not None and part[key] != {}:
                 return parse_config(part[key], f"{folder / 'config.json'}: {key}")
+    if _is_mlx(config.get("quantization")):
+        raise ConfigError(_MLX.format(path=f"{folder / 'config.json'}: quantization"))
     for name, method in CONFIG_FILES.items():
         if values := read_optional_json(folder / name):
             return parse_config({"quant_method": method, **values}, str(folder / name))
