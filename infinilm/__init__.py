@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from infinilm.outputs import (
         CompletionOutput as CompletionOutput,
         EngineMetrics as EngineMetrics,
+        Logprob as Logprob,
         RequestMetrics as RequestMetrics,
         RequestOutput as RequestOutput,
         Score as Score,
@@ -94,6 +95,7 @@ _LAZY = {
         "infinilm.outputs": (
             "CompletionOutput",
             "EngineMetrics",
+            "Logprob",
             "RequestMetrics",
             "RequestOutput",
             "Score",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import RequestError
 from infinilm.grammar_text import as_lark, enforceable_grammar
 from infinilm.json_schema import LENIENT, enforceable_schema
+from infinilm.type_schemas import schema_of_type
 
 __all__ = ["Constraint"]
 
@@ -94,7 +94,7 @@ class Constraint:
         if isinstance(schema, str):
             schema = _parsed(schema, name)
         elif not isinstance(schema, (Mapping, bool)):
-            schema = _schema_of_type(schema, name)
+            schema = schema_of_type(schema, name)
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
@@ -187,40 +187,6 @@ def _written(value: Mapping[str, Any], name: str) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(f"{name}: the schema is not JSON: {what}") from None
-
-
-def _schema_of_type(kind: Any, name: str) -> Any:
-    """The JSON schema of a pydantic model, or of another type that pydantic knows."""
-    if callable(make := getattr(kind, "model_json_schema", None)):
-        return _without_sets(make())
-    if not isinstance(kind, type) and typing.get_origin(kind) is None:
-        raise TypeError(f"{name}: a schema must be a dict, JSON text or a type, got {short_repr(kind)}")
-    try:
-        from pydantic import TypeAdapter
-        from pydantic.errors import PydanticUserError
-        from typing_extensions import NotRequired, Required, TypedDict
-    except ImportError:
-        raise TypeError(
-            f"{name}: the schema of {short_repr(kind)} needs pydantic; pip install pydantic, or give it as a dict"
-        ) from None
-    if typing.is_typeddict(kind):  # pydantic reads those of typing from Python 3.12 on
-        hints = typing.get_type_hints(kind)
-        fields = {key: (Required if key in kind.__required_keys__ else NotRequired)[hints[key]] for key in hints}
-        kind = typing.cast(Any, TypedDict)(kind.__name__, fields)
-    try:
-        return _without_sets(TypeAdapter(kind).json_schema())
-    except PydanticUserError as error:
-        raise TypeError(f"{name}: pydantic makes no JSON schema of {short_repr(kind)}: {error}") from None
-
-
-def _without_sets(schema: Any) -> Any:
-    """Leave out `uniqueItems`: pydantic writes it for a set, and reads a list in which a value comes twice."""
-    if isinstance(schema, list):
-        return [_without_sets(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    is_set = schema.get("type") == "array" and schema.get("uniqueItems") is True
-    return {key: _without_sets(item) for key, item in schema.items() if not (is_set and key == "uniqueItems")}
 
 
 def _enforceable_tags(text: str, name: str) -> str:

@@ -53,11 +53,6 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-def told(error: BaseException) -> str:
-    """What an exception says, or its class if it says nothing, as a failed `assert` does."""
-    return str(error) or type(error).__name__
-
-
 class panics_as_errors:
     """Within it, a panic of a library written in Rust is raised as an `InfinilmError`.
 
@@ -83,6 +78,11 @@ class panics_as_errors:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         if kind is not None and kind.__name__ == "PanicException":
             raise self._error(f"{self._what}: a library failed in itself: {value}") from value
+
+
+def told(error: BaseException) -> str:
+    """What an exception says, or its class if it says nothing, as a failed `assert` does."""
+    return str(error) or type(error).__name__
 
 
 def own_copy(error: BaseException) -> BaseException:

@@ -38,17 +38,17 @@ def as_lark(text: str, name: str) -> str:
     if len(text) > _MAX_GBNF_BYTES:
         raise RequestError(f"{name}: a grammar in GBNF may have {_MAX_GBNF_BYTES} characters, this one has {len(text)}")
     try:
-        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
     except ImportError:
         raise RequestError(
             f"{name}: a grammar in GBNF needs the package llguidance: pip install 'infinilm[constraint]'"
         ) from None
     try:
         return str(gbnf_to_lark(text))
-    except GbnfToLarkError as error:
-        raise RequestError(f"{name}: the grammar in GBNF cannot be read: {error}") from None
     except RecursionError:
         raise RequestError(f"{name}: the grammar in GBNF is nested too deeply") from None
+    except Exception as error:  # it looks up names that are not there, among others
+        raise RequestError(f"{name}: the grammar in GBNF cannot be read: {error}") from None
 
 
 def enforceable_grammar(text: str, name: str) -> str:

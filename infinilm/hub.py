@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
+from infinilm.files import os_errors
 from infinilm.gguf.file import models_among
 from infinilm.progress import can_show
 
@@ -65,15 +66,16 @@ def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
 
     ConfigError: the address of a page.
     """
-    text = os.fspath(name)
-    if not isinstance(name, str) or Path(text).exists():
+    with os_errors(Path(name)):
+        exists = Path(name).exists()
+    if not isinstance(name, str) or exists:
         return None
-    if url := _URL.fullmatch(text):
+    if url := _URL.fullmatch(name):
         model = HubModel(url["id"], url["file"])
-        raise ConfigError(f"model {text!r} is the address of a page; pass {str(model)!r}")
-    if _HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
-        return HubModel(text, None)
-    match = _HUB_FILE.fullmatch(text)
+        raise ConfigError(f"model {name!r} is the address of a page; pass {str(model)!r}")
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return HubModel(name, None)
+    match = _HUB_FILE.fullmatch(name)
     return HubModel(match[1], match[2]) if match else None
 
 

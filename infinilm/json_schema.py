@@ -375,6 +375,7 @@ class _Reader:
                 self._leave_out(f"{path}.{key}", f"cannot be enforced: {short_repr(value, 40)} is beyond 2**62")
         if made.get("type") != "integer":
             self._mend_exclusive(made, schema)
+        made |= {key: made.pop(key) for key in _BOUNDS if key in made}  # in one order, whatever was moved
 
     def _mend_exclusive(self, made: dict[str, Any], schema: Mapping[str, Any]) -> None:
         """Move an exclusive bound that is whole a little, where llguidance would let it through.

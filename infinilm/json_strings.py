@@ -58,8 +58,17 @@ UNENFORCED_FORMATS = (
 
 _LOOK_AROUND = re.compile(r"(?:[^\\]|^)(?:\\\\)*\(\?<?[=!]")
 _BACK_REFERENCE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\[1-9k]")
-# pydantic's pattern of a Decimal as a text, whose look-ahead says that a digit is there.
-_KNOWN = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
+_CLOCK_TIME = r"T(\d+H(\d+M)?(\d+S)?|\d+M(\d+S)?|\d+S)"
+# Patterns of pydantic and zod that have look-around, and what says nearly the same without.
+_KNOWN = {
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",  # a Decimal
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)({_CLOCK_TIME})?|{_CLOCK_TIME})$"
+    ),
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_+-]+@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    ),
+}
 _PART = re.compile(r"\\.|\[\^?|\]|.", re.DOTALL)
 
 

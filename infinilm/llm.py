@@ -18,9 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint import load_weights, open_checkpoint
@@ -33,38 +30,33 @@ from infinilm.errors import RequestError
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
-from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
-from infinilm.requests import steps, streams
+from infinilm.requests import streams
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
 from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.feed import Drawn
 from infinilm.requests.handle import Request
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
 from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import areduce_prompts, reduce_prompts
-from infinilm.requests.reducers import HiddenPool, PromptLogprobs
-from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
+from infinilm.requests.scores import ScoreMethods
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
-from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer, TokenizerSource
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GREEDY = SamplingParams(temperature=0.0)
 
-
-class LLM(ChatMethods, OfThisProcess):
+class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -100,8 +92,8 @@ class LLM(ChatMethods, OfThisProcess):
         Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
-        None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
-        it is.
+        None: half of what is free, on a GPU 88% of it. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per
+        sequence), taken as it is.
     kv_cache_dtype
         Dtype of keys and values: "float32", "bfloat16", "float16", "int8", or "auto": the `dtype` if one was named,
         else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory and less time for
@@ -115,7 +107,8 @@ class LLM(ChatMethods, OfThisProcess):
     seed
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
-        A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+        Instead of the checkpoint's: a folder with tokenizer files, a hub id, a fast tokenizer of transformers or a
+        `tokenizers.Tokenizer`; and a template (text or path).
     generation_config
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
@@ -138,8 +131,17 @@ class LLM(ChatMethods, OfThisProcess):
     ------
     FileNotFoundError
         No such folder, or no config.json in it.
-    ConfigError, WeightError, CacheFullError
+    ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+    TypeError
+        An unknown parameter or a value of a wrong type.
+
+    Examples
+    --------
+    >>> from infinilm import LLM
+    >>> with LLM("demo", use_tqdm=False) as llm:
+    ...     print(llm.generate("Once upon a time", temperature=0, max_tokens=3)[0].text)
+    , there was
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class LLM(ChatMethods, OfThisProcess):
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
@@ -244,6 +246,7 @@ class LLM(ChatMethods, OfThisProcess):
             if others:
                 self._engine = others.engine(self._engine)
             self._adapters = Adapters(self._engine)
+            self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
@@ -325,7 +328,10 @@ class LLM(ChatMethods, OfThisProcess):
         return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Token ids of a text; `add_special_tokens`: with the BOS token and others that the tokenizer adds to prompts.
+
+        RequestError: the model has no tokenizer, or the text is not valid Unicode.
+        """
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: TokenIds) -> str:
@@ -371,6 +377,11 @@ class LLM(ChatMethods, OfThisProcess):
         Exception
             What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
             others have the finish reason "error" and their exception in `error`.
+
+        Examples
+        --------
+        >>> outputs = llm.generate(["The fox", "The hen"], temperature=0.7, max_tokens=50)  # doctest: +SKIP
+        >>> [output.text for output in outputs]  # doctest: +SKIP
         """
         drawn = self._requests.draw(prompts, sampling_params, sampling)
         return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
@@ -380,10 +391,16 @@ class LLM(ChatMethods, OfThisProcess):
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
+        Parameters are those of `generate`, events of all prompts come as they are made, and `index` says of which.
         Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
         call, before the first event; where prompts come from a generator, which may be endless, it raises when it is
         drawn. A request that fails ends with an event whose finish reason is "error". If no request succeeded, the
         first exception is raised after the last event.
+
+        Examples
+        --------
+        >>> for event in llm.stream("Once upon a time", max_tokens=50):  # doctest: +SKIP
+        ...     print(event.text, end="", flush=True)
         """
         return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
@@ -420,7 +437,11 @@ class LLM(ChatMethods, OfThisProcess):
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
-        """`stream` for asyncio: ``async for event in llm.astream(...)``."""
+        """`stream` for asyncio: ``async for event in llm.astream(...)``.
+
+        A bad request raises in this call, which need not be awaited. Leaving the loop, or cancelling its task, cancels
+        the requests when the iterator is closed.
+        """
         return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def asubmit(
@@ -438,72 +459,6 @@ class LLM(ChatMethods, OfThisProcess):
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
-
-    # ---- logits and log-probabilities ----
-
-    def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; `lora`: with this adapter."""
-        ids = self._requests.check_ids(input_ids, "input_ids", room=0)
-        out = np.empty((len(ids), self.config.vocab_size), np.float32)
-
-        def take(first: int, logits: npt.NDArray[np.float32]) -> None:
-            out[first : first + len(logits)] = logits
-
-        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
-        streams.run_prompts(self._thread, Drawn(iter((LogitsWork(sequence, take),)), 1, 1))
-        return out
-
-    def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:
-        """Log-probabilities of the tokens of given texts; they run as one batch.
-
-        Parameters
-        ----------
-        prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
-        top
-            How many of the most probable tokens to give at each place.
-        lora
-            The adapter that they run through.
-
-        Returns one `Score` per prompt, in order. RequestError: a prompt that can never be served, or `top` out of
-        range; nothing has run then.
-        """
-        self._requests.check_top("top", top)
-        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top), lora=lora)
-        return [
-            Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
-            for text, ids, score in reduced
-        ]
-
-    def embed(self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
-
-        `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
-        else runs. `lora`: the adapter that they run through. RequestError: a prompt that can never be served, another
-        pooling, or no such adapter; nothing has run then.
-        """
-        reduced = reduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in reduced])
-
-    async def aembed(
-        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
-    ) -> npt.NDArray[np.float32]:
-        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        done = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in done])
-
-    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
-        vectors = [pool.vector() for pool in pools]  # of no prompts none
-        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-
-    def _hidden_pool(self, pooling: str) -> HiddenPool:
-        if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled
-            raise RequestError("embeddings need all stages of the model in one process")
-        return HiddenPool(pooling)
 
     # ---- adapters ----
 
@@ -534,7 +489,10 @@ class LLM(ChatMethods, OfThisProcess):
     # ---- state ----
 
     def metrics(self) -> EngineMetrics:
-        """Counts and rates of this moment; never waits for the engine."""
+        """Counts of sequences, tokens and cache blocks, and tokens per second, of this moment: see `EngineMetrics`.
+
+        Never waits for the engine, and may be called from any thread and in callbacks, also after `close`.
+        """
         return self._thread.metrics()
 
     def reset_cache(self, cache_config: int | str | CacheConfig | None = None) -> None:

@@ -194,14 +194,17 @@ class SamplingParams:
     top_k : int
         Choose among the k most probable tokens; -1 or 0: all.
     top_p : float
-        Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all.
+        Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all (Holtzman et
+        al., https://arxiv.org/abs/1904.09751).
     min_p : float
-        Drop tokens less probable than min_p times the most probable one; in [0, 1].
+        Drop tokens less probable than min_p times the most probable one; in [0, 1] (Nguyen et al.,
+        https://arxiv.org/abs/2407.01082).
     repetition_penalty : float
         Above 0; positive logits of tokens of the prompt and the output are divided by it, negative ones multiplied.
-        Off at 1.
+        Off at 1 (Keskar et al., https://arxiv.org/abs/1909.05858, section 4.1; the signs as in transformers).
     presence_penalty, frequency_penalty : float
-        In -2..2; subtracted from the logits of tokens of the output: once, and once for each time. Off at 0.
+        In -2..2; subtracted from the logits of tokens of the output: once, and once for each time, as OpenAI's API
+        defines them. Off at 0.
     logit_bias : dict of int to float, optional
         Added to the logits of these token ids.
     allowed_token_ids : sequence of int, optional
@@ -242,6 +245,14 @@ class SamplingParams:
         Unknown keyword (with the nearest name), or a value of the wrong type.
     RequestError
         A value out of range (a ValueError): names the range.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from infinilm import SamplingParams
+    >>> params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=100, stop="END")
+    >>> replace(params, seed=1).seed
+    1
     """
 
     n: int = 1

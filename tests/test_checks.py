@@ -138,9 +138,17 @@ def test_an_application_that_configures_logging_has_it_its_way(configure: str) -
     assert run(configure + WARN) == "mine: a fish\n"
 
 
+def test_messages_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logs.printable("plain, é, 日本") == "plain, é, 日本"
+    assert logs.printable("a\nb\x1b[2J\u2028") == "a\\nb\\x1b[2J\\u2028"
+    note("one\ntwo\x1b[2J\r")
+    assert capsys.readouterr().err == "one\ntwo\\x1b[2J\\r\n"
+
+
 SERVER = """
 import infinilm, logging, sys
 from infinilm.logs import configure
+
 configure(sys.argv[1], logging.INFO, ("a",))
 fields = {"n": 2, "text": "two \\n words", "none": ""}
 logging.getLogger("infinilm.x").info("b", extra={"fields": fields})
@@ -152,7 +160,7 @@ logging.getLogger("infinilm").debug("no")
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_lines_of_a_server(form: str) -> None:
     """Each with its time; what it tells by name stays on its line; what other loggers say has the same form."""
-    first, second = run(f"import sys; sys.argv[1:] = [{form!r}]{SERVER}").splitlines()
+    first, second = run(f"import sys; sys.argv[1:] = [{form!r}]\n{SERVER}").splitlines()
     if form == "json":
         one, other = json.loads(first), json.loads(second)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("time"))
@@ -162,10 +170,3 @@ def test_lines_of_a_server(form: str) -> None:
     else:
         assert first.partition("Z ")[2] == 'info: b n=2 text="two \\n words" none=""'
         assert second.partition("Z ")[2] == "warning: c"
-
-
-def test_messages_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert logs.printable("plain, é, 日本") == "plain, é, 日本"
-    assert logs.printable("a\nb\x1b[2J\u2028") == "a\\nb\\x1b[2J\\u2028"
-    note("one\ntwo\x1b[2J\r")
-    assert capsys.readouterr().err == "one\ntwo\\x1b[2J\\r\n"

@@ -85,12 +85,15 @@ class _PackedFile:
 @contextmanager
 def new_folder(path: Path) -> Iterator[None]:
     """Make a folder, or take an empty one; leave nothing behind if the `with` block fails."""
-    existed = path.exists()
-    if existed and not path.is_dir():
-        raise ConfigError(f"{path} is a file; pass the name of a new folder")
-    if existed and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; pass the name of a new folder, or empty this one")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        existed = path.exists()
+        if existed and not path.is_dir():
+            raise ConfigError(f"{path} is a file; pass the name of a new folder")
+        if existed and any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty; pass the name of a new folder, or empty this one")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # such as a loop of links, or a name that is too long
+        raise ConfigError(f"{path}: no folder can be made here: {error.strerror}; pass the name of another") from error
     try:
         yield
     except BaseException:

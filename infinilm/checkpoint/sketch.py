@@ -6,6 +6,7 @@ headers, and behind these a hole, which takes no room on the disk. Whatever read
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,7 @@ class Headers(NamedTuple):
 
 
 @contextmanager
-def open_headers(model: str, revision: str | None = None) -> Iterator[Headers]:
+def open_headers(model: str | os.PathLike[str], revision: str | None = None) -> Iterator[Headers]:
     """Give a folder or a GGUF file with the headers of a model; nothing of the hub is fetched but these.
 
     Parameters
@@ -110,6 +111,7 @@ def _sketch(model: HubModel, revision: str | None, folder: Path) -> Path:
         names = [name.split("/", 2)[2] for name in hub.find(model.hub_id, revision=revision)]
     except Exception as error:  # the hub's errors share no base class of their own
         raise hub_error(model, error) from error
+    names = [name for name in names if not name.startswith("/") and ".." not in name.split("/")]  # inside the folder
     path = folder
     if model.file is None:
         wanted = _files_of_model(model, names)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import math
+import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +25,15 @@ _PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and lar
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest option for one it does not know."""
+    """An argument parser that reads --config, and whose errors are one line, with the nearest option for one unknown.
+
+    Attributes
+    ----------
+    hints : mapping of str to str
+        What is said of options that other programs have.
+    """
+
+    hints: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """End the program with what is wrong; the usage, which may have 24 lines, is in --help."""
@@ -31,6 +41,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the base class; unknown arguments end the program here."""
+        if "--config" in self._option_string_actions and args is not None:
+            from infinilm.cli.config_file import with_config
+
+            args = with_config(self, args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
@@ -41,6 +55,8 @@ class Parser(argparse.ArgumentParser):
         for name in (argument.partition("=")[0] for argument in unknown):
             if name in options:
                 return f"; {name} must come before --, which ends the options"
+            if name in self.hints:
+                return f"; {self.hints[name]}"
             longer = [option for option in options if name.startswith("--") and option.startswith(name)]
             if close := longer or difflib.get_close_matches(name, options, n=1):
                 return f"; did you mean {' or '.join(close)}?"
@@ -90,7 +106,7 @@ def add_model_settings(
         "--kv-cache",
         type=size,
         metavar="SIZE",
-        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, 88%% on GPUs, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -126,6 +142,31 @@ def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
     group.add_argument(
         "--merge-lora", action="append", metavar="FOLDER", help="make it part of the weights; may be repeated"
     )
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option for those who want no progress bars."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress bars, of downloads neither")
+
+
+def add_control_vector(parser: argparse.ArgumentParser) -> None:
+    """Add the option for control vectors."""
+    parser.add_argument(
+        "--control-vector",
+        action="append",
+        type=_scaled_file,
+        metavar="FILE[:SCALE]",
+        help="a GGUF file of directions that are added to the hidden states of layers, times SCALE; may be repeated",
+    )
+
+
+def _scaled_file(text: str) -> tuple[str, float]:
+    """Argument type: FILE or FILE:SCALE."""
+    file, colon, scale = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if colon and math.isfinite(value := float(scale)):
+            return file, value
+    return text, 1.0
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -310,8 +351,11 @@ _SAMPLING = [
 @contextlib.contextmanager
 def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """Open the model for one sequence at a time; `more`: further keywords of `LLM`."""
+    from infinilm.engine import ControlVector, HookRegistry
     from infinilm.llm import LLM
 
+    hooks = HookRegistry() if args.control_vector else None
+    vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
     with LLM(
         args.model,
         num_threads=args.num_threads,
@@ -319,9 +363,13 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
         max_num_batched_tokens=_PREFILL_CHUNK,
         tokenizer=args.tokenizer,
         generation_config=args.generation_config,
+        hooks=hooks,
+        use_tqdm=not args.quiet,
         **model_settings(args),
         **more,
     ) as llm:
+        if hooks is not None:
+            functools.reduce(operator.add, vectors).register(hooks, llm.config)
         yield llm
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import (
     add_constraint,
+    add_control_vector,
     add_lora,
     add_model_settings,
+    add_quiet,
     add_sampling,
     add_text,
     key_and_json,
@@ -68,6 +70,8 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_lora(parser, "the adapter that answers")
     add_sampling(parser, max_tokens=512)
     add_constraint(parser)
+    add_control_vector(parser)
+    add_quiet(parser)
 
 
 def run_chat(args: argparse.Namespace) -> int:
@@ -85,7 +89,7 @@ def run_chat(args: argparse.Namespace) -> int:
             return _answer_one(chat, message)
         if args.lines:
             return _answer_lines(chat)
-        note(f"{args.model}: {llm.config.architecture}, {llm.dtype} on {', '.join(llm.devices)}")
+        _tell(f"{args.model}: {llm.config.architecture}, {llm.dtype} on {', '.join(llm.devices)}")
         return _talk(chat, keeps_history=not args.no_history)
 
 
@@ -126,7 +130,7 @@ def _talk(chat: _Chat, *, keeps_history: bool) -> int:
     from infinilm.cli.prompt import Prompt, history_file
 
     with Prompt(_COMMANDS, history_file() if keeps_history else None) as prompt:
-        note("/help lists the commands; Ctrl-D ends")
+        _tell("/help lists the commands; Ctrl-D ends")
         was_pressed = False
         while True:
             is_reading = True
@@ -144,7 +148,14 @@ def _talk(chat: _Chat, *, keeps_history: bool) -> int:
                 if was_pressed:
                     return stopped()
                 was_pressed = True
-                note("[Ctrl-C again, or Ctrl-D, ends]")
+                _tell("[Ctrl-C again, or Ctrl-D, ends]")
+
+
+def _tell(text: str) -> None:
+    """Write a line that is no part of an answer."""
+    from infinilm.cli.terminal import dim
+
+    note(dim(text))
 
 
 class _Chat:
@@ -195,10 +206,10 @@ class _Chat:
         if command == "/exit":
             return False
         if command == "/help":
-            note(_HELP)
+            _tell(_HELP)
         elif command == "/reset":
             self._exchanges, self._first = [], 0
-            note("[the conversation starts anew]")
+            _tell("[the conversation starts anew]")
         elif command == "/system":
             self._set_system(rest)
         elif command == "/retry":
@@ -208,16 +219,16 @@ class _Chat:
         elif command == "/load":
             self._load(rest)
         else:
-            note(f"[no command {command}; /help lists them, and // begins a message with a slash]")
+            _tell(f"[no command {command}; /help lists them, and // begins a message with a slash]")
         return True
 
     def _set_system(self, text: str) -> None:
         self._system = text or self._system
-        note("[no system message]" if self._system is None else f"[system message: {self._system}]")
+        _tell("[no system message]" if self._system is None else f"[system message: {self._system}]")
 
     def _retry(self) -> None:
         if self._last is None:
-            note("[nothing to answer once more]")
+            _tell("[nothing to answer once more]")
             return
         if self._exchanges and self._exchanges[-1][0] == self._last:
             self._exchanges.pop()
@@ -226,21 +237,21 @@ class _Chat:
 
     def _save(self, name: str) -> None:
         if not name:
-            note("[/save FILE: name a file]")
+            _tell("[/save FILE: name a file]")
             return
         try:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
                 json.dump(self._messages(0), file, ensure_ascii=False, indent=1)
                 file.write("\n")
-            note(f"[saved to {name}]")
+            _tell(f"[saved to {name}]")
         except FileExistsError:
-            note(f"[{name} exists; name another file]")
+            _tell(f"[{name} exists; name another file]")
         except OSError as error:
-            note(f"[not saved: {error}]")
+            _tell(f"[not saved: {error}]")
 
     def _load(self, name: str) -> None:
         if not name:
-            note("[/load FILE: name a file]")
+            _tell("[/load FILE: name a file]")
             return
         from infinilm.files import read_text
 
@@ -248,11 +259,11 @@ class _Chat:
             saved = json.loads(read_text(Path(name).expanduser()))
             system, exchanges, last = _read_conversation(saved)
         except (OSError, ValueError, RecursionError, ConfigError) as error:
-            note(f"[not loaded: {error}]")
+            _tell(f"[not loaded: {error}]")
             return
         self._system, self._exchanges, self._first, self._last = system, exchanges, 0, last
         count = "1 exchange" if len(exchanges) == 1 else f"{len(exchanges)} exchanges"
-        note(f"[loaded {count} of {name}; /retry asks the last question again]")
+        _tell(f"[loaded {count} of {name}; /retry asks the last question again]")
 
     def _messages(self, first: int, text: str | None = None) -> list[dict[str, str]]:
         """The conversation from an exchange on, and the user's next message."""
@@ -276,19 +287,19 @@ class _Chat:
             raise
         except InfinilmError as error:
             self.num_failed += 1
-            note(f"[{error}]" if isinstance(error, RequestError) else f"[the request failed: {error}]")
+            _tell(f"[{error}]" if isinstance(error, RequestError) else f"[the request failed: {error}]")
             return None
         if reply.interrupted and not printer.text:
-            note("[stopped before the answer began; /retry asks again]")
+            _tell("[stopped before the answer began; /retry asks again]")
             return reply
         self.num_answered += 1
         self._exchanges.append((text, printer.text))
         if reply.interrupted:
-            note("[stopped]")
+            _tell("[stopped]")
         elif reply.finish_reason == "length":
             full = len(ids) + reply.num_tokens >= llm.max_model_len
             why = f"the context of {llm.max_model_len} tokens is full" if full else f"--max-tokens {params.max_tokens}"
-            note(f"[cut off: {why}]")
+            _tell(f"[cut off: {why}]")
         return reply
 
     def _splitter(self, messages: list[dict[str, str]]) -> ReasoningSplitter | None:
@@ -311,7 +322,7 @@ class _Chat:
             num_dropped += 1
         if num_dropped:
             what = "exchange was" if num_dropped == 1 else f"{num_dropped} exchanges were"
-            note(f"[the oldest {what} dropped: the context holds {limit} tokens]")
+            _tell(f"[the oldest {what} dropped: the context holds {limit} tokens]")
         return messages, ids
 
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,15 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
     )
     group.add_argument("--port", type=_port, default=8000, help="default 8000; 0: a free one")
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="listen at this Unix socket instead, which its owner and group may use (mode 0660)",
+    )
+    group.add_argument(
+        "--root-path", default="", metavar="PREFIX", help="such as /llm: where a proxy serves it, cut off or not"
+    )
+    group.add_argument("--config", metavar="FILE", help="options in a TOML file; those given here win")
     group.add_argument(
         "--api-key",
         action="append",
@@ -87,13 +97,18 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
     keys = tuple(args.api_key or ())
     if args.api_key is None and args.api_key_file is None:
         keys = keys_of("INFINILM_API_KEY")
-    if not Keys(keys, args.api_key_file) and args.host not in _LOCAL:
+    if args.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", args.root_path):
+        raise ConfigError(f"--root-path: expected a path such as /llm, got {args.root_path!r}")
+    is_local = args.host in _LOCAL or args.uds is not None
+    if not is_local and not Keys(keys, args.api_key_file):
         note("anybody who reaches this address can use the model: --api-key asks for a key")
     settings = ServerSettings(
         api_keys=keys,
         api_key_file=args.api_key_file,
         allowed_origins=tuple(args.allowed_origins),
-        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if args.host in _LOCAL else ["*"])),
+        # No browser reaches a Unix socket, and a proxy in front of one may pass on any name.
+        allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if is_local and args.uds is None else ["*"])),
+        root_path=args.root_path,
         max_body_bytes=args.max_body_bytes,
         drain_timeout=args.drain_timeout,
         log_requests=args.log_requests,
@@ -101,7 +116,7 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
         traces_to=_traces_to(args.otlp_endpoint),
         **more,
     )
-    names = ("host", "port", "ssl_keyfile", "ssl_certfile")
+    names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile")
     return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
 
 

@@ -20,8 +20,10 @@ import infinilm
 from infinilm.cli.arguments import (
     Parser,
     add_constraint,
+    add_control_vector,
     add_lora,
     add_model_settings,
+    add_quiet,
     add_sampling,
     add_text,
     as_options,
@@ -38,6 +40,7 @@ from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
 from infinilm.cli.pack import add_pack, run_pack
+from infinilm.cli.perplexity import add_perplexity, run_perplexity
 from infinilm.cli.quantize import add_quantize, run_quantize
 from infinilm.cli.route import add_route, run_route
 from infinilm.cli.serve import add_serve, run_serve
@@ -138,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"infinilm {infinilm.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
         sub = commands.add_parser(name, parents=[common], help=text, description=text, allow_abbrev=False)
         sub.set_defaults(run=run)
         return sub
@@ -149,6 +152,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
     add_quantize(command("quantize", run_quantize, "Write a quantised checkpoint, which transformers reads, too."))
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
+    add_perplexity(command("perplexity", run_perplexity, "Tell how well a model foretells a text of any length."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
@@ -180,6 +184,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
     add_constraint(parser)
+    add_control_vector(parser)
+    add_quiet(parser)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

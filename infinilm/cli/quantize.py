@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
+from infinilm.cli.arguments import add_quiet
 from infinilm.cli.output import note, put
 
 _TEXT = """\
@@ -41,6 +42,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", metavar="DEVICE", help="computes the loss and the calibration; default: auto"
     )
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
+    add_quiet(parser)
 
 
 def run_quantize(args: argparse.Namespace) -> int:
@@ -62,7 +64,9 @@ def run_quantize(args: argparse.Namespace) -> int:
             gram_of = stack.enter_context(
                 Calibration(resolve_model(args.model, args.revision), given, device=args.device)
             ).gram
-        folder = quantise_model(args.model, args.out, scheme, revision=args.revision, gram_of=gram_of)
+        folder = quantise_model(
+            args.model, args.out, scheme, revision=args.revision, use_tqdm=not args.quiet, gram_of=gram_of
+        )
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     put(f"{folder}: {format_bytes(size)} in {scheme}\n")
     if not args.no_loss:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from infinilm.cli.arguments import add_lora, add_model_settings, flag, model_settings, non_negative, positive
+from infinilm.cli.arguments import Parser, add_lora, add_model_settings, flag, model_settings, non_negative, positive
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
 from infinilm.cli.output import note
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
@@ -14,8 +14,43 @@ from infinilm.errors import ConfigError
 __all__ = ["add_serve", "run_serve"]
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
+_BY_TEMPLATE = "it is not needed: the model's chat template tells how"
+_HINTS = {
+    # Of vLLM.
+    "--enable-auto-tool-choice": _BY_TEMPLATE,
+    "--tool-call-parser": _BY_TEMPLATE,
+    "--reasoning-parser": _BY_TEMPLATE,
+    "--enable-reasoning": _BY_TEMPLATE,
+    "--lora-modules": "here it is --lora NAME=FOLDER",
+    "--enable-lora": "it is not needed beside --lora NAME=FOLDER",
+    "--tp": "here it is --tensor-parallel-size",
+    "-tp": "here it is --tensor-parallel-size",
+    "--pp": "here it is --pipeline-parallel-size",
+    "-pp": "here it is --pipeline-parallel-size",
+    "--data-parallel-size": "here it is --replicas",
+    "-dp": "here it is --replicas",
+    "--gpu-memory-utilization": "here it is --kv-cache, such as 80% of what is free",
+    "--enable-chunked-prefill": "it is not needed: prompts are always computed in chunks",
+    "--enforce-eager": "it is not needed: nothing is compiled for a model",
+    "--trust-remote-code": "it is not needed: no code of a checkpoint is run",
+    "--disable-log-requests": "it is not needed: requests are logged with --log-requests alone",
+    "--guided-decoding-backend": "it is not needed: there is one, llguidance",
+    # Of llama.cpp.
+    "--ctx-size": "here it is --max-model-len",
+    "-c": "here it is --max-model-len",
+    "--parallel": "here it is --max-num-seqs",
+    "-np": "here it is --max-num-seqs",
+    "--alias": "here it is --served-model-name",
+    "--chat-template-file": "here it is --chat-template",
+    "--jinja": "it is not needed: chat templates are always Jinja",
+    "--n-gpu-layers": "here it is --device: a model is on GPUs or on the CPU as a whole",
+    "-ngl": "here it is --device: a model is on GPUs or on the CPU as a whole",
+}
+
+
+def add_serve(parser: Parser) -> None:
     """Add the arguments of the command."""
+    parser.hints = _HINTS
     add_model_settings(parser, positional=True)
     add_lora(parser, "served as a model of this name; may be repeated")
     texts = parser.add_argument_group("what the model reads")
@@ -70,6 +105,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     group = add_front(parser)
     group.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="names in the API; default: that of the folder"
+    )
+    group.add_argument(
+        "--lora-folder",
+        metavar="FOLDER",
+        help="let clients load and unload adapters that lie in it, by /v1/load_lora_adapter; default: they cannot",
     )
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
@@ -144,11 +184,16 @@ def _be_stage(args: argparse.Namespace) -> int:
     if args.lora or args.merge_lora:
         raise ConfigError("--lora and --merge-lora: stages in processes of their own have no adapters")
     own = ("device", "tensor_parallel_size", "num_threads", "revision")
-    return run_stage(args.model, args.stage, args.stages, {name: getattr(args, name) for name in own}, note)
+    settings = {name: getattr(args, name) for name in own}
+    return run_stage(args.model, args.stage, args.stages, settings, note, listener=getattr(args, "listener", None))
 
 
 def _serve_replicas(args: argparse.Namespace) -> int:
     """Start servers, and a router in front of them."""
+    if args.lora_folder is not None:
+        raise ConfigError(
+            "--lora-folder is of one server: replicas must have the same adapters; give all of them --lora"
+        )
     with needs_packages("a router of replicas", "router"):
         from infinilm.router.processes import local_replicas
         from infinilm.router.run import serve_router
@@ -179,9 +224,12 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
+        lora_folder=args.lora_folder,
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
+    if args.lora_folder is not None and not Path(args.lora_folder).is_dir():
+        raise ConfigError(f"--lora-folder: there is no folder {args.lora_folder}")
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
         raise ConfigError("--served-model-name: a name is empty")
     model = model_settings(args)

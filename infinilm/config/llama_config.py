@@ -42,8 +42,8 @@ class LlamaConfig:
     Parameters
     ----------
     model_type, architectures
-        Family: "llama", "mistral", "qwen2" or "qwen3", and its class as in ["LlamaForCausalLM"]. One implies
-        the other; set both to change the family later.
+        The family, such as "llama" or "qwen3" (docs/architectures.md lists all of them), and its class as in
+        ["LlamaForCausalLM"]. One implies the other; set both to change the family later. Default: Llama's.
     vocab_size, hidden_size, intermediate_size
         32000, 4096, 11008.
     num_hidden_layers
@@ -126,6 +126,12 @@ class LlamaConfig:
         An unknown keyword, or token ids of another type.
     ConfigError
         An unknown family, a key the engine cannot honour, or one thing said twice and differently.
+
+    Examples
+    --------
+    >>> from infinilm import LlamaConfig
+    >>> LlamaConfig(hidden_size=256, num_attention_heads=4).head_dim
+    64
     """
 
     model_type: str

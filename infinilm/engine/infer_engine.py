@@ -128,12 +128,8 @@ class InferEngine(OfThisProcess):
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
         self.config: LlamaConfig = _read_config(config)
         kind, _, index = _device_kind(device_type).partition(":")
-        if distributed_config is not None:
-            dist_config = distributed_config
-        elif index:  # "auto", where GPUs before it are too old
-            dist_config = DistConfig(tp_device_ids=[int(index)])
-        else:
-            dist_config = DistConfig()
+        own = DistConfig(tp_device_ids=[int(index or 0)])  # with "auto", GPUs before it may be too old
+        dist_config = own if distributed_config is None else distributed_config
         group = CommunicationGroup(dist_config, kind)
         self.ranks: tuple[RankInfo, ...] = group.ranks
         """The rank of each device."""

@@ -283,7 +283,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     Parameters
     ----------
     model
-        As for `LLM`.
+        As for `LLM`. Of a hub id only the configuration and the headers of the weights are fetched.
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
@@ -297,17 +297,26 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         Another keyword.
     ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+
+    Examples
+    --------
+    >>> import infinilm
+    >>> infinilm.plan_memory("demo", memory="1GiB", device="cpu").max_num_seqs
+    64
     """
+    from infinilm.checkpoint.sketch import open_headers
+
     for name in settings:
         if name not in _SETTINGS:
             raise unknown_parameter("plan_memory", name, _SETTINGS)
-    return plan_model(model, **settings).memory
+    with open_headers(model, settings.pop("revision", None)) as headers:
+        return plan_model(headers.path, **settings).memory
 
 
 _SETTINGS = {
     item.name: item
     for item in inspect.signature(plan_model).parameters.values()
-    if item.kind is item.KEYWORD_ONLY and item.name != "stage"
+    if item.kind is item.KEYWORD_ONLY and item.name not in ("stage", "use_tqdm")
 }
 name_keywords(plan_memory, _SETTINGS.values())
 

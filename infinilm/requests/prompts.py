@@ -179,6 +179,59 @@ class RequestMaker:
         array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
         return text, array
 
+    def read_pairs(self, prompts: Prompts, continuations: Prompts) -> list[tuple[PromptDict, int]]:
+        """Prompts with continuations behind them, and which of their tokens is the first that counts.
+
+        One prompt goes with each continuation, one continuation with each prompt, or else they are pairs.
+
+        Where both are texts the whole is tokenised at once, as it is tokenised in a longer text, so that tokens may
+        reach across the border. What counts begins with the first token that is not as in the prompt alone. Of several
+        continuations of one prompt the first of these places is that of all: their log-probabilities are of the same
+        text behind the same tokens, and can be compared.
+
+        Raises
+        ------
+        RequestError
+            Numbers that do not go together; an empty continuation; no token of the prompt is left before it.
+        """
+        befores, behinds = list(as_prompts(prompts)), list(as_prompts(continuations))
+        if len(befores) != len(behinds) and 1 not in (len(befores), len(behinds)):
+            raise RequestError(
+                f"continuation: expected one, or one per prompt ({len(befores)}), got {len(behinds)}; one prompt takes "
+                "any number"
+            )
+        count = max(len(befores), len(behinds)) if befores and behinds else 0
+        pairs = [
+            self._read_pair(befores[i if len(befores) > 1 else 0], behinds[i if len(behinds) > 1 else 0], i)
+            for i in range(count)
+        ]
+        if len(befores) == 1 and pairs:
+            start = min(start for _, start in pairs)
+            pairs = [(pair, start) for pair, _ in pairs]
+        for i, (_, start) in enumerate(pairs):
+            if start == 0:
+                raise RequestError(
+                    f"continuation {i}: no token of the prompt is left as it is, so nothing stands before what is "
+                    "scored: give the prompt another beginning, such as the BOS token"
+                )
+        return pairs
+
+    def _read_pair(self, prompt: Prompt, continuation: Prompt, index: int) -> tuple[PromptDict, int]:
+        text, before = self.read(prompt, f"prompt {index}", room=0)
+        name = f"continuation {index}"
+        more, ids = _text_and_ids(continuation, name)
+        if more is not None and ids is None and text is not None:
+            if not more:
+                raise RequestError(f"{name} is empty: there is nothing to score")
+            whole = np.array(self._encode(text + more, name, 0, add_special_tokens=True), np.int32)
+            size = min(len(before), len(whole))
+            differ = np.flatnonzero(before[:size] != whole[:size])
+            return {"prompt": text + more, "prompt_token_ids": whole}, int(differ[0]) if differ.size else size
+        if more is not None and ids is None:
+            ids = self._encode(more, name, 0, add_special_tokens=False)
+        behind = self.check_ids(ids, name, room=0, expected="a text or a flat list of token ids")
+        return {"prompt_token_ids": np.concatenate([before, behind])}, len(before)
+
     def of_chats(
         self,
         messages: Conversations,
@@ -271,6 +324,7 @@ class RequestMaker:
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
                 room if params.max_tokens is None else min(params.max_tokens, room),
+                self._tokenizer if self._tokenizer.available else None,
             )
             for index in range(params.n)
         ]

@@ -21,7 +21,15 @@ import numpy.typing as npt
 
 from infinilm._core import MAX_LOGPROBS
 from infinilm.errors import RequestError, own_copy
-from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
+from infinilm.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenBytes,
+    TokenEvent,
+    name_logprobs,
+)
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.reducers import PromptLogprobs
@@ -172,6 +180,8 @@ class Completion(Work):
     eos_token_ids : frozenset of int
     max_new_tokens : int
         The limit that follows from max_tokens and from the room in the context.
+    tokenizer : TokenBytes, optional
+        Has the texts of tokens with log-probabilities; None: there is none.
     """
 
     def __init__(
@@ -184,8 +194,10 @@ class Completion(Work):
         pipeline: lg.LogitsPipeline,
         eos_token_ids: frozenset[int],
         max_new_tokens: int,
+        tokenizer: TokenBytes | None = None,
     ) -> None:
         super().__init__(sequence)
+        self.tokenizer = tokenizer
         self.request_id = request_id
         self.prompt_index = prompt_index
         self.index = index
@@ -374,8 +386,12 @@ class CompletionReader:
             reason,
             completion=completion.index,
             error=error,
-            top_logprobs=news.top_logprobs,
+            top_logprobs=None if news.top_logprobs is None else self._named(news.top_logprobs),
         )
+
+    def _named(self, logprobs: Mapping[int, float]) -> dict[int, Logprob]:
+        completion = self._completion
+        return name_logprobs(logprobs, completion.sequence.params.logprobs or 0, completion.tokenizer)
 
     @property
     def has_more(self) -> bool:
@@ -444,7 +460,7 @@ class CompletionReader:
             index=completion.index,
             text=text.text if text is not None else "",
             token_ids=list(sequence.output_token_ids),
-            logprobs=list(completion.logprobs) if wanted else None,
+            logprobs=[self._named(one) for one in completion.logprobs] if wanted else None,
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
             finish_reason=completion.finish_reason if self._error is None else "error",
             stop_reason=completion.stop_reason,
@@ -559,6 +575,6 @@ class GenerationRequest:
             prompt_token_ids=self._prompt_token_ids.tolist(),
             outputs=[(c.reader if readers is None else readers[c]).output() for c in self.completions],
             finished=self.finished,
-            prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
+            prompt_logprobs=scores.merged(first.tokenizer) if scores is not None and scores.is_complete else None,
             metrics=metrics,
         )

@@ -83,6 +83,8 @@ def make_app(
         return None
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["path"] in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            raise ApiError("this is a router, whose servers have the same adapters: ask each of them", 404)
         answer = await own(scope, receive)
         await (answer or forwarder)(scope, receive, send)
 

@@ -38,6 +38,7 @@ def replica_options(args: argparse.Namespace, host: str, key: str, **more: Any) 
     """The options of `infinilm serve` for one replica, from those of the command that starts several."""
     options = {name: value for name, value in vars(args).items() if name not in _OF_ROUTER}
     own = {"host": host, "port": 0, "api_key": [key], "api_key_file": None, "ssl_keyfile": None, "ssl_certfile": None}
+    own |= {"uds": None, "root_path": ""}  # the router serves these
     shared = {"allowed_origins": [], "allowed_hosts": ["*"], "replicas": None, "ray_address": None, "debug": False}
     return options | own | shared | more
 

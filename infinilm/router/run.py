@@ -22,8 +22,10 @@ from infinilm.server.run import (
     QuietServer,
     all_taken,
     allow_connections,
+    end_listening,
     listen,
     read_keys_at_sighup,
+    shown_address,
     uvicorn_config,
     write_logs,
 )
@@ -43,6 +45,7 @@ def serve_router(
     *,
     host: str,
     port: int,
+    uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
     tell: Callable[[str], object] = print,
@@ -55,7 +58,7 @@ def serve_router(
     settings : RouterSettings
     replicas : sequence of (str, str or None)
         Address and key of each.
-    host, port, ssl_keyfile, ssl_certfile, tell
+    host, port, uds, ssl_keyfile, ssl_certfile, tell
         As those of `infinilm.server.run.serve`.
     launch : callable, optional
         Starts more replicas, which end with the router.
@@ -66,7 +69,7 @@ def serve_router(
         The address cannot be had, or a replica is no server of this model and version.
     """
     write_logs(settings.front)
-    listener = listen(host, port)
+    listener = listen(host, port, uds)
     allow_connections()
     front = settings.front
     all_keys = (
@@ -88,9 +91,7 @@ def serve_router(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signalled)
         read_keys_at_sighup(all_keys, signalled)
-        scheme = "https" if ssl_certfile else "http"
-        shown = f"[{host}]" if ":" in host else host
-        url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
+        url = shown_address(listener, host, ssl_certfile is not None)
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
             pool, metrics = Pool(settings, session), RouterMetrics()
@@ -135,7 +136,7 @@ def serve_router(
     try:
         return asyncio.run(run())
     finally:
-        listener.close()
+        end_listening(listener, uds)
 
 
 def open_session() -> aiohttp.ClientSession:

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from infinilm.errors import EngineDeadError, did_you_mean
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
+from infinilm.server.adapters import load_adapter, unload_adapter
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
@@ -354,6 +355,26 @@ async def _model(service: Service, request: Request) -> Response:
     return JSONResponse(_model_entry(service, service.check_model(name)))
 
 
+async def _load_adapter(service: Service, request: Request) -> Response:
+    return await _change_adapters(service, request, load_adapter)
+
+
+async def _unload_adapter(service: Service, request: Request) -> Response:
+    return await _change_adapters(service, request, unload_adapter)
+
+
+async def _change_adapters(
+    service: Service, request: Request, change: Callable[[Service, Mapping[str, Any], UnknownFields], str]
+) -> Response:
+    values = await _json(service, request)
+    try:
+        told = await asyncio.to_thread(change, service, values, request.state.unknown)
+    except EngineDeadError as error:
+        raise service.failed(error) from error
+    service.identity = None  # the answers of an adapter are part of it
+    return PlainTextResponse(told)
+
+
 async def _tokenize(service: Service, request: Request) -> Response:
     """As vLLM's: a prompt, or messages, to token ids."""
     values = await _json(service, request)
@@ -461,6 +482,8 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/messages/count_tokens": ("POST", _count_tokens),
     "/v1/embeddings": ("POST", _embeddings),
     "/v1/models": ("GET", _models),
+    "/v1/load_lora_adapter": ("POST", _load_adapter),
+    "/v1/unload_lora_adapter": ("POST", _unload_adapter),
     "/tokenize": ("POST", _tokenize),
     "/detokenize": ("POST", _detokenize),
     "/tokenizer_info": ("GET", _tokenizer_info),

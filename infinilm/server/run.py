@@ -7,8 +7,10 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,10 +31,12 @@ __all__ = [
     "QuietServer",
     "all_taken",
     "allow_connections",
+    "end_listening",
     "listen",
     "make_config",
     "read_keys_at_sighup",
     "serve",
+    "shown_address",
     "uvicorn_config",
     "write_logs",
 ]
@@ -48,6 +52,7 @@ def serve(
     *,
     host: str,
     port: int,
+    uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
     tell: Callable[[str], object] = print,
@@ -62,6 +67,8 @@ def serve(
     host : str
     port : int
         0: a free one.
+    uds : str, optional
+        The path of a Unix socket to listen at instead.
     ssl_keyfile, ssl_certfile : str, optional
         PEM files; both: HTTPS.
     tell : callable
@@ -74,16 +81,18 @@ def serve(
     Exception
         What made the loading fail.
     """
-    listener = listen(host, port)
+    listener = listen(host, port, uds)
     allow_connections()
     try:
         return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, tell))
     finally:
-        listener.close()
+        end_listening(listener, uds)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; ConfigError if the address cannot be had."""
+def listen(host: str, port: int, uds: str | None = None) -> socket.socket:
+    """A socket that listens, at a path where one is given; ConfigError if the address cannot be had."""
+    if uds is not None:
+        return _listen_at_path(uds)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,6 +104,44 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
     listener.listen(2048)
     return listener
+
+
+def _listen_at_path(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_over(path):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o660)  # before it listens, so that nobody else is in already
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds: cannot listen at {path}: {error.strerror or error}; choose another path") from None
+    listener.listen(2048)
+    return listener
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether there is a socket at which no process listens: one that was killed leaves it."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(path) == errno.ECONNREFUSED
+
+
+def end_listening(listener: socket.socket, uds: str | None) -> None:
+    """Close a socket that listens, if it is not closed yet; no file is left of it."""
+    listener.close()
+    if uds is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(uds)
+
+
+def shown_address(listener: socket.socket, host: str, is_https: bool) -> str:
+    """Where it listens, for the user."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_https else 'http'}://{shown}:{listener.getsockname()[1]}"
 
 
 def allow_connections() -> None:
@@ -172,9 +219,7 @@ async def _serve(
             llm = loading.result()
             service.serve(llm)
             _collect_seldom()
-            scheme = "https" if ssl_certfile else "http"
-            shown = f"[{host}]" if ":" in host else host
-            tell(f"{settings.model_names[0]} at {scheme}://{shown}:{listener.getsockname()[1]}")
+            tell(f"{settings.model_names[0]} at {shown_address(listener, host, ssl_certfile is not None)}")
             dying = asyncio.ensure_future(service.died())
             await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
@@ -247,7 +292,12 @@ def read_keys_at_sighup(all_keys: Sequence[Keys], end: Callable[[], object]) -> 
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is of something else than a request that the end of the process has cancelled."""
+    """Whether a line of the log is of something else than requests that the end of the process has cancelled.
+
+    A connection that idles at the end is closed after a moment; uvicorn says then that it cancels 0 tasks, as an error.
+    """
+    if str(record.msg).startswith("Cancel ") and record.args == (0,):
+        return False
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 

@@ -463,6 +463,16 @@ class Service:
         await self._idle.wait()
 
 
+def _for_clients(error: BaseException) -> str:
+    return _FOR_OPERATORS.sub("", told(error))
+
+
+def _make_ready(llm: LLM) -> None:
+    """Start what the first constraint needs; where that fails, the first constraint says why."""
+    with contextlib.suppress(InfinilmError):
+        llm.grammars.start()
+
+
 def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | None:
     """Writes spans for a service of this name, if there is an address for them."""
     if endpoint is None:
@@ -470,16 +480,6 @@ def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | No
     from infinilm.server.traces import Traces  # of an extra
 
     return Traces.to(endpoint, name, model_name)
-
-
-def _for_clients(error: BaseException) -> str:
-    return _FOR_OPERATORS.sub("", str(error))
-
-
-def _make_ready(llm: LLM) -> None:
-    """Start what the first constraint needs; where that fails, the first constraint says why."""
-    with contextlib.suppress(InfinilmError):
-        llm.grammars.start()
 
 
 def _queue_full(message: str) -> ApiError:

@@ -32,6 +32,8 @@ class ServerSettings:
         Seconds that running requests get to end after SIGTERM.
     page : bool
         Serve the chat page at /.
+    lora_folder : str or None
+        Clients may load adapters from the folders in it; None: they may not.
     unknown_fields : str or None
         "refuse" or "warn": what becomes of requests with fields that are not known here; None: what suits each route,
         see `Service.unknown_fields`.
@@ -56,6 +58,7 @@ class ServerSettings:
     max_queued_tokens: int = 1 << 22
     drain_timeout: float = 30.0
     page: bool = True
+    lora_folder: str | None = None
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
     log_requests: bool = False

@@ -36,6 +36,7 @@ _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 4 * 1024 * 1024
 _MAX_LOCATING = 200  # schemas that are compiled to find which of them is at fault
 _LOCATING_SECONDS = 2.0
+_MAX_LOGGED = 1000
 _MAX_SECONDS = 3600.0  # where no time limit is said
 
 # Of llguidance: items of its parser for a mask, of which it makes some 20,000 in a millisecond where a grammar is not
@@ -185,7 +186,8 @@ class Grammars:
         if matcher.is_error():
             raise RequestError(f"{name}: {_reason(matcher.get_error())}")
         if constraint.relaxed:
-            logger.warning("%s: not enforced: %s", name, ", ".join(constraint.relaxed))
+            paths = ascii(", ".join(constraint.relaxed))[:_MAX_LOGGED]  # with names of a client
+            logger.warning("%s: not enforced: %s", name, paths)
         return matcher
 
     def _refuse_failing(self, constraint: Constraint, grammar: str, end: float) -> None:

@@ -14,7 +14,7 @@ from llm import tiny
 from lora.adapters import make_adapter
 
 from cli.support import run
-from infinilm import LLM, hub as infinilm_hub
+from infinilm import LLM, hub as infinilm_hub, plan_memory
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.quantised.writer import quantise_model
 from infinilm.errors import ConfigError
@@ -73,7 +73,8 @@ def test_weights_are_not_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]) -
     file = here / "model.safetensors"
     assert run("plan", "org/name") == 0
     assert capsys.readouterr().out.startswith("org/name: LlamaForCausalLM, ")
-    assert hub.sent["org/name/model.safetensors"] < 200_000 < file.stat().st_size / 10
+    assert plan_memory("org/name", kv_cache="1MiB") == plan_memory(here, kv_cache="1MiB")
+    assert hub.sent["org/name/model.safetensors"] < 400_000 < file.stat().st_size / 10
 
 
 def test_what_was_fetched_needs_no_network(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +159,9 @@ def test_bars_of_the_hub(
         assert llm.max_model_len == 128
     err = capsys.readouterr().err
     assert bool(err) == wanted
+    shutil.rmtree(hub.root.parent / "cache")
+    assert run("generate", "the", "--model", "org/name", "-n", "2", *([] if wanted else ["--quiet"])) == 0
+    assert bool(capsys.readouterr().err) == wanted
     assert not err.rpartition("\r")[2].strip()
 
 

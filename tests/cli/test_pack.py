@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,17 @@ def test_all_commands_take_the_folder(
         (["FOLDER", "OUT", "--dtype", "int8"], "--dtype: expected 'auto'"),
         (["FOLDER", "OUT", "--num-threads", "0"], "--num-threads"),
         (["FOLDER", "/proc/packed"], "/proc/packed"),
+        (["FOLDER", "LOOP/packed"], "packed: no folder can be made here: Too many levels of symbolic links"),
+        (["FOLDER", "x" * 300], "no folder can be made here: File name too long"),
+        (["x" * 300, "OUT"], "cannot be read: File name too long"),
     ],
 )
 def test_bad_arguments(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
-    named = [arg.replace("FOLDER", places["FOLDER"]).replace("OUT", places["OUT"]) for arg in arguments]
+    (tmp_path / "LOOP").symlink_to("LOOP")
+    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out"), "LOOP": str(tmp_path / "LOOP")}
+    named = [re.sub("|".join(places), lambda found: places[found[0]], argument) for argument in arguments]
     assert run("pack", *named) == 2
     captured = capsys.readouterr()
     assert message in captured.err and not captured.out

@@ -526,6 +526,11 @@ def test_any_json_is_a_config_or_a_config_error(values, data):
         ("qwen3_moe", {"moe_intermediate_size": "768"}, "moe_intermediate_size must be an integer"),
         ("qwen3_moe", {"moe_intermediate_size": 2**31}, "moe_intermediate_size must be"),
         ("qwen3_moe", {"num_experts": -1}, "num_experts must be"),
+        (
+            "qwen3_moe",
+            {"num_experts": 65535, "num_hidden_layers": 8},
+            "num_experts 65535 in each of 8 layers are more than the 131072 that a model may have",
+        ),
         ("qwen3_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
         ("qwen3_moe", {"mlp_only_layers": [1.5]}, "mlp_only_layers must be a list of numbers of layers; got"),

@@ -45,7 +45,7 @@ def test_the_model_itself(tmp_path: Path) -> None:
         ({"general.architecture": "clip", "general.type": "mmproj"}, r"the part of a model that sees or hears: pass"),
         ({"general.architecture": "clip"}, r"the part of a model that sees or hears: pass the GGUF file of its lan"),
         ({"general.type": "imatrix"}, r"an importance matrix, which a model was quantised by: pass the GGUF file of"),
-        ({"general.architecture": "controlvector"}, r"a control vector, which is not read: pass the GGUF file of a"),
+        ({"general.architecture": "controlvector"}, r"a control vector, not a model: pass the GGUF file of its mo"),
         ({"general.architecture": "flux"}, r"architecture 'flux' \(general.architecture\) is not supported; supp"),
         ({}, r"architecture None \(general.architecture\) is not supported; supported:"),
     ],

@@ -24,7 +24,7 @@ def test_every_file_is_installed() -> None:
     """Also the type stub, py.typed and the bundled model."""
     if INSTALLED == SOURCE:
         pytest.skip("an editable install")
-    kept = {".py", ".pyi", ".typed", ".json", ".safetensors", ".jinja"}
+    kept = {".py", ".pyi", ".typed", ".json", ".safetensors", ".jinja", ".html", ".css", ".js"}
     wanted = {p.relative_to(SOURCE) for p in SOURCE.rglob("*") if p.suffix in kept or p.name == "py.typed"}
     assert {Path("py.typed"), Path("_core.pyi"), Path("llm.py")} <= wanted
     missing = [str(p) for p in sorted(wanted) if not (INSTALLED / p).exists()]

@@ -236,6 +236,20 @@ def test_a_replica_whose_pipes_stay_open_says_why_it_does_not_start(stand_in: Pa
     asyncio.run(run())
 
 
+def test_what_is_logged_is_no_address(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name in a model's files may hold a line that looks like one."""
+    logged = ["a tensor is not read: visual", "look at http://localhost:2", '{"url": "http://localhost:2"}']
+    stand_in.write_text(stand_in.read_text() + "".join(f"echo {shlex.quote(line)} >&2\n" for line in logged) + SERVES)
+
+    async def run() -> None:
+        replica = await processes.ServerProcess.start({})
+        assert replica.url == "http://localhost:1"
+        await replica.wait()
+
+    asyncio.run(run())
+    assert capsys.readouterr().err.splitlines() == logged
+
+
 def test_a_replica_starts_on_uvloop(stand_in: Path) -> None:
     """On which actors of Ray run where it is installed, as it is beside Ray Serve."""
     stand_in.write_text(stand_in.read_text() + "read options\n" + SERVES + "read end\n")
@@ -250,20 +264,6 @@ def test_a_replica_starts_on_uvloop(stand_in: Path) -> None:
         loop.run_until_complete(asyncio.wait_for(run(), SHORT))
     finally:
         loop.close()
-
-
-def test_what_is_logged_is_no_address(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name in a model's files may hold a line that looks like one."""
-    logged = ["a tensor is not read: visual", "look at http://localhost:2", '{"url": "http://localhost:2"}']
-    stand_in.write_text(stand_in.read_text() + "".join(f"echo {shlex.quote(line)} >&2\n" for line in logged) + SERVES)
-
-    async def run() -> None:
-        replica = await processes.ServerProcess.start({})
-        assert replica.url == "http://localhost:1"
-        await replica.wait()
-
-    asyncio.run(run())
-    assert capsys.readouterr().err.splitlines() == logged
 
 
 def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,9 +81,12 @@ class Browser:
         made = httpx.put(f"http://127.0.0.1:{self._port}/json/new?about:blank", timeout=SECONDS).json()
         with connect(made["webSocketDebuggerUrl"], max_size=None, open_timeout=SECONDS) as socket:
             other = Browser(socket, self._port)
-            other.open(url)
-            yield other
-            other.send("Page.close")
+            try:
+                other.open(url)
+                yield other
+            finally:
+                other.send("Page.close")
+                self.send("Page.bringToFront")  # a page in the background draws nothing
 
     def wait(self, condition: str) -> None:
         end = time.monotonic() + SECONDS
@@ -103,10 +106,9 @@ class Browser:
             time.sleep(0.05)
         self.errors.clear()
 
-    def resize(self, width: int, height: int, dark: bool = False) -> None:
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
-        )
+    def resize(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 700}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 

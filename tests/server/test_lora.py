@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,3 +86,56 @@ def test_an_adapter_can_come_and_go(client: httpx.Client, llm: LLM) -> None:
     llm.remove_lora("late")
     answer = client.post("/v1/completions", json={"model": "late", "prompt": "the"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_clients_load_and_unload_adapters(llm: LLM, tiny_folder: Path, tmp_path: Path) -> None:
+    """Those of one folder. The words are vLLM's, of its tests/entrypoints/openai/test_lora_resolvers.py and serving."""
+    allowed = tmp_path / "allowed"
+    make_adapter(allowed / "good", tiny_folder)
+    shutil.copytree(allowed / "good", tmp_path / "outside")
+    (allowed / "empty").mkdir()
+    (allowed / "link").symlink_to(tmp_path / "outside")
+    with (
+        hosted(llm, lora_folder=str(allowed)) as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        before = client.get("/replica").json()["parts"]
+
+        def change(what: str, **body: Any) -> httpx.Response:
+            return client.post(f"/v1/{what}_lora_adapter", json=body)
+
+        answer = change("load", lora_name="new", lora_path="good")
+        assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'new' added successfully.")
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["tiny", "polite", "new"]
+        (want,) = llm.generate("the", lora="new", temperature=0, max_tokens=8)
+        got = post(client, "/v1/completions", model="new", prompt="the", **GREEDY)
+        assert got["choices"][0]["token_ids"] == want.outputs[0].token_ids
+        assert client.get("/replica").json()["parts"] != before  # a router would see that it differs
+        for path in (
+            "../outside",
+            str(tmp_path / "outside"),
+            "link",
+            "empty",
+            "none",
+            "good/adapter_config.json",
+            "\0",
+            "x" * 5000,
+        ):
+            answer = change("load", lora_name="bad", lora_path=path)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora_path"), path
+            assert path == str(tmp_path / "outside") or str(tmp_path) not in answer.text
+        for name in ("new", "tiny", "x" * 300, "a\nb", ""):
+            answer = change("load", lora_name=name, lora_path="good")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora_name")
+        assert change("load", lora_name="x").json()["error"]["param"] == "lora_path"
+        assert change("load", lora_name="x", lora_path="good", load_inplace=True).status_code == 400
+        assert change("load", lora_name="full", lora_path=str(allowed / "good")).status_code == 200
+        answer = change("unload", lora_name="new", lora_int_id=1)
+        assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
+        assert change("unload", lora_name="full").status_code == 200
+        assert change("unload", lora_name="new").json()["error"]["code"] == "model_not_found"
+        assert client.get("/replica").json()["parts"] == before
+    with hosted(llm) as server:
+        for what in ("load", "unload"):
+            answer = httpx.post(f"{server.url}/v1/{what}_lora_adapter", json={"lora_name": "x", "lora_path": "good"})
+            assert answer.status_code == 403 and "--lora-folder" in answer.json()["error"]["message"]

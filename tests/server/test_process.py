@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from infinilm import LLM, RequestLimits
+from infinilm.cli.main import main
 from infinilm.server.keys import Keys
 from infinilm.server.settings import ServerSettings
 from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
@@ -358,3 +360,89 @@ def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     keys = Keys(settings.api_keys, settings.api_key_file)
     shown = [keys.are_in({"x-api-key": key}) for key in ("five", "three", "four", "one", "")]
     assert shown == [True, True, True, False, False]
+
+
+def test_options_of_a_file(start: Any, tmp_path: Path) -> None:
+    """What the command line says stands, wherever it says it; the file may have everything else."""
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'model = "m"\nseed = 3\nmax_model_len = 7\nserved-model-name = ["a", "b"]\nno-page = true\n'
+        'enable-prefix-caching = false\nlog-requests = false\nkv-cache = "50%"\n[lora]\nx = "folder"\ny = "other"\n'
+    )
+    for arguments in (["--seed", "4", "--config", str(file)], [f"--config={file}", "--seed=4"]):
+        settings, llm = start(*arguments)
+        assert (llm["model"], llm["seed"], llm["max_model_len"], llm["kv_cache"]) == ("m", 4, 7, "50%")
+        assert not llm["enable_prefix_caching"] and llm["lora"] == {"x": "folder", "y": "other"}
+        assert settings.model_names == ("a", "b") and not settings.page
+    _, llm = start("n", "--config", str(file), "--lora", "z=third", "--enable-prefix-caching")
+    assert (llm["model"], llm["lora"], llm["enable_prefix_caching"]) == ("n", {"z": "third"}, True)
+    assert start("--config", str(file), "--", "n")[1]["model"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sed = 3", "sed is no option of this command; did you mean 'seed'"),
+        ("config = 'x'", "config is no option of this command"),
+        ("seed = 'x'", "--seed: expected"),
+        ("seed = [1, 2]", "seed: expected one value"),
+        ("seed = true", "seed: expected a value, got True"),
+        ("no-page = 3", "no-page: expected true or false, got 3"),
+        ("seed 3", "at line 1"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_files_of_options_that_are_wrong(
+    text: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.toml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["serve", "--config", str(file)]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--enable-auto-tool-choice", "it is not needed: the model's chat template tells how"),
+        ("--lora-modules", "here it is --lora NAME=FOLDER"),
+        ("--tp", "here it is --tensor-parallel-size"),
+        ("--ctx-size", "here it is --max-model-len"),
+    ],
+)
+def test_options_of_other_servers(option: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", option, "1"]) == 2
+    assert f"unrecognized arguments: {option}; {told}" in capsys.readouterr().err
+
+
+def test_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its owner and group alone may use it; one where no server listens any more is replaced, and none is left."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    arguments = ["serve", "--uds", str(path), "--root-path", "/llm"]
+    process = subprocess.Popen([sys.executable, "-m", "infinilm", *arguments], cwd=tmp_path)
+
+    def listens() -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(path)) == 0
+
+    try:
+        wait_for(listens)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any/llm") as client:
+            wait_for(lambda: client.get("/health").status_code == 200)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+            body = {"prompt": "x", "max_tokens": 2, "stream": True}
+            assert client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
+            assert main(["serve", "--uds", str(path)]) == 2
+            assert f"cannot listen at {path}: Address already in use" in capsys.readouterr().err
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not path.exists()
+    assert main(["serve", "--uds", str(tmp_path / "none" / "socket")]) == 2
+    assert main(["serve", "--root-path", "llm/"]) == 2
+    assert "--root-path: expected a path such as /llm" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def quantise_model(
     if scheme not in SCHEMES:
         raise ConfigError(f"scheme: expected {', '.join(SCHEMES)}, got {short_repr(scheme)}")
     target = SCHEMES[scheme]
-    source, out = resolve_model(model, revision), Path(out)
+    source, out = resolve_model(model, revision, use_tqdm=use_tqdm), Path(out)
     config = AutoConfig.from_pretrained(source)
     with open_checkpoint(source) as checkpoint:
         if type(checkpoint) is not Checkpoint or checkpoint.packed:

@@ -1,6 +1,7 @@
 // An answer that is being written: chunks of the server into a message that is kept as it grows.
 
 import { sampling } from "./settings.js";
+import { leave } from "./store.js";
 import { chunks } from "./server.js";
 import { writing } from "./tabs.js";
 
@@ -9,8 +10,8 @@ const running = new Map();  // by the id of the message
 
 export const answerOf = message => running.get(message?.id);
 
-/** Keep all that came, such as when the page is left. */
-export const keepAll = () => { for (const answer of running.values()) answer.keep(); };
+/** Keep what came of all answers when the page is left. */
+export function leaveAll() { if (running.size) leave([...running.values()].map(answer => answer.message)); }
 
 export class Answer {
   /** `model`: what names the model of a conversation, which may be known only later; `changed` hears of every change; `reconnect`: see `chunks`. */

@@ -1,6 +1,6 @@
 // The page: which conversation is open, what the buttons and keys do, and what is told.
 
-import { Answer, answerOf, keepAll } from "./answer.js";
+import { Answer, answerOf, leaveAll } from "./answer.js";
 import { Conversation } from "./conversation.js";
 import { buildDialog } from "./dialog.js";
 import { byId, fit, make, setIcon, spoken, textButton } from "./dom.js";
@@ -9,7 +9,7 @@ import { MessageView } from "./message.js";
 import { connect, server } from "./server.js";
 import { changeSettings, settings, useTheme } from "./settings.js";
 import { isSideShown, search, showList, toast, toggleSide } from "./sidebar.js";
-import { allTalks, onTrouble, purge, save } from "./store.js";
+import { allTalks, onTrouble, purge, save, takeLeft } from "./store.js";
 import { onChange, tellChange } from "./tabs.js";
 
 const NEAR_END = 60, DRAFTS = "infinilm.drafts";
@@ -302,8 +302,7 @@ addEventListener("keydown", event => {
 });
 
 addEventListener("popstate", () => open(decodeURIComponent(location.hash.slice(1))));
-addEventListener("pagehide", () => { keepAll(); keepDraft(); });
-document.addEventListener("visibilitychange", () => { if (document.hidden) keepAll(); });
+addEventListener("pagehide", () => { leaveAll(); keepDraft(); });
 new ResizeObserver(stayAtEnd).observe(byId("messages"));
 
 // ---- the beginning ----
@@ -312,8 +311,10 @@ onTrouble(text => { if (text !== trouble) { trouble = text; showNotices(); } });
 onChange(refresh);
 useTheme();
 toggleSide(false);
+byId("input").value = drafts[draftKey()] ?? "";
 show();
 reconnect();
+await takeLeft();
 await migrate(settings.system ?? "");
 for (const talk of await allTalks()) if (!talks.has(talk.id)) talks.set(talk.id, talk);
 await destroy([...talks.values()].filter(talk => talk.deleted && Date.now() - talk.deleted > 60_000).map(talk => talk.id));

@@ -37,7 +37,7 @@ export class Markdown {
 
   /** Show a text, of which `this.done` is mostly the beginning. `isWhole`: nothing will be added. */
   update(text, isWhole = true) {
-    if (!text.startsWith(this.done) || (this.wasWhole && text !== this.done)) this.reset();
+    if (!text.startsWith(this.done) || (this.wasWhole && !(isWhole && text === this.done))) this.reset();
     this.wasWhole = isWhole;
     for (const node of this.provisional) node.remove();
     this.provisional = [];
@@ -168,7 +168,7 @@ export class Markdown {
     }
     const item = this.open.node.appendChild(make("li"));
     if (tick) {
-      const box = Object.assign(make("input"), {type: "checkbox", disabled: true, checked: tick !== " "});
+      const box = Object.assign(make("input"), {type: "checkbox", inert: true, checked: tick !== " "});
       box.setAttribute("aria-label", tick === " " ? "Open" : "Done");
       item.classList.add("task");
       item.append(box);

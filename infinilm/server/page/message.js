@@ -54,7 +54,7 @@ export class MessageView {
     const add = (...button) => tools.append(iconButton(...button));
     if (message.role === "user") add("pen", "Edit", () => this.edit());
     if (message.content) add("copy", "Copy", event => copy(message.content, event.currentTarget));
-    if (message.role === "assistant" && !this.isWriting) add("again", "Regenerate", () => actions.regenerate(message));
+    if (message.role === "assistant" && message.content && !this.isWriting) add("again", "Regenerate", () => actions.regenerate(message));
     const told = this.told();
     if (told) tools.append(make("span", "told", told));
     this.tools = tools;

@@ -6,6 +6,7 @@
 // message: {id, talk, parent, role, content, reasoning, model, state, error, created, tokens, seconds, total}
 //          state: done, length, stopped, lost, or writing
 
+const LEFT = "infinilm.left.";
 const STORES = ["talks", "messages"];
 const unsaved = {talks: new Map(), messages: new Map()};
 let opening = null, reportTrouble = () => {};
@@ -83,6 +84,18 @@ export async function save(changes) {
   for (const {name, id, patch} of batch) if (unsaved[name].get(id) === patch) unsaved[name].delete(id);
   reportTrouble("");
   return true;
+}
+
+/** Leave messages where the next page finds them: the database does not write in time when a page is left. */
+export function leave(messages) {
+  try { localStorage.setItem(LEFT + newId(), JSON.stringify(messages)); } catch { /* what was saved last is kept */ }
+}
+
+export async function takeLeft() {
+  try {
+    for (const key of Object.keys(localStorage).filter(name => name.startsWith(LEFT)))
+      if (await save({messages: JSON.parse(localStorage.getItem(key))})) localStorage.removeItem(key);
+  } catch { /* no storage at all, which is told at the first write */ }
 }
 
 /** Texts only ever grow. Of two tabs that go on from the same text, the later becomes a branch beside the first. */
