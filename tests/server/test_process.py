@@ -144,6 +144,7 @@ def test_keys_are_read_again_and_the_log_tells_of_requests(tmp_path: Path) -> No
     file = tmp_path / "keys"
     file.write_text("one\ntwo\n")
     command = ["-m", "infinilm", "serve", "--port", "0", "--api-key", KEY, "--api-key-file", str(file)]
+    command += ["--drain-timeout", str(SECONDS)]
     with started(*command, "--log-requests", "--log-format", "json", folder=tmp_path) as server:
 
         def status(key: str) -> int:
