@@ -56,6 +56,9 @@ _NOT_FORWARDED = _OF_A_CONNECTION | {
 _NOT_RETURNED = _OF_A_CONNECTION | {b"date", b"server", b"x-request-id", b"request-id"}
 _MARK = re.compile(rb":([0-9 ]*)")  # the tokens of the events before it
 _CONSTRAINTS = {"response_format", "structured_outputs", "grammar", "json_schema", "text", "output_config"}
+# A constraint is compiled before the first event. One server may be lost at that time by chance; what ended two of them
+# would end the next.
+_TRIES_OF_CONSTRAINED = 2
 _LARGE_BODY = 1 << 18  # bytes that take longer to read than other requests should wait
 
 
@@ -235,9 +238,10 @@ class Forwarder:
                 num_lost += 1
                 logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
                 self._pool.doubt(replica, str(error))
-                if not stream.has_events and _is_constrained(call):
-                    # It is compiled before the first event, and what ended one server would end the next.
-                    raise ApiError("the server was lost over this request, perhaps over its constraint", 502) from None
+                if num_lost == _TRIES_OF_CONSTRAINED and not stream.has_events and _is_constrained(call):
+                    raise ApiError(
+                        "two servers were lost over this request, perhaps over its constraint", 502
+                    ) from None
                 if stream.has_events and stream.head is None:
                     raise ApiError("the server of this answer was lost; send the request again", 502) from None
                 (self._metrics.resumed if stream.has_events else self._metrics.retried).inc()
