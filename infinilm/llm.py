@@ -1,8 +1,9 @@
 """`LLM`: load a model, generate text. The class that most programs use.
 
-The path of one token: `generate` -> `RequestMaker.make` -> `EngineThread.submit` -> `Scheduler.schedule` ->
-`_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_token` -> the caller's queue ->
-`CompletionReader.event`. One thread runs the engine for all requests; callers wait for tokens on queues of their own.
+The path of one token: `generate` -> `RequestMaker.draw` -> `Feed.fill` -> `EngineThread.submit` ->
+`Scheduler.schedule` -> `_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_token` -> the caller's
+queue -> `CompletionReader.event`. One thread runs the engine for all requests; callers wait for tokens on queues of
+their own.
 """
 
 from __future__ import annotations

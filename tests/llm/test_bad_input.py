@@ -7,6 +7,7 @@ import errno
 import os
 import pathlib
 import pickle
+import types
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,15 @@ def test_unknown_settings_of_a_plan(folder: Path) -> None:
         infinilm.plan_memory(folder, max_len=3)
     with pytest.raises(TypeError, match=r"plan_memory has no parameter 'gpu_memory_utilization': kv_cache"):
         infinilm.plan_memory(folder, gpu_memory_utilization=0.9)
+
+
+def test_what_ipython_shows_of_a_plan(folder: Path) -> None:
+    plan = infinilm.plan_memory(folder, memory="1GiB", device="cpu")
+    shown: list[str] = []
+    plan._repr_pretty_(types.SimpleNamespace(text=shown.append), False)
+    assert shown == [str(plan)]
+    with infinilm.AutoLlamaModel.from_pretrained(folder, backend="python") as model:
+        assert repr(model) == "<ReferenceModel llama, float32 in numpy>"
 
 
 def test_repr(folder: Path) -> None:
