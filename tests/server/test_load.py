@@ -369,10 +369,10 @@ def test_constraints_are_compiled_beside_all_else(host: Hosted, llm: LLM, monkey
     begun, may_end = threading.Event(), threading.Event()
     matcher = llm.grammars.matcher
 
-    def slow(constraint: Any) -> Any:
+    def slow(constraint: Any, seconds: float | None) -> Any:
         begun.set()
         assert may_end.wait(SECONDS)
-        return matcher(constraint)
+        return matcher(constraint, seconds)
 
     monkeypatch.setattr(llm.grammars, "matcher", slow)
     with raw(
