@@ -22,10 +22,10 @@ _MAX_ALTERNATIVES = 10_000
 _PARTS = re.compile(
     r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>)"""
     r"|(?P<json>%(?:json|regex|llguidance)\b)|(?P<operator>[&~])|(?P<option>\b(?:stop|temperature)\s*=)"
-    r"|(?P<name>[A-Za-z_]\w*)|(?P<bar>\|)"
+    r"|(?:\A|\n)[ \t]*[?!]?(?P<first>[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)|(?P<bar>\|)"
 )
 # What stands between the name of a rule and its body: options in brackets, a priority, parameters.
-_DEFINES = re.compile(r"""\s*(?:\.-?\d+|::\w+|\[(?:"(?:\\.|[^"\\])*"|[^\]"])*\])*\s*:(?!:)""")
+_DEFINES = re.compile(r"""\s*(?:\.-?\d+|::\w+|\[(?:"(?:\\.|[^"\\])*"|[^\]"\n])*\])*\s*:(?!:)""")
 _SPACE = re.compile(r"\s*")
 _SEPARATORS = {"item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern"}
 _GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
@@ -64,10 +64,10 @@ def enforceable_grammar(text: str, name: str) -> str:
         if part["option"]:
             option = part[0].rstrip("= \t\r\n")
             raise RequestError(f"{name}: the option {option!r} of grammars is not supported; use suffix or lazy")
-        if part["name"] and _DEFINES.match(text, place):
-            used = uses.setdefault(part[0], [])
-        elif part["name"]:
-            used.append(part[0])
+        if part["first"] and _DEFINES.match(text, place):
+            used = uses.setdefault(part["first"], [])
+        elif name_used := part["first"] or part["name"]:
+            used.append(name_used)
         elif part["bar"]:
             num_bars += 1
         elif part["json"]:

@@ -68,6 +68,7 @@ _MAX_CHAIN = 400
 _MAX_INTEGER = 2**62
 _MAX_COUNT = 2**31
 _MAX_LOOKS = 100_000
+_MAX_UNKNOWN = 200  # keywords that are looked at for a misspelling
 
 
 class EnforceableSchema(NamedTuple):
@@ -161,6 +162,7 @@ class _Reader:
         self._here = "#"
         self._num_states = 0
         self._num_looks = 0
+        self._num_unknown = 0
         multiples = (_multiple(schema.get("multipleOf")) for schema in self._references.schemas)
         self._all_multiples = list({number for number in multiples if number is not None})
 
@@ -226,7 +228,10 @@ class _Reader:
         for key in schema:
             known = key in _ENFORCED or key in _NEVER_ENFORCED or key in _ANNOTATIONS
             known = known or key.startswith(("x-", "$", "_"))  # beginnings by which extensions keep apart
-            if not known and (meant := misspelt(key, (*_ENFORCED, *_NEVER_ENFORCED), _ANNOTATIONS)):
+            if known or self._num_unknown == _MAX_UNKNOWN:
+                continue
+            self._num_unknown += 1
+            if meant := misspelt(key, (*_ENFORCED, *_NEVER_ENFORCED), _ANNOTATIONS):
                 self._refuse(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
 
     def _visit_list(self, value: object, path: str, depth: int) -> list[Any]:
