@@ -134,6 +134,8 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     ]
     if not cuda["available"]:
         lines.append(f"cuda      not available: {cuda['reason']}")
+    if toolkit := cuda["toolkit"]:
+        lines.append(f"toolkit   CUDA {toolkit}{_left_out(toolkit)}")
     for index, gpu in enumerate(cuda["devices"]):
         unusable = f", which is not used: it {gpu['reason']}" if gpu["reason"] else ""
         lines.append(
@@ -151,6 +153,13 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
         ]
     return lines
+
+
+def _left_out(toolkit: str) -> str:
+    """The end of a line: what a library built by this toolkit lacks."""
+    if tuple(map(int, toolkit.split("."))) >= (12, 8):
+        return ""
+    return ", which builds no wgmma for heads of 128: on Hopper long prompts are faster as 12.8 or later builds it"
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
