@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op and core tests on it.
+# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op, core and engine tests on it.
 # Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest.
 set -eu
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ export INFINILM_CPU_KERNELS=$(python tests/emulated_isas.py "$build/emulated" ad
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
-[ $# -gt 0 ] || set -- tests/ops tests/core
+[ $# -gt 0 ] || set -- tests/ops tests/core tests/engine
 # pytest, not python -m pytest: that would put the source tree, which has no extension, in front. An editable install in
 # the active environment would come before this build, too.
 if python -c 'import _infinilm_editable_loader' 2>/dev/null; then

@@ -138,6 +138,8 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     ]
     if not cuda["available"]:
         lines.append(f"cuda      not available: {cuda['reason']}")
+    if toolkit := cuda["toolkit"]:
+        lines.append(f"toolkit   CUDA {toolkit}{_left_out(toolkit)}")
     for index, gpu in enumerate(cuda["devices"]):
         unusable = f", which is not used: it {gpu['reason']}" if gpu["reason"] else ""
         lines.append(
@@ -160,6 +162,13 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
 def _fit_lines(model: Mapping[str, Any]) -> list[str]:
     refused = [] if model["fits"] else [model["refusal"], "one sequence alone would take:"]
     return [*refused, *memory_lines(model["memory"])]
+
+
+def _left_out(toolkit: str) -> str:
+    """The end of a line: what a library built by this toolkit lacks."""
+    if tuple(map(int, toolkit.split("."))) >= (12, 8):
+        return ""
+    return ", which builds no wgmma for heads of 128: on Hopper long prompts are faster as 12.8 or later builds it"
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:

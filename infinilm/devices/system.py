@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infinilm import _core
+from infinilm._version import cuda_toolkit
 from infinilm.errors import DeviceError
 from infinilm.logs import logger
 
@@ -25,8 +26,9 @@ def backends() -> dict[str, dict[str, Any]]:
     -------
     dict
         ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "multiplies_bf16": ...},
-        "cuda": {"available": bool, "reason": why not, "devices": [{"name", "compute_capability", "total_bytes",
-        "num_sms", "reason": why it cannot be used, or ""}, ..]}}``
+        "cuda": {"available": bool, "reason": why not, "toolkit": that built the library, such as "13.0", or "",
+        "devices": [{"name", "compute_capability", "total_bytes", "num_sms", "reason": why it cannot be used, or
+        ""}, ..]}}``
     """
     devices: list[dict[str, Any]] = []
     reason = ""
@@ -44,7 +46,7 @@ def backends() -> dict[str, dict[str, Any]]:
             "multiplies_bf16": _core.cpu_multiplies_bf16(),
             "num_threads": _core.default_num_threads(),
         },
-        "cuda": {"available": not reason, "reason": reason, "devices": devices},
+        "cuda": {"available": not reason, "reason": reason, "toolkit": cuda_toolkit, "devices": devices},
     }
 
 

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import re
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -364,15 +365,48 @@ class HookDispatch:
             self._threads.discard(thread)
 
 
+class _LateFailure:
+    """A callback that raises nothing: what a hook raises is kept, and no hook is called after that.
+
+    Where a step is in several stages, an exception in one would leave the others waiting for what it was to send, and
+    so end the engine. The step goes on instead, and `EngineHooks.raise_failure` fails it at its end.
+    """
+
+    def __init__(self, dispatch: HookDispatch) -> None:
+        self._dispatch = dispatch
+        self.failure: BaseException | None = None
+
+    def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
+        if self.failure is not None:
+            return None
+        try:
+            return self._dispatch(name, layer, tensor, rank)
+        except BaseException as error:
+            # Its frames, and this one behind them, keep what the hook was given, which nothing may keep after the call.
+            traceback.clear_frames(error.__traceback__)
+            del tensor
+            self.failure = error
+            return None
+
+
 class EngineHooks:
     """The hooks of one engine: `give` them to the core before a forward, `take_back` after it.
 
     Callbacks may refer to the engine. To avoid a cycle of references, neither this object nor the core refers to a
     callback between forwards. The owner of the engine keeps the registry alive.
+
+    Parameters
+    ----------
+    core : _core.InferEngine
+    sites : ModelSites
+    fails_late : bool
+        What a hook raises comes out of `raise_failure`, not of the step: see `_LateFailure`.
     """
 
-    def __init__(self, core: _core.InferEngine, sites: ModelSites) -> None:
+    def __init__(self, core: _core.InferEngine, sites: ModelSites, *, fails_late: bool = False) -> None:
         self._core = core
+        self._fails_late = fails_late
+        self._late: _LateFailure | None = None
         self._sites = sites
         self._registry: weakref.ref[HookRegistry] | None = None
         self._threads: set[int] = set()  # those that run a callback
@@ -406,8 +440,7 @@ class EngineHooks:
         registry = self.registry
         dispatch = None if registry is None else registry._dispatch(self._sites, self._threads)
         if dispatch is not None:
-            self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
-            self._given = True
+            self._set(dispatch)
         self._current = () if dispatch is None else dispatch.hooks
         before, self._last = self._last, 0 if dispatch is None else dispatch.serial
         return before != self._last
@@ -415,13 +448,22 @@ class EngineHooks:
     def watch(self, site: str, look: HookCallback) -> None:
         """After `give`: show `look` a site in the next forward, as the hooks leave it, until `take_back`."""
         watcher = HookHandle(HookRegistry(), site, look, 0)
-        dispatch = HookDispatch((*self._current, watcher), self._sites, self._threads)
-        self._core.set_hooks(dispatch, dispatch.names, dispatch.names_of_all_ranks)
+        self._set(HookDispatch((*self._current, watcher), self._sites, self._threads))
+
+    def _set(self, dispatch: HookDispatch) -> None:
+        self._late = _LateFailure(dispatch) if self._fails_late else None
+        self._core.set_hooks(self._late or dispatch, dispatch.names, dispatch.names_of_all_ranks)
         self._given = True
+
+    def raise_failure(self) -> None:
+        """Raise what a hook has raised in the step that has ended, if it did not come out of the step itself."""
+        late, self._late = self._late, None
+        if late is not None and late.failure is not None:
+            raise late.failure
 
     def take_back(self) -> None:
         """Have the core drop its hooks, and keep none: a hook may refer to the LLM and keep it from being collected."""
-        self._current = ()
+        self._current, self._late = (), None
         if self._given:
             self._given = False
             with contextlib.suppress(EngineDeadError):  # a dead engine has dropped them already

@@ -358,7 +358,9 @@ class EngineThread:
 
     def _wait_for(self, step: InFlight) -> _core.StepOutput:
         try:
-            return step.pending.result()
+            output = step.pending.result()
+            self._hooks.raise_failure()
+            return output
         finally:
             # Hooks are of the newest step. Taking them back waits for it, and it may wait for masks that this thread
             # gives later.

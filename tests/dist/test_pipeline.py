@@ -270,15 +270,34 @@ def test_aborted_steps_leave_nothing_behind(folder: Path, name: str, monkeypatch
         assert answers(llm) == expected
 
 
+@pytest.mark.parametrize("tp_size", [1, 2])
 @pytest.mark.parametrize("layer", [0, NUM_LAYERS - 1])
-def test_a_stage_that_fails_ends_all_with_the_cause(folder: Path, layer: int) -> None:
+def test_a_hook_that_raises_fails_the_requests_of_its_step(folder: Path, layer: int, tp_size: int) -> None:
     registry = HookRegistry()
 
     def fail(*_: Any) -> None:
         raise ValueError("on purpose")
 
-    registry.register_hook(f"layer{layer}_o_proj", fail)
-    model = open_llm(folder, 3, tensor_parallel_size=2, hooks=registry)
+    with open_llm(folder, 3, tensor_parallel_size=tp_size, hooks=registry) as model:
+        expected = model.generate(PROMPTS[0], **SAMPLING)[0].outputs[0].token_ids
+        for ranks in (0, "all"):
+            hook = registry.register_hook(f"layer{layer}_o_proj", fail, ranks=ranks)
+            for call in (model.generate, model.score):
+                with pytest.raises(ValueError, match="on purpose"):
+                    call(PROMPTS[0], **(SAMPLING if call == model.generate else {}))
+            hook.remove()
+            assert model.generate(PROMPTS[0], **SAMPLING)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("layer", [0, NUM_LAYERS - 1])
+def test_a_stage_that_fails_ends_all_with_the_cause(folder: Path, layer: int) -> None:
+    """A failure of the core itself, for which this hook stands that the LLM knows nothing of."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    model = open_llm(folder, 3, tensor_parallel_size=2)
+    model._engine.set_hooks(fail, [f"layer{layer}_o_proj"])
     running = [model.submit(prompt, **SAMPLING) for prompt in PROMPTS[:3]]
     for request in running:
         with pytest.raises(EngineDeadError, match="on purpose"):

@@ -115,6 +115,14 @@ def test_info_says_why_a_card_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert old.endswith("not used: it has compute capability 7.5; infinilm needs 8.0 or later") and "not" not in new
 
 
+@pytest.mark.parametrize(("toolkit", "lacks"), [("12.6", True), ("12.8", False), ("13.0", False)])
+def test_info_says_what_an_older_toolkit_leaves_out(toolkit: str, lacks: bool) -> None:
+    cuda = {"available": True, "reason": "", "toolkit": toolkit, "devices": []}
+    lines = info_lines({"version": "", "python": "", "platform": "", **infinilm.backends(), "cuda": cuda})
+    (line,) = (line for line in lines if line.startswith("toolkit"))
+    assert f"CUDA {toolkit}" in line and ("wgmma" in line) == lacks
+
+
 def test_the_share_of_a_cache() -> None:
     """A GPU mostly serves one model."""
     assert parse_cache_budget(None, 1000, "cpu") == 500
