@@ -36,22 +36,21 @@ cpu::Format format_from_string(const std::string& text) {
 
 nb::dict packed_shapes(const Params& params, const std::string& format) {
     nb::dict out;
-    for (const LinearWeights* linear : params.linears()) {
+    for (const LinearEntry& linear : params.linears()) {
         int64_t out_features = 0, in_features = 0;
-        for (const size_t index : linear->rows) {
+        for (const size_t index : linear.rows) {
             const ParamRow& row = params.rows()[index];
             if (row.shape.size() != 2) continue;
-            if (linear->kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
+            if (linear.kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
             in_features = row.shape[1];
         }
         const cpu::PackedShapes shapes =
-            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features, linear->head_dim);
+            cpu::packed_shapes(format_from_string(format), linear.kind, out_features, in_features, linear.head_dim);
         const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
             nb::list shape;
             for (const int64_t size : tensor.shape) shape.append(size);
             if (!tensor.shape.empty())
-                out[(linear->name + suffix).c_str()] =
-                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
+                out[(linear.name + suffix).c_str()] = nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
         };
         add(".panels", shapes.panels);
         add(".scales", shapes.scales);
@@ -234,7 +233,7 @@ void bind_spec(nb::module_& m) {
             const Params params(spec);
             for (const ParamRow& row : params.rows())
                 if (takes_adapter(row))
-                    out[row.name.c_str()] = row.cut == Cut::whole ? "whole" : is_columns(row.cut) ? "columns" : "rows";
+                    out[row.name.c_str()] = row.cut.is_whole() ? "whole" : row.cut.is_columns() ? "columns" : "rows";
             return out;
         },
         nb::arg("spec"), nb::sig("def adapter_params(spec: ModelSpec) -> dict[str, str]"),
@@ -252,17 +251,17 @@ void bind_spec(nb::module_& m) {
         [](const ModelSpec& spec, int num_ranks) {
             const Params params(spec, {0, num_ranks});
             nb::dict out;
-            for (const LinearWeights* linear : params.linears()) {
-                if (linear->kind == LinearKind::by_head) continue;  // never of blocks
+            for (const LinearEntry& linear : params.linears()) {
+                if (linear.kind == LinearKind::by_head) continue;  // never of blocks
                 std::vector<std::vector<std::string>> groups(1);
-                for (const size_t index : linear->rows) {
+                for (const size_t index : linear.rows) {
                     const ParamRow& row = params.rows()[index];
                     if (row.shape.size() != 2) continue;
-                    if (linear->seam > 0 && row.part == linear->seam) groups.emplace_back();
+                    if (row.apart) groups.emplace_back();
                     groups.back().push_back(row.name);
                 }
-                const bool pairs = linear->kind == LinearKind::act_mul;
-                out[linear->name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(*linear));
+                const bool pairs = linear.kind == LinearKind::act_mul;
+                out[linear.name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(linear));
             }
             return out;
         },

@@ -11,9 +11,10 @@
 
 #include "core/range.h"
 #include "model/batch.h"
-#include "model/params.h"
 
 namespace infinilm {
+
+class Params;
 
 // What an adapter has for one weight of the whole model.
 struct LoraTensors {
