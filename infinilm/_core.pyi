@@ -751,6 +751,11 @@ def adapter_params(spec: ModelSpec) -> dict[str, str]:
     The weights that adapters of requests may change, and what of them ranks divide: "rows", "columns", or none, "whole".
     """
 
+def sites(spec: ModelSpec) -> list[tuple[str, int]]:
+    """
+    Where hooks may look: the names of sites, and the layer of each; -1: outside layers.
+    """
+
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """
     Names, dtypes and shapes of the tensors that linears become when all are packed for CPUs in a format: float32, bfloat16, float16, int8 or int4.

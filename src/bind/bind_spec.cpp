@@ -240,6 +240,14 @@ void bind_spec(nb::module_& m) {
         "The weights that adapters of requests may change, and what of them ranks divide: \"rows\", \"columns\", or "
         "none, \"whole\".");
     m.def(
+        "sites",
+        [](const ModelSpec& spec) {
+            std::vector<std::pair<std::string, int>> out;
+            for (const auto& [site, layer] : Model(spec).sites()) out.emplace_back(site.name, layer);
+            return out;
+        },
+        nb::arg("spec"), "Where hooks may look: the names of sites, and the layer of each; -1: outside layers.");
+    m.def(
         "packed_shapes",
         [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
         nb::arg("spec"), nb::arg("format"),

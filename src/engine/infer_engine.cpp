@@ -368,7 +368,8 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
 void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     const bool any = hook && !(names.rank0.empty() && names.all_ranks.empty());
     on_ranks([&](Rank& rank) {
-        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.rank_of_stage) : nullptr;
+        rank.tap =
+            any ? std::make_unique<HookTap>(hook, names, rank.params.model().sites(), rank.rank_of_stage) : nullptr;
     });
 }
 

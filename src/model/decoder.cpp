@@ -123,7 +123,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         throw StepAborted();
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
-    if (spec_.is_first_stage()) s.tap_common(Site::embedding, s.x, s.x);
+    if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
     if (model_.own_vectors) model_.own_vectors->run(s);
     model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm);
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) run_layer(s);
@@ -147,11 +147,11 @@ Tensor Decoder::compute_logits(const Step<Tap>& s) {
                       .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {
         ops::rms_norm(backend_, {.x = last, .weight = norm.weight, .out = last, .eps = norm.eps});
-        s.tap_common(Site::final_norm, last, buffers_.tensor(model_.last, num_rows));
+        s.tap_common(sites::final_norm, last, buffers_.tensor(model_.last, num_rows));
         norm = {};
     }
     const Tensor logits = logits_.compute(s.batch, last, norm, Tap::active);
-    if constexpr (Tap::active) s.tap_common(Site::logits, logits.slice(1, 0, spec_.vocab_size), logits);
+    if constexpr (Tap::active) s.tap_common(sites::logits, logits.slice(1, 0, spec_.vocab_size), logits);
     return logits;
 }
 

@@ -6,6 +6,17 @@
 
 namespace infinilm {
 
+// Each norm has the name that checkpoints give it: where o_proj and down_proj are normed before they are added, these
+// norms are post_attention_layernorm and post_feedforward_layernorm, and the norm before the MLP has a name of its own.
+// All are [num_tokens, hidden_size].
+namespace sites {
+constexpr Site input_layernorm{"input_layernorm"}, post_attention_layernorm{"post_attention_layernorm"},
+    pre_feedforward_layernorm{"pre_feedforward_layernorm"}, post_feedforward_layernorm{"post_feedforward_layernorm"},
+    post_per_layer_input_norm{"post_per_layer_input_norm"};
+// The residual stream behind each sublayer, and behind the layer.
+constexpr Site attention_residual{"attention_residual"}, mlp_residual{"mlp_residual"}, residual{"residual"};
+}  // namespace sites
+
 namespace {
 
 Body make_mixer(const ModelSpec& spec, int layer, BufferPlan& plan) {
@@ -23,26 +34,26 @@ Body make_feed_forward(const ModelSpec& spec, int layer, BufferPlan& plan) {
 Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
-    const Site second = spec.post_norms ? Site::pre_feedforward_layernorm : Site::post_attention_layernorm;
+    const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
     Layer out;
     out.sublayers.push_back({.body = make_mixer(spec, layer, plan),
-                             .norm_site = pre_norm(Site::input_layernorm),
-                             .post_norm_site = Site::post_attention_layernorm,
-                             .sum_site = Site::attention_residual,
+                             .norm_site = pre_norm(sites::input_layernorm),
+                             .post_norm_site = sites::post_attention_layernorm,
+                             .sum_site = sites::attention_residual,
                              .has_post_norm = spec.post_norms});
     out.sublayers.push_back({.body = make_feed_forward(spec, layer, plan),
                              .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
-                             .post_norm_site = Site::post_feedforward_layernorm,
-                             .sum_site = Site::mlp_residual,
+                             .post_norm_site = sites::post_feedforward_layernorm,
+                             .sum_site = sites::mlp_residual,
                              .has_post_norm = spec.post_norms,
                              .shares_norm = spec.parallel_blocks});
     if (spec.per_layer_size > 0)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,
-                                 .post_norm_site = Site::post_per_layer_input_norm,
-                                 .sum_site = Site::residual,
+                                 .post_norm_site = sites::post_per_layer_input_norm,
+                                 .sum_site = sites::residual,
                                  .has_post_norm = true});
-    out.sublayers.back().sum_site = Site::residual;
+    out.sublayers.back().sum_site = sites::residual;
     return out;
 }
 
@@ -74,7 +85,7 @@ void Model::declare(ParamTable& table) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
         const auto norm = [&](VectorWeights& weights, Site site) {
-            table.norm(weights, concat(table.prefix(), site_names[static_cast<size_t>(site)]), hidden);
+            table.norm(weights, concat(table.prefix(), site.name), hidden);
         };
         for (Sublayer& own : layer.sublayers) {
             if (own.norm_site) norm(own.norm, *own.norm_site);
@@ -114,6 +125,27 @@ void Model::clear() {
                 },
                 sublayer.body);
     lm_head.prepared = {};  // where it is tied, the table does not have it
+}
+
+std::vector<ModelSite> Model::sites() const {
+    std::vector<ModelSite> out{{sites::embedding, -1}, {sites::final_norm, -1}, {sites::logits, -1}};
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const auto add = [&](const std::optional<Site>& site) {
+            if (site) out.push_back({*site, static_cast<int>(i)});
+        };
+        for (const Sublayer& own : layers[i].sublayers) {
+            add(own.norm_site);
+            std::visit(
+                [&](const auto& body) {
+                    for (const Site site : body.sites()) add(site);
+                    add(body.site);
+                },
+                own.body);
+            if (own.has_post_norm) add(own.post_norm_site);
+            add(own.sum_site);
+        }
+    }
+    return out;
 }
 
 LoraPlan Model::lora_plan(int64_t most_rank) const {

@@ -54,6 +54,7 @@ public:
     void prepare(Backend& backend);  // once all tensors are: what bodies make of several
     void clear();
     std::vector<LinearCall> calls() const;  // of all layers
+    std::vector<ModelSite> sites() const;   // where hooks may look
     LoraPlan lora_plan(int64_t most_rank) const;
 
     ModelSpec spec;

@@ -74,6 +74,18 @@ void Attention::declare(ParamTable& table) {
                            .bias = model.out_bias});
 }
 
+std::vector<Site> Attention::sites() const {
+    const AttentionSpec& heads = own_.heads;
+    const bool norms = heads.qk_norm == QkNorm::turned_heads ? own_.layer.rope >= 0 : heads.qk_norm != QkNorm::none;
+    std::vector<Site> out{sites::q_proj, sites::q_rope, sites::attention};
+    if (norms) out.push_back(sites::q_norm);
+    if (!heads.own_kv) return out;
+    out.insert(out.end(), {sites::k_proj, sites::v_proj, sites::k_rope});
+    if (norms) out.push_back(sites::k_norm);
+    if (heads.v_norm) out.push_back(sites::v_norm);
+    return out;
+}
+
 std::vector<LinearCall> Attention::calls() const {
     const int64_t q_dim = own_.heads.q_dim();
     return {{.in_features = hidden_size_, .out_features = std::max<int64_t>(q_dim, own_.heads.kv_dim())},
@@ -109,8 +121,8 @@ void Attention::project(const Step<Tap>& s, Input in) const {
         if (heads.own_kv) tap_heads(k, params.num_heads, params.num_kv_heads);
     };
     const auto tap_v = [&](Site v) { tap_heads(v, params.num_heads + params.num_kv_heads, params.num_kv_heads); };
-    tap_q_and_k(Site::q_proj, Site::k_proj);
-    if (heads.own_kv) tap_v(Site::v_proj);
+    tap_q_and_k(sites::q_proj, sites::k_proj);
+    if (heads.own_kv) tap_v(sites::v_proj);
     if (wide) {
         norm_all_heads(s, qkv);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(s.backend, params);
@@ -120,14 +132,14 @@ void Attention::project(const Step<Tap>& s, Input in) const {
         RopeStoreParams part = params;
         part.cos_sin = part.q_cos_sin = part.slot_mapping = {};
         if (params.q_norm) ops::qk_norm_rope_store_kv(s.backend, part);
-        if (q_norm_.prepared) tap_q_and_k(Site::q_norm, Site::k_norm);
-        if (params.v_norm) tap_v(Site::v_norm);
+        if (q_norm_.prepared) tap_q_and_k(sites::q_norm, sites::k_norm);
+        if (params.v_norm) tap_v(sites::v_norm);
     };
     if (!behind_rope) norm_heads();
     RopeStoreParams part = params;
     part.q_norm = part.k_norm = part.v_norm = part.slot_mapping = {};
     ops::qk_norm_rope_store_kv(s.backend, part);
-    tap_q_and_k(Site::q_rope, Site::k_rope);
+    tap_q_and_k(sites::q_rope, sites::k_rope);
     if (behind_rope) norm_heads();
     if (!heads.own_kv) return;
     part.cos_sin = part.q_cos_sin = {};
@@ -168,7 +180,7 @@ void Attention::begin(const Step<Tap>& s, Input in) const {
         gated ? of_heads(gated, heads.num_heads, heads.head_dim, heads.q_dim(), heads.head_dim) : result;
     attend(s, own_, s.view(qkv_), sinks_.prepared, out);
     if (gated) ops::act_mul(s.backend, {.gate_up = gated, .out = mixed, .activation = Activation::sigmoid});
-    s.tap_own(Site::attention, result, mixed_);
+    s.tap_own(sites::attention, result, mixed_);
 }
 
 template <class Tap>

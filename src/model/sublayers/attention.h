@@ -2,16 +2,22 @@
 #pragma once
 
 #include "model/sublayers/paged.h"
-#include "model/table.h"
 
 namespace infinilm {
 
+namespace sites {
+inline constexpr Site v_proj{"v_proj"};                    // [num_tokens, num_kv_heads, head_dim], with bias
+inline constexpr Site q_norm{"q_norm"}, k_norm{"k_norm"};  // q and k after qk-norm, in models that have it
+inline constexpr Site v_norm{"v_norm"};                    // and v after its norm
+}  // namespace sites
+
 class Attention {
 public:
-    static constexpr Site site = Site::o_proj;  // of what it gives
+    static constexpr Site site = sites::o_proj;  // of what it gives
 
     Attention(const ModelSpec& spec, int layer, BufferPlan& plan);
     void declare(ParamTable& table);
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     // All up to what o_proj reads; then that.

@@ -71,6 +71,8 @@ void Delta::declare(ParamTable& table) {
                              .timed = "o_proj"});
 }
 
+std::vector<Site> Delta::sites() const { return {sites::conv, sites::attention}; }
+
 std::vector<LinearCall> Delta::calls() const {
     return {{.in_features = hidden_size_, .out_features = spec_.conv_dim()},
             {.in_features = spec_.v_size(), .out_features = hidden_size_}};
@@ -89,7 +91,7 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                  .state = s.cache.conv_state(s.layer),
                                  .sequences = sequences,
                                  .out = conv});
-    s.tap_own(Site::conv, conv, conv_);
+    s.tap_own(sites::conv, conv, conv_);
     ops::delta_rule(s.backend, {.qkv = conv,
                                 .z = in.slice(1, z, b),
                                 .a = in.slice(1, a, a + spec_.num_v_heads),
@@ -103,7 +105,7 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .out = out,
                                 .num_k_heads = spec_.num_k_heads,
                                 .eps = eps_});
-    s.tap_own(Site::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
+    s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
 }
 
 template <class Tap>

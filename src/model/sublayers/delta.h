@@ -1,17 +1,21 @@
 // A causal convolution and the gated delta rule, which keep a state of each sequence. See DeltaSpec.
 #pragma once
 
-#include "model/step.h"
-#include "model/table.h"
+#include "model/sublayers/mixer.h"
 
 namespace infinilm {
 
+namespace sites {
+inline constexpr Site conv{"conv"};  // [num_tokens, conv_dim]: q, k and v behind the convolution
+}  // namespace sites
+
 class Delta {
 public:
-    static constexpr Site site = Site::o_proj;  // of what it gives
+    static constexpr Site site = sites::o_proj;  // of what it gives
 
     Delta(const ModelSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     // All up to what the last linear reads; then that.

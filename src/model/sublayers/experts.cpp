@@ -65,6 +65,8 @@ void Experts::prepare(Backend& backend) {
     prepared_ = ops::prepare_experts(backend, prepared(gate_up_), prepared(down_));
 }
 
+std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
+
 std::vector<LinearCall> Experts::calls() const {
     std::vector<LinearCall> calls{{.in_features = hidden_size_, .out_features = hidden_size_}};  // the router
     for (const int64_t in_features : {hidden_size_, int64_t{spec_.intermediate_size}})
@@ -83,7 +85,7 @@ template <class Tap>
 void Experts::choose(const Step<Tap>& s, const TensorView& x) const {
     const TensorView logits = s.view(logits_).slice(1, 0, spec_.count);
     s.linear(router_, x, logits);
-    s.tap_common(Site::router_logits, logits, logits_);
+    s.tap_common(sites::router_logits, logits, logits_);
     ops::route(s.backend, {.logits = logits,
                            .correction_bias = correction_.prepared,
                            .expert_scales = expert_scales_.prepared,
@@ -144,6 +146,13 @@ void MlpAndExperts::declare(ParamTable& table) {
     table.norm(experts_post_norm_, at + "post_feedforward_layernorm_2", hidden_size_);
 }
 
+std::vector<Site> MlpAndExperts::sites() const {
+    std::vector<Site> out = mlp_.sites();
+    out.insert(out.end(), {sites::router_logits, sites::experts, sites::down_proj, sites::post_feedforward_layernorm_1,
+                           sites::pre_feedforward_layernorm_2, sites::post_feedforward_layernorm_2});
+    return out;
+}
+
 std::vector<LinearCall> MlpAndExperts::calls() const {
     std::vector<LinearCall> calls = mlp_.calls();
     const std::vector<LinearCall> of_experts = experts_.calls();
@@ -160,7 +169,7 @@ void MlpAndExperts::begin(const Step<Tap>& s, const Input& in) const {
         return s.normed;
     };
     experts_.choose(s, normed(experts_.router_norm_));
-    s.tap_common(Site::pre_feedforward_layernorm_2, normed(experts_norm_), s.normed);
+    s.tap_common(sites::pre_feedforward_layernorm_2, normed(experts_norm_), s.normed);
 }
 
 template <class Tap>
@@ -174,9 +183,9 @@ void MlpAndExperts::finish(const Step<Tap>& s, const TensorView&, const TensorVi
         s.tap_common(norm_site, view, buffer);
     };
     experts_.finish(s, {}, own);  // first: out may be where what they read is
-    norm(own, experts_out_, experts_post_norm_, Site::experts, Site::post_feedforward_layernorm_2);
+    norm(own, experts_out_, experts_post_norm_, sites::experts, sites::post_feedforward_layernorm_2);
     mlp_.finish(s, {}, out);
-    norm(out, branch_, mlp_post_norm_, Site::down_proj, Site::post_feedforward_layernorm_1);
+    norm(out, branch_, mlp_post_norm_, sites::down_proj, sites::post_feedforward_layernorm_1);
     ops::add_rms_norm(s.backend, {.x = own, .residual = out, .weight = {}, .out = own, .eps = eps_});
 }
 

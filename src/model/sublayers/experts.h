@@ -7,14 +7,24 @@
 
 namespace infinilm {
 
+namespace sites {
+inline constexpr Site router_logits{"router_logits"};  // [num_tokens, num_experts] float32
+inline constexpr Site experts{"experts"};  // [num_tokens, hidden_size]: their sum, before the residual is added
+// [num_tokens, hidden_size], beside an MLP: what the MLP gives, normed; what experts read; what they give, normed.
+inline constexpr Site post_feedforward_layernorm_1{"post_feedforward_layernorm_1"};
+inline constexpr Site pre_feedforward_layernorm_2{"pre_feedforward_layernorm_2"};
+inline constexpr Site post_feedforward_layernorm_2{"post_feedforward_layernorm_2"};
+}  // namespace sites
+
 class Experts {
 public:
-    static constexpr Site site = Site::experts;  // of what it gives
+    static constexpr Site site = sites::experts;  // of what it gives
 
     Experts(const ModelSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
     void prepare(Backend& backend);  // once all tensors are
     void clear() { prepared_.reset(); }
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     // The router: the experts of each token and their weights; then these, that of all tokens among them.
@@ -62,6 +72,7 @@ public:
     void declare(ParamTable& table);
     void prepare(Backend& backend) { experts_.prepare(backend); }
     void clear() { experts_.clear(); }
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     template <class Tap>

@@ -56,6 +56,10 @@ void Latent::declare(ParamTable& table) {
                            .bias = model.out_bias});
 }
 
+std::vector<Site> Latent::sites() const {
+    return {sites::q_proj, sites::k_proj, sites::q_rope, sites::k_rope, sites::attention};
+}
+
 std::vector<LinearCall> Latent::calls() const {
     const LatentSpec& d = spec_;
     const auto of_each_head = [&](int in_features, int out_features) {
@@ -83,12 +87,12 @@ void Latent::project(const Step<Tap>& s, const TensorView& x) const {
     } else {
         s.linear(q_b_, x, queries);
     }
-    s.tap_own(Site::q_proj, of_heads(queries, num_heads_, query_dim, 0, query_dim), queries_);
+    s.tap_own(sites::q_proj, of_heads(queries, num_heads_, query_dim, 0, query_dim), queries_);
 
     const TensorView qkv = s.view(qkv_), row = qkv.slice(1, num_heads_ * row_dim, (num_heads_ + 1) * row_dim);
     const auto tap_row = [&](Site site) { s.tap_own(site, of_heads(row, 1, row_dim, 0, row_dim), qkv_); };
     s.linear(kv_a_, x, row);
-    tap_row(Site::k_proj);
+    tap_row(sites::k_proj);
     const TensorView cached = row.slice(1, rope_dim, row_dim);
     ops::rms_norm(s.backend, {.x = cached, .weight = latent_norm_.prepared, .out = cached, .eps = spec_.norm_eps});
     s.head_linear(k_b_, of_heads(queries, num_heads_, query_dim, rope_dim, spec_.nope_dim),
@@ -100,8 +104,8 @@ void Latent::project(const Step<Tap>& s, const TensorView& x) const {
     RopeStoreParams turn = params, store = params;
     turn.slot_mapping = {};
     ops::qk_norm_rope_store_kv(s.backend, turn);
-    s.tap_own(Site::q_rope, of_heads(qkv, num_heads_, row_dim, 0, row_dim), qkv_);
-    tap_row(Site::k_rope);
+    s.tap_own(sites::q_rope, of_heads(qkv, num_heads_, row_dim, 0, row_dim), qkv_);
+    tap_row(sites::k_rope);
     store.cos_sin = store.q_turned = {};
     ops::qk_norm_rope_store_kv(s.backend, store);
 }
@@ -113,7 +117,7 @@ void Latent::begin(const Step<Tap>& s, const Input& in) const {
     const TensorView out = of_heads(s.view(latents_), num_heads_, spec_.kv_rank, 0, spec_.kv_rank);
     attend(s, own_, s.view(qkv_), {}, out);
     s.head_linear(v_b_, out, result);
-    s.tap_own(Site::attention, result, mixed_);
+    s.tap_own(sites::attention, result, mixed_);
 }
 
 template <class Tap>

@@ -2,16 +2,16 @@
 #pragma once
 
 #include "model/sublayers/paged.h"
-#include "model/table.h"
 
 namespace infinilm {
 
 class Latent {
 public:
-    static constexpr Site site = Site::o_proj;  // of what it gives
+    static constexpr Site site = sites::o_proj;  // of what it gives
 
     Latent(const ModelSpec& spec, int layer, BufferPlan& plan);
     void declare(ParamTable& table);
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     // All up to what o_proj reads; then that.

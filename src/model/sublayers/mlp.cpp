@@ -45,6 +45,12 @@ void Mlp::declare(ParamTable& table) {
     declare(table, table.prefix() + "mlp.", model.intermediate_size_of(table.layer()), model.mlp.bias);
 }
 
+std::vector<Site> Mlp::sites() const {
+    std::vector<Site> out{sites::up_proj, sites::activation};
+    if (gated_) out.push_back(sites::gate_proj);
+    return out;
+}
+
 std::vector<LinearCall> Mlp::calls() const {
     return {{.in_features = hidden_size_, .out_features = inner_size_},
             {.in_features = inner_size_, .out_features = hidden_size_}};
@@ -68,11 +74,11 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
     linear.gate_up_apart = gated_;
     ops::linear(s.backend, linear);
     s.add_lora(gate_up_proj_, in.x, gate_up);
-    if (gated_ && hooked_) s.tap_own(Site::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
+    if (gated_ && hooked_) s.tap_own(sites::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
     const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
-    if (hooked_) s.tap_own(Site::up_proj, up, buffer);
+    if (hooked_) s.tap_own(sites::up_proj, up, buffer);
     ops::act_mul(s.backend, {.gate_up = gate_up, .out = inner, .activation = activation_});
-    if (hooked_) s.tap_own(Site::activation, inner, inner_);
+    if (hooked_) s.tap_own(sites::activation, inner, inner_);
 }
 
 template <class Tap>

@@ -6,15 +6,22 @@
 
 namespace infinilm {
 
+namespace sites {
+inline constexpr Site gate_proj{"gate_proj"}, up_proj{"up_proj"};  // [num_tokens, intermediate_size]
+inline constexpr Site activation{"activation"};  // [num_tokens, intermediate_size]: what down_proj reads
+inline constexpr Site down_proj{"down_proj"};    // [num_tokens, hidden_size], before the residual is added
+}  // namespace sites
+
 class Mlp {
 public:
-    static constexpr Site site = Site::down_proj;  // of what it gives
+    static constexpr Site site = sites::down_proj;  // of what it gives
 
     // intermediate_size: of the rank. hooked: whether it has sites.
     Mlp(const ModelSpec& spec, int intermediate_size, BufferPlan& plan, bool hooked = true);
     // at: begins the names of its tensors. intermediate_size: of the whole model.
     void declare(ParamTable& table, const std::string& at, int intermediate_size, bool bias);
     void declare(ParamTable& table);  // that of a layer
+    std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     // All up to what down_proj reads; then that.

@@ -94,7 +94,7 @@ void OwnVector::begin(const Step<Tap>& s, const Input& in) const {
     const TensorView gate = s.view(gate_), own = s.view(vectors_).slice(1, layer_ * size_, (layer_ + 1) * size_);
     s.linear(gate_proj_, in.x, gate);
     ops::act_mul(s.backend, {.gate_up = gate, .out = gate, .activation = activation_, .up = own});
-    s.tap_common(Site::per_layer_input, gate, gate_);
+    s.tap_common(sites::per_layer_input, gate, gate_);
 }
 
 template <class Tap>

@@ -7,6 +7,11 @@
 
 namespace infinilm {
 
+namespace sites {
+inline constexpr Site per_layer_input{"per_layer_input"};  // [num_tokens, per_layer_size]: what projection reads
+inline constexpr Site per_layer_projection{"per_layer_projection"};  // [num_tokens, hidden_size]
+}  // namespace sites
+
 class OwnVectors {
 public:
     OwnVectors(const ModelSpec& spec, BufferPlan& plan);
@@ -28,11 +33,12 @@ private:
 // projection(activation(gate(x)) * the token's own)
 class OwnVector {
 public:
-    static constexpr Site site = Site::per_layer_projection;  // of what it gives
-    static constexpr bool is_whole = true;                    // on every rank
+    static constexpr Site site = sites::per_layer_projection;  // of what it gives
+    static constexpr bool is_whole = true;                     // on every rank
 
     OwnVector(const ModelSpec& spec, int layer, BufferPlan& plan);
     void declare(ParamTable& table);
+    std::vector<Site> sites() const { return {sites::per_layer_input}; }  // besides that of what it gives
     std::vector<LinearCall> calls() const;
 
     template <class Tap>

@@ -1,9 +1,14 @@
 // What Attention and Latent share: rows of a paged cache, which a step writes and all heads read.
 #pragma once
 
-#include "model/step.h"
+#include "model/sublayers/mixer.h"
 
 namespace infinilm {
+
+namespace sites {
+inline constexpr Site q_proj{"q_proj"}, k_proj{"k_proj"};  // [num_tokens, num_heads or num_kv_heads, head_dim]
+inline constexpr Site q_rope{"q_rope"}, k_rope{"k_rope"};  // the same after RoPE
+}  // namespace sites
 
 // A layer that reads a paged cache. Sizes are those of the rank.
 struct PagedLayer {
