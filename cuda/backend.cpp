@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "activation_host.h"
 #include "graph.h"
 #include "grouped.h"
 #include "kernel_list.h"
@@ -543,7 +544,7 @@ void CudaBackend::act_mul(const ActMulParams& p) {
                        .out_stride = p.out.stride(0),
                        .num_tokens = count(p.out.shape(0)),
                        .intermediate_size = count(size),
-                       .activation = static_cast<cuda::Activation>(p.activation),
+                       .activation = activation_of(p.activation),
                        .type = type_},
                       stream_),
         "act_mul", p.out.shape());

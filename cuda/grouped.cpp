@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "activation_host.h"
+
 namespace infinilm::cuda {
 
 namespace {
@@ -109,7 +111,7 @@ cudaError_t run_experts(const ExpertsParams& p, Type type, cudaStream_t stream) 
     const auto run = [&](const CudaExperts::Table& table, const TensorView& x, const int* x_rows,
                          const TensorView& out) {
         GroupedLinearArgs args = grouped_args(table.shape, x, out);
-        args.linear.activation = static_cast<Activation>(p.activation);
+        args.linear.activation = activation_of(p.activation);
         args.weights = static_cast<const GroupWeight*>(table.weights->data);
         args.items = groups.items;
         args.num_items = groups.num_items;

@@ -1,6 +1,7 @@
 // What the kernels of a linear get of an op's parameters.
 #pragma once
 
+#include "activation_host.h"
 #include "grouped.h"
 #include "packed_layout.h"
 
@@ -31,7 +32,7 @@ inline LinearArgs linear_args(const LinearParams& p, const CudaPiece& piece, Typ
     args.residual_stride = p.residual ? p.residual.stride(0) : 0;
     args.out = begin(p.out);
     args.out_stride = p.out.stride(0);
-    args.activation = static_cast<cuda::Activation>(p.activation);
+    args.activation = activation_of(p.activation);
     args.gate_up_apart = p.gate_up_apart;
     args.out_float32 = p.out.dtype() == DType::float32 && type != Type::f32;
     args.workspace = workspace ? workspace->data : nullptr;

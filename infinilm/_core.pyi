@@ -178,6 +178,10 @@ class Backend:
     def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor, token_ids: Tensor | None = None, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
 class AttentionSpec:
+    """Attention over the keys and values of each head."""
+
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, v_norm: bool = False, qk_norm: str = 'none') -> None: ...
+
     @property
     def num_heads(self) -> int: ...
 
@@ -245,7 +249,13 @@ class AttentionSpec:
     @qk_norm.setter
     def qk_norm(self, arg: str, /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
 class MlpSpec:
+    """down(activation(gate) * up), or down(activation(up))."""
+
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, gated: bool = True, activation: str = 'silu') -> None: ...
+
     @property
     def intermediate_size(self) -> int: ...
 
@@ -270,8 +280,12 @@ class MlpSpec:
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
 class ExpertsSpec:
     """What layers with experts have in place of the MLP."""
+
+    def __init__(self, count: int = 0, top_k: int = 0, intermediate_size: int = 0, shared_intermediate_size: int = 0, shared_gate: bool = False, bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, beside_mlp: bool = False, weigh_inputs: bool = False) -> None: ...
 
     @property
     def count(self) -> int:
@@ -374,8 +388,12 @@ class ExpertsSpec:
     @weigh_inputs.setter
     def weigh_inputs(self, arg: bool, /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
 class DeltaSpec:
     """What layers with a state have in place of attention."""
+
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0) -> None: ...
 
     @property
     def num_k_heads(self) -> int: ...
@@ -408,8 +426,12 @@ class DeltaSpec:
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
 class LatentSpec:
     """What layers with a latent cache have in place of q, k and v."""
+
+    def __init__(self, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0) -> None: ...
 
     @property
     def q_rank(self) -> int:
@@ -450,8 +472,25 @@ class LatentSpec:
     @norm_eps.setter
     def norm_eps(self, arg: float, /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
 class RopeSpec:
-    def __init__(self, inv_freq: Sequence[float], attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0) -> None: ...
+    """A table of rotations."""
+
+    def __init__(self, inv_freq: Sequence[float] = ..., attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0) -> None: ...
+
+    @property
+    def inv_freq(self) -> list[float]:
+        """[rotary_dim / 2]"""
+
+    @inv_freq.setter
+    def inv_freq(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def attention_factor(self) -> float: ...
+
+    @attention_factor.setter
+    def attention_factor(self, arg: float, /) -> None: ...
 
     @property
     def scale_beta(self) -> float: ...
@@ -471,18 +510,7 @@ class RopeSpec:
     @scale_offset.setter
     def scale_offset(self, arg: int, /) -> None: ...
 
-    @property
-    def inv_freq(self) -> list[float]:
-        """[rotary_dim / 2]"""
-
-    @inv_freq.setter
-    def inv_freq(self, arg: Sequence[float], /) -> None: ...
-
-    @property
-    def attention_factor(self) -> float: ...
-
-    @attention_factor.setter
-    def attention_factor(self, arg: float, /) -> None: ...
+    def __repr__(self) -> str: ...
 
 class CacheSpec:
     """What a layer keeps of the tokens before."""
@@ -492,22 +520,43 @@ class CacheSpec:
     @property
     def kind(self) -> str: ...
 
+    @kind.setter
+    def kind(self, arg: str, /) -> None: ...
+
     @property
     def num_kv_heads(self) -> int:
         """0: as the model has them."""
+
+    @num_kv_heads.setter
+    def num_kv_heads(self, arg: int, /) -> None: ...
 
     @property
     def head_dim(self) -> int:
         """0: as the model has it."""
 
+    @head_dim.setter
+    def head_dim(self, arg: int, /) -> None: ...
+
     @property
     def owner(self) -> int:
         """Of a shared one: the earlier layer whose keys and values these are."""
 
+    @owner.setter
+    def owner(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class LayerSpec:
     """What differs from layer to layer."""
 
-    def __init__(self, sliding_window: int = 0, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0, chunked: bool = False) -> None: ...
+    def __init__(self, sliding_window: int = 0, chunked: bool = False, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
+
+    @property
+    def sliding_window(self) -> int:
+        """0: the layer sees everything."""
+
+    @sliding_window.setter
+    def sliding_window(self, arg: int, /) -> None: ...
 
     @property
     def chunked(self) -> bool:
@@ -515,6 +564,27 @@ class LayerSpec:
 
     @chunked.setter
     def chunked(self, arg: bool, /) -> None: ...
+
+    @property
+    def rope(self) -> int:
+        """Which of `ropes` turns its q and k; -1: none."""
+
+    @rope.setter
+    def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def q_rope(self) -> int:
+        """Which turns q, where that is another; else -1."""
+
+    @q_rope.setter
+    def q_rope(self, arg: int, /) -> None: ...
+
+    @property
+    def experts(self) -> bool:
+        """It has experts in place of the MLP, or beside it."""
+
+    @experts.setter
+    def experts(self, arg: bool, /) -> None: ...
 
     @property
     def cache(self) -> CacheSpec: ...
@@ -529,38 +599,12 @@ class LayerSpec:
     @intermediate_size.setter
     def intermediate_size(self, arg: int, /) -> None: ...
 
-    @property
-    def q_rope(self) -> int:
-        """Which turns q, where that is another; else -1."""
-
-    @q_rope.setter
-    def q_rope(self, arg: int, /) -> None: ...
-
-    @property
-    def sliding_window(self) -> int:
-        """0: the layer sees everything."""
-
-    @sliding_window.setter
-    def sliding_window(self, arg: int, /) -> None: ...
-
-    @property
-    def rope(self) -> int:
-        """Which of `ropes` turns its q and k; -1: none."""
-
-    @rope.setter
-    def rope(self, arg: int, /) -> None: ...
-
-    @property
-    def experts(self) -> bool:
-        """It has experts in place of the MLP, or beside it."""
-
-    @experts.setter
-    def experts(self, arg: bool, /) -> None: ...
+    def __repr__(self) -> str: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, tie_word_embeddings: bool = False, layer_scalars: bool = False, per_layer_size: int = 0, per_layer_vocab_size: int = 0, attention: AttentionSpec = ..., mlp: MlpSpec = ..., experts: ExpertsSpec = ..., delta: DeltaSpec = ..., latent: LatentSpec = ..., ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ...) -> None: ...
 
     @property
     def dtype(self) -> str: ...
@@ -727,6 +771,8 @@ class ModelSpec:
     @layers.setter
     def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
+    def __repr__(self) -> str: ...
+
     @property
     def own_layers(self) -> tuple[int, int]:
         """
@@ -749,6 +795,11 @@ def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def adapter_params(spec: ModelSpec) -> dict[str, str]:
     """
     The weights that adapters of requests may change, and what of them ranks divide: "rows", "columns", or none, "whole".
+    """
+
+def sites(spec: ModelSpec) -> list[tuple[str, int]]:
+    """
+    Where hooks may look: the names of sites, and the layer of each; -1: outside layers.
     """
 
 def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -259,7 +259,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
                 self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
                 self.max_model_len = self.memory.max_model_len
             allocate_cache(self._engine, self.memory)
-        engine_hooks = EngineHooks(self._engine, ModelSites.of(spec), fails_late=pipeline_parallel_size > 1)
+        engine_hooks = EngineHooks(self._engine, ModelSites(spec), fails_late=pipeline_parallel_size > 1)
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {

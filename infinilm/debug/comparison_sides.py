@@ -114,7 +114,7 @@ class _LLMSide(Side):
         self._llm = llm
         self.config, self.max_model_len = llm.config, llm.max_model_len
         self.dtypes = (llm.dtype, llm.memory.kv_cache_dtype)
-        self._sites = ModelSites.of(llm._engine.spec)
+        self._sites = ModelSites(llm._engine.spec)
         self.tokenize = llm.tokenizer.encode if llm.tokenizer.available else None
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:

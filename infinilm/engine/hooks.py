@@ -15,7 +15,7 @@ import re
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,10 +37,6 @@ class Site:
     dotted: tuple[str, ...]
     shape: str
     in_layer: bool = True
-    # Only in models that have all of it: qk_norm, pre_norms, post_norms, mlp_norm (not that of attention); in layers
-    # that have it: heads (of q), own_kv (heads of k), values (of v), v_norm, state, mlp, gate, experts, both (of the
-    # last three, where a layer has an MLP and experts), own_vectors.
-    needs: frozenset[str] = frozenset()
 
     def aliases(self, layer: int | str) -> tuple[str, ...]:
         """All names of the site in a layer, the core's first; a leading "model." may be left out."""
@@ -55,51 +51,47 @@ _HIDDEN, _Q, _KV = (
     "[num_tokens, num_kv_heads, head_dim]",
 )
 _INNER = "[num_tokens, intermediate_size]"
-_BOTH = frozenset({"pre_norms", "post_norms"})
-_HEADS, _QK_NORM, _OWN_KV = frozenset({"heads"}), frozenset({"heads", "qk_norm"}), frozenset({"own_kv"})
-_BESIDE, _OWN = frozenset({"both"}), frozenset({"own_vectors"})
-_MLP, _EXPERTS = frozenset({"mlp"}), frozenset({"experts"})
 
 SITES: tuple[Site, ...] = (
     Site("embedding", ("model.embed_tokens",), _HIDDEN, in_layer=False),
-    Site("input_layernorm", ("input_layernorm",), _HIDDEN, needs=frozenset({"pre_norms"})),
+    Site("input_layernorm", ("input_layernorm",), _HIDDEN),
     # After the projection, with its bias.
-    Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q, needs=_HEADS),
-    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV, needs=_OWN_KV),
-    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV, needs=_OWN_KV | {"values"}),
-    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q, needs=_QK_NORM),
-    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV, needs=_OWN_KV | {"qk_norm"}),
-    Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV, needs=_OWN_KV | {"v_norm"}),
-    Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q, needs=_HEADS),
-    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV, needs=_OWN_KV),
+    Site("q_proj", ("self_attn.q_proj", "attn.q"), _Q),
+    Site("k_proj", ("self_attn.k_proj", "attn.k"), _KV),
+    Site("v_proj", ("self_attn.v_proj", "attn.v"), _KV),
+    Site("q_norm", ("self_attn.q_norm", "attn.q_norm"), _Q),
+    Site("k_norm", ("self_attn.k_norm", "attn.k_norm"), _KV),
+    Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
+    Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
+    Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
     # q, k and v of a layer with a state, one behind the other.
-    Site("conv", ("linear_attn.conv",), "[num_tokens, conv_dim]", needs=frozenset({"state"})),
+    Site("conv", ("linear_attn.conv",), "[num_tokens, conv_dim]"),
     # What attention or the delta rule gives, gated where it has a gate, before o_proj.
     Site("attention", ("self_attn.attention", "attn.attention"), _Q),
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
     Site("attention_residual", ("attention_residual",), _HIDDEN),
     # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
-    Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN, needs=frozenset({"mlp_norm"})),
-    Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN, needs=_BOTH),
-    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER, needs=_MLP | {"gate"}),
-    Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER, needs=_MLP),
+    Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
+    Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN),
+    Site("gate_proj", ("mlp.gate_proj", "mlp.gate"), _INNER),
+    Site("up_proj", ("mlp.up_proj", "mlp.up"), _INNER),
     # activation(gate) * up, or of up where there is no gate.
-    Site("activation", ("mlp.activation",), _INNER, needs=_MLP),
-    Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN, needs=_MLP),
+    Site("activation", ("mlp.activation",), _INNER),
+    Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
     # Of layers with experts beside their MLP: norms of what the MLP gives, of what experts read, and of what they give.
-    Site("post_feedforward_layernorm_1", ("post_feedforward_layernorm_1",), _HIDDEN, needs=_BESIDE),
-    Site("pre_feedforward_layernorm_2", ("pre_feedforward_layernorm_2",), _HIDDEN, needs=_BESIDE),
-    Site("post_feedforward_layernorm_2", ("post_feedforward_layernorm_2",), _HIDDEN, needs=_BESIDE),
-    Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]", needs=_EXPERTS),
+    Site("post_feedforward_layernorm_1", ("post_feedforward_layernorm_1",), _HIDDEN),
+    Site("pre_feedforward_layernorm_2", ("pre_feedforward_layernorm_2",), _HIDDEN),
+    Site("post_feedforward_layernorm_2", ("post_feedforward_layernorm_2",), _HIDDEN),
+    Site("router_logits", ("mlp.router_logits",), "[num_tokens, num_experts]"),
     # The sum over a token's experts.
-    Site("experts", ("mlp.experts",), _HIDDEN, needs=_EXPERTS),
-    Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN, needs=frozenset({"post_norms"})),
+    Site("experts", ("mlp.experts",), _HIDDEN),
+    Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN),
     # Of models with vectors of each layer: the residual stream before they join it; activation(gate) * the token's own;
     # that in hidden_size; and normed.
-    Site("mlp_residual", ("mlp_residual",), _HIDDEN, needs=_OWN),
-    Site("per_layer_input", ("per_layer_input",), "[num_tokens, per_layer_size]", needs=_OWN),
-    Site("per_layer_projection", ("per_layer_projection",), _HIDDEN, needs=_OWN),
-    Site("post_per_layer_input_norm", ("post_per_layer_input_norm",), _HIDDEN, needs=_OWN),
+    Site("mlp_residual", ("mlp_residual",), _HIDDEN),
+    Site("per_layer_input", ("per_layer_input",), "[num_tokens, per_layer_size]"),
+    Site("per_layer_projection", ("per_layer_projection",), _HIDDEN),
+    Site("post_per_layer_input_norm", ("post_per_layer_input_norm",), _HIDDEN),
     # The residual stream at the end of the layer.
     Site("residual", ("residual",), _HIDDEN),
     # One row per logits row.
@@ -224,83 +216,20 @@ class HookRegistry:
 
 
 class ModelSites:
-    """The sites of one model, by all their names."""
+    """The sites of one model, by all their names. The core says which it has; `SITES` has the names."""
 
-    def __init__(
-        self,
-        num_layers: int,
-        qk_norm: str,
-        pre_norms: bool = True,
-        post_norms: bool = False,
-        experts: Sequence[bool] | None = None,
-        parallel_blocks: bool = False,
-        gated_mlp: bool = True,
-        states: Sequence[bool] | None = None,
-        own_kv: Sequence[bool] | None = None,
-        v_norm: bool = False,
-        beside_mlp: bool = False,
-        own_vectors: bool = False,
-        latent: bool = False,
-        turned: Sequence[bool] | None = None,
-    ) -> None:
-        """Fields as `ModelSpec` has them; what differs from layer to layer is [num_layers].
-
-        experts, states: which layers have them in place of an MLP or of attention, or with beside_mlp experts beside
-        it; None: no layer. own_kv: which have keys and values of their own; None: all. latent: attention has no values
-        but latents. turned: which have RoPE, where that says whether q and k are normed; None: all.
-        """
-        has = {
-            "qk_norm": qk_norm != "none",
-            "pre_norms": pre_norms,
-            "post_norms": post_norms,
-            "mlp_norm": not parallel_blocks,
-            "v_norm": v_norm,
-            "own_vectors": own_vectors,
-        }
-        features = {name for name, is_there in has.items() if is_there}
-        self._description = f"{num_layers} layers and {'a' if has['qk_norm'] else 'no'} norm of q and k"
-        mlp = {"mlp", "gate"} if gated_mlp else {"mlp"}
-        with_experts = {"experts", "both"} | mlp if beside_mlp else {"experts"}
-        norms = [has["qk_norm"] and (own or qk_norm != "turned_heads") for own in turned or [True] * num_layers]
-        own_heads = {"heads", "own_kv"} if latent else {"heads", "own_kv", "values"}
-        no_layer, all_layers = [False] * num_layers, [True] * num_layers
-        of_layers = [
-            features - (set() if norm else {"qk_norm"})
-            | (with_experts if own else mlp)
-            | ({"state"} if state else own_heads if kv else {"heads"})
-            for norm, own, state, kv in zip(
-                norms, experts or no_layer, states or no_layer, own_kv or all_layers, strict=True
-            )
-        ]
+    def __init__(self, spec: _core.ModelSpec) -> None:
+        found = set(_core.sites(spec))
+        norm = "a" if any(name == "q_norm" for name, _ in found) else "no"
+        self._description = f"{spec.num_layers} layers and {norm} norm of q and k"
         places = [
             (site, layer)
             for site in SITES
-            for layer, own in (enumerate(of_layers) if site.in_layer else [(-1, features)])
-            if site.needs <= own
+            for layer in (range(spec.num_layers) if site.in_layer else (-1,))
+            if (site.name, layer) in found
         ]
         self.sites = tuple(dict.fromkeys(site for site, _ in places))
         self._aliases: list[tuple[str, ...]] = [site.aliases(layer) for site, layer in places]
-
-    @classmethod
-    def of(cls, spec: _core.ModelSpec) -> ModelSites:
-        """The sites of an engine's model."""
-        experts = [layer.experts for layer in spec.layers]
-        return cls(
-            spec.num_layers,
-            spec.attention.qk_norm,
-            spec.pre_norms,
-            spec.post_norms,
-            experts,
-            spec.parallel_blocks,
-            spec.mlp.gated,
-            [layer.cache.kind == "state" for layer in spec.layers],
-            [layer.cache.kind != "shared" for layer in spec.layers],
-            spec.attention.v_norm,
-            spec.experts.beside_mlp,
-            spec.per_layer_size > 0,
-            any(layer.cache.kind == "latent" for layer in spec.layers),
-            [layer.rope >= 0 for layer in spec.layers],
-        )
 
     def select(self, pattern: str) -> list[str]:
         """The core's names of the sites that fit; ConfigError if there are none."""

@@ -146,7 +146,7 @@ class InferEngine(OfThisProcess):
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
         windows = [layer.sliding_window for layer in spec.layers]
         self._sliding_window = 0 if 0 in windows else max(windows)
-        self._sites = ModelSites.of(spec)
+        self._sites = ModelSites(spec)
         layout = self._layout(cache_config)
 
         self._process = os.getpid()  # whose threads it has

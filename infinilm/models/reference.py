@@ -82,25 +82,11 @@ class ReferenceModel(GenerationMixin):
         self.device = "cpu"
         self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
         self.use_generation_config(GenerationConfig())
-        self._shapes = _core.param_shapes(build_spec(config, dtype="float32", max_model_len=self.max_model_len))
+        spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len)
+        self._shapes = _core.param_shapes(spec)
+        self._sites = ModelSites(spec)
         self.facts = model_facts(config, self.max_model_len)
         self.weights: dict[str, Array] = {}
-        self._sites = ModelSites(
-            config.num_hidden_layers,
-            self.facts.qk_norm,
-            self.facts.pre_norms,
-            self.facts.post_norms,
-            self.facts.experts.layers,
-            self.facts.parallel_blocks,
-            self.facts.gated_mlp,
-            self.facts.delta.layers,
-            [shape.kv_owner is None for shape in self.facts.shapes],
-            self.facts.v_norm,
-            self.facts.experts.beside_mlp,
-            self.facts.per_layer_size > 0,
-            self.facts.latent.kv_rank > 0,
-            [rope >= 0 for rope in self.facts.rope_of_layer],
-        )
         self._registry: HookRegistry | None = None
 
     def __repr__(self) -> str:

@@ -36,22 +36,21 @@ cpu::Format format_from_string(const std::string& text) {
 
 nb::dict packed_shapes(const Params& params, const std::string& format) {
     nb::dict out;
-    for (const LinearWeights* linear : params.linears()) {
+    for (const LinearEntry& linear : params.linears()) {
         int64_t out_features = 0, in_features = 0;
-        for (const size_t index : linear->rows) {
+        for (const size_t index : linear.rows) {
             const ParamRow& row = params.rows()[index];
             if (row.shape.size() != 2) continue;
-            if (linear->kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
+            if (linear.kind != LinearKind::act_mul || row.part == 0) out_features += row.shape[0];
             in_features = row.shape[1];
         }
         const cpu::PackedShapes shapes =
-            cpu::packed_shapes(format_from_string(format), linear->kind, out_features, in_features, linear->head_dim);
+            cpu::packed_shapes(format_from_string(format), linear.kind, out_features, in_features, linear.head_dim);
         const auto add = [&](const char* suffix, const cpu::PackedShape& tensor) {
             nb::list shape;
             for (const int64_t size : tensor.shape) shape.append(size);
             if (!tensor.shape.empty())
-                out[(linear->name + suffix).c_str()] =
-                    nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
+                out[(linear.name + suffix).c_str()] = nb::make_tuple(std::string(name(tensor.dtype)), nb::tuple(shape));
         };
         add(".panels", shapes.panels);
         add(".scales", shapes.scales);
@@ -59,156 +58,148 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
     return out;
 }
 
-QkNorm qk_norm_from_string(const std::string& text) {
-    for (const QkNorm norm : qk_norms)
-        if (text == name(norm)) return norm;
-    throw ConfigError(concat("qk_norm '", text, "' is not one of none, head, all, head_behind_rope, turned_heads"));
+// An enum of a spec is text in Python.
+void parse(const std::string& text, DType& out) { out = dtype_from_string(text); }
+void parse(const std::string& text, Quantization& out) { out = quantization_from_string(text); }
+void parse(const std::string& text, Activation& out) { out = activation_from_string(text); }
+void parse(const std::string& text, Scoring& out) { out = scoring_from_string(text); }
+template <class Enum>
+void parse_one_of(const char* what, const std::string& text, std::initializer_list<Enum> values, Enum& out) {
+    std::string list;
+    for (const Enum value : values) {
+        if (text == name(value)) {
+            out = value;
+            return;
+        }
+        list += concat(list.empty() ? "" : ", ", name(value));
+    }
+    throw ConfigError(concat(what, " '", text, "' is not one of ", list));
+}
+void parse(const std::string& text, QkNorm& out) {
+    using enum QkNorm;
+    parse_one_of("qk_norm", text, {none, head, all, head_behind_rope, turned_heads}, out);
+}
+void parse(const std::string& text, NormKind& out) {
+    using enum NormKind;
+    parse_one_of("norm", text, {rms, layer, layer_bias}, out);
+}
+void parse(const std::string& text, CacheKind& out) {
+    using enum CacheKind;
+    parse_one_of("cache kind", text, {paged, shared, latent, state}, out);
 }
 
-NormKind norm_kind_from_string(const std::string& text) {
-    for (const NormKind kind : {NormKind::rms, NormKind::layer, NormKind::layer_bias})
-        if (text == name(kind)) return kind;
-    throw ConfigError(concat("norm '", text, "' is not one of rms, layer, layer_bias"));
+template <class Value>
+nb::object to_python(const Value& value) {
+    if constexpr (std::is_enum_v<Value>)
+        return nb::cast(std::string(name(value)));
+    else
+        return nb::cast(value);
 }
 
-CacheKind cache_kind_from_string(const std::string& text) {
-    for (const CacheKind kind : {CacheKind::paged, CacheKind::shared, CacheKind::latent, CacheKind::state})
-        if (text == name(kind)) return kind;
-    throw ConfigError(concat("cache kind '", text, "' is not one of paged, shared, latent, state"));
+template <class Value>
+void from_python(nb::handle object, Value& out) {
+    if constexpr (std::is_enum_v<Value>)
+        parse(nb::cast<std::string>(object), out);
+    else
+        out = nb::cast<Value>(object);
+}
+
+template <class Value>
+std::string type_in_python() {
+    if constexpr (std::is_same_v<Value, bool>) return "bool";
+    if constexpr (std::is_integral_v<Value>) return "int";
+    if constexpr (std::is_floating_point_v<Value>) return "float";
+    if constexpr (std::is_enum_v<Value>) return "str";
+    if constexpr (std::is_class_v<Value>) return nb::cast<std::string>(nb::type<Value>().attr("__name__"));
+}
+template <class Value>
+    requires requires { typename Value::value_type; }
+std::string type_in_python() {
+    return concat("Sequence[", type_in_python<typename Value::value_type>(), "]");
+}
+
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+    throw nb::type_error(concat(parts...).c_str());
+}
+
+template <class Spec>
+bool has_field(const std::string& name) {
+    bool found = false;
+    Spec::fields([&](const char* field, auto, const char*) { found = found || name == field; });
+    return found;
+}
+
+// A struct whose fields, constructor and repr in Python follow from its list of fields. The constructor takes them in
+// the order of the list, or by name.
+template <class Spec>
+nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) {
+    nb::class_<Spec> bound(m, name, doc);
+    static std::string signature;  // nanobind keeps the address
+    signature = "def __init__(self";
+    Spec::fields([&]<class Value>(const char* field, Value Spec::* member, const char* meaning) {
+        std::string value = "...";  // as stubs write what is no literal
+        if constexpr (std::is_arithmetic_v<Value> || std::is_enum_v<Value>)
+            value = nb::repr(to_python(Spec().*member)).c_str();
+        signature += concat(", ", field, ": ", type_in_python<Value>(), " = ", value);
+        const bool has_meaning = *meaning != 0;
+        if constexpr (std::is_enum_v<Value>) {
+            const auto get = [member](const Spec& spec) { return std::string(infinilm::name(spec.*member)); };
+            const auto set = [member](Spec& spec, const std::string& text) { parse(text, spec.*member); };
+            has_meaning ? bound.def_prop_rw(field, get, set, meaning) : bound.def_prop_rw(field, get, set);
+        } else {
+            has_meaning ? bound.def_rw(field, member, meaning) : bound.def_rw(field, member);
+        }
+    });
+    signature += ") -> None";
+    const auto make = [name](Spec* self, const nb::args& args, const nb::kwargs& kwargs) {
+        Spec made;
+        size_t position = 0;
+        std::string fields;
+        Spec::fields([&]<class Value>(const char* field, Value Spec::* member, const char*) {
+            fields += concat(position == 0 ? "" : ", ", field);
+            const bool is_named = kwargs.contains(field), is_placed = position < args.size();
+            if (is_named && is_placed) refuse(name, ": ", field, " is given twice");
+            if (is_named || is_placed) {
+                const nb::object value = is_placed ? nb::object(args[position]) : nb::object(kwargs[field]);
+                try {
+                    from_python(value, made.*member);
+                } catch (const nb::cast_error&) {
+                    refuse(name, ": ", field, ": expected ", type_in_python<Value>(), ", got ",
+                           nb::repr(value).c_str());
+                }
+            }
+            ++position;
+        });
+        if (args.size() > position) refuse(name, ": expected up to ", position, " fields, got ", args.size());
+        for (const auto& [key, value] : kwargs)
+            if (!has_field<Spec>(nb::cast<std::string>(key)))
+                refuse(name, " has no field ", nb::repr(key).c_str(), "; it has ", fields);
+        new (self) Spec(std::move(made));
+    };
+    bound.def("__init__", make, nb::sig(signature.c_str()));
+    bound.def("__repr__", [name](const Spec& spec) {
+        std::string text = concat(name, "(");
+        Spec::fields([&](const char* field, auto member, const char*) {
+            text += concat(text.back() == '(' ? "" : ", ", field, "=", nb::repr(to_python(spec.*member)).c_str());
+        });
+        return text + ")";
+    });
+    return bound;
 }
 
 }  // namespace
 
 void bind_spec(nb::module_& m) {
-    nb::class_<AttentionSpec>(m, "AttentionSpec")
-        .def_rw("num_heads", &AttentionSpec::num_heads)
-        .def_rw("num_kv_heads", &AttentionSpec::num_kv_heads)
-        .def_rw("head_dim", &AttentionSpec::head_dim)
-        .def_rw("softmax_scale", &AttentionSpec::softmax_scale)
-        .def_rw("score_cap", &AttentionSpec::score_cap)
-        .def_rw("qkv_bias", &AttentionSpec::qkv_bias)
-        .def_rw("out_bias", &AttentionSpec::out_bias)
-        .def_rw("sinks", &AttentionSpec::sinks)
-        .def_rw("output_gate", &AttentionSpec::output_gate)
-        .def_rw("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.")
-        .def_prop_rw(
-            "qk_norm", [](const AttentionSpec& s) { return std::string(name(s.qk_norm)); },
-            [](AttentionSpec& s, const std::string& text) { s.qk_norm = qk_norm_from_string(text); });
-    nb::class_<MlpSpec>(m, "MlpSpec")
-        .def_rw("intermediate_size", &MlpSpec::intermediate_size)
-        .def_rw("bias", &MlpSpec::bias)
-        .def_rw("gated", &MlpSpec::gated)
-        .def_prop_rw(
-            "activation", [](const MlpSpec& s) { return std::string(name(s.activation)); },
-            [](MlpSpec& s, const std::string& text) { s.activation = activation_from_string(text); });
-    nb::class_<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.")
-        .def_rw("count", &ExpertsSpec::count, "0: no layer has any.")
-        .def_rw("top_k", &ExpertsSpec::top_k)
-        .def_rw("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.")
-        .def_rw("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
-                "Of one that all tokens go to; 0: there is none.")
-        .def_rw("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.")
-        .def_rw("bias", &ExpertsSpec::bias, "Of the router and of each expert.")
-        .def_prop_rw(
-            "scoring", [](const ExpertsSpec& s) { return std::string(name(s.scoring)); },
-            [](ExpertsSpec& s, const std::string& text) { s.scoring = scoring_from_string(text); })
-        .def_rw("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.")
-        .def_rw("norm_topk_prob", &ExpertsSpec::norm_topk_prob)
-        .def_rw("scale", &ExpertsSpec::scale, "Of a token's weights.")
-        .def_rw("num_groups", &ExpertsSpec::num_groups)
-        .def_rw("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.")
-        .def_rw("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.")
-        .def_rw("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.")
-        .def_rw("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
-    nb::class_<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.")
-        .def_rw("num_k_heads", &DeltaSpec::num_k_heads)
-        .def_rw("num_v_heads", &DeltaSpec::num_v_heads)
-        .def_rw("k_dim", &DeltaSpec::k_dim)
-        .def_rw("v_dim", &DeltaSpec::v_dim)
-        .def_rw("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
-    nb::class_<LatentSpec>(m, "LatentSpec", "What layers with a latent cache have in place of q, k and v.")
-        .def_rw("q_rank", &LatentSpec::q_rank, "0: queries are made of the hidden state.")
-        .def_rw("kv_rank", &LatentSpec::kv_rank)
-        .def_rw("rope_dim", &LatentSpec::rope_dim)
-        .def_rw("nope_dim", &LatentSpec::nope_dim)
-        .def_rw("v_dim", &LatentSpec::v_dim, "Of a head.")
-        .def_rw("norm_eps", &LatentSpec::norm_eps, "Of the norms of latents.");
-    nb::class_<RopeSpec>(m, "RopeSpec")
-        .def(
-            "__init__",
-            [](RopeSpec* self, std::vector<float> inv_freq, float attention_factor, float scale_beta,
-               int scale_positions, int scale_offset) {
-                new (self) RopeSpec{std::move(inv_freq), attention_factor, scale_beta, scale_positions, scale_offset};
-            },
-            nb::arg("inv_freq"), nb::arg("attention_factor") = 1.0f, nb::arg("scale_beta") = 0.0f,
-            nb::arg("scale_positions") = 1, nb::arg("scale_offset") = 0)
-        .def_rw("scale_beta", &RopeSpec::scale_beta)
-        .def_rw("scale_positions", &RopeSpec::scale_positions)
-        .def_rw("scale_offset", &RopeSpec::scale_offset)
-        .def_rw("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]")
-        .def_rw("attention_factor", &RopeSpec::attention_factor);
-    nb::class_<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.")
-        .def(
-            "__init__",
-            [](CacheSpec* self, const std::string& kind, int num_kv_heads, int head_dim, int owner) {
-                new (self) CacheSpec{cache_kind_from_string(kind), num_kv_heads, head_dim, owner};
-            },
-            nb::arg("kind") = "paged", nb::arg("num_kv_heads") = 0, nb::arg("head_dim") = 0, nb::arg("owner") = -1)
-        .def_prop_ro("kind", [](const CacheSpec& s) { return std::string(name(s.kind)); })
-        .def_ro("num_kv_heads", &CacheSpec::num_kv_heads, "0: as the model has them.")
-        .def_ro("head_dim", &CacheSpec::head_dim, "0: as the model has it.")
-        .def_ro("owner", &CacheSpec::owner, "Of a shared one: the earlier layer whose keys and values these are.");
-    nb::class_<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.")
-        .def(
-            "__init__",
-            [](LayerSpec* self, int sliding_window, int rope, int q_rope, bool experts, const CacheSpec& cache,
-               int intermediate_size, bool chunked) {
-                new (self) LayerSpec{sliding_window, chunked, rope, q_rope, experts, cache, intermediate_size};
-            },
-            nb::arg("sliding_window") = 0, nb::arg("rope") = 0, nb::arg("q_rope") = -1, nb::arg("experts") = false,
-            nb::arg("cache") = CacheSpec(), nb::arg("intermediate_size") = 0, nb::arg("chunked") = false)
-        .def_rw("chunked", &LayerSpec::chunked, "The window begins at multiples of its size, and does not slide.")
-        .def_rw("cache", &LayerSpec::cache)
-        .def_rw("intermediate_size", &LayerSpec::intermediate_size, "Of the MLP; 0: as the model has it.")
-        .def_rw("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.")
-        .def_rw("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.")
-        .def_rw("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.")
-        .def_rw("experts", &LayerSpec::experts, "It has experts in place of the MLP, or beside it.");
-    nb::class_<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
-        .def(nb::init<>())
-        .def_prop_rw(
-            "dtype", [](const ModelSpec& s) { return std::string(name(s.dtype)); },
-            [](ModelSpec& s, const std::string& text) { s.dtype = dtype_from_string(text); })
-        .def_prop_rw(
-            "quantization", [](const ModelSpec& s) { return std::string(name(s.quantization)); },
-            [](ModelSpec& s, const std::string& text) { s.quantization = quantization_from_string(text); })
-        .def_rw("vocab_size", &ModelSpec::vocab_size)
-        .def_rw("hidden_size", &ModelSpec::hidden_size)
-        .def_rw("num_layers", &ModelSpec::num_layers)
-        .def_rw("max_model_len", &ModelSpec::max_model_len)
-        .def_rw("rms_norm_eps", &ModelSpec::rms_norm_eps)
-        .def_prop_rw(
-            "norm", [](const ModelSpec& s) { return std::string(name(s.norm)); },
-            [](ModelSpec& s, const std::string& text) { s.norm = norm_kind_from_string(text); })
-        .def_rw("pre_norms", &ModelSpec::pre_norms)
-        .def_rw("post_norms", &ModelSpec::post_norms)
-        .def_rw("parallel_blocks", &ModelSpec::parallel_blocks)
-        .def_rw("norm_offset", &ModelSpec::norm_offset)
-        .def_rw("embedding_multiplier", &ModelSpec::embedding_multiplier)
-        .def_rw("residual_multiplier", &ModelSpec::residual_multiplier)
-        .def_rw("logit_multiplier", &ModelSpec::logit_multiplier)
-        .def_rw("logit_cap", &ModelSpec::logit_cap)
-        .def_rw("tie_word_embeddings", &ModelSpec::tie_word_embeddings)
-        .def_rw("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.")
-        .def_rw("per_layer_size", &ModelSpec::per_layer_size, "Of a token's vector for each layer; 0: it has none.")
-        .def_rw("per_layer_vocab_size", &ModelSpec::per_layer_vocab_size)
-        .def_rw("attention", &ModelSpec::attention)
-        .def_rw("mlp", &ModelSpec::mlp)
-        .def_rw("experts", &ModelSpec::experts)
-        .def_rw("delta", &ModelSpec::delta)
-        .def_rw("latent", &ModelSpec::latent)
-        .def_rw("ropes", &ModelSpec::ropes)
-        .def_rw("layers", &ModelSpec::layers, "[num_layers]")
+    bind_fields<AttentionSpec>(m, "AttentionSpec", "Attention over the keys and values of each head.");
+    bind_fields<MlpSpec>(m, "MlpSpec", "down(activation(gate) * up), or down(activation(up)).");
+    bind_fields<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.");
+    bind_fields<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.");
+    bind_fields<LatentSpec>(m, "LatentSpec", "What layers with a latent cache have in place of q, k and v.");
+    bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
+    bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.");
+    bind_fields<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.");
+    bind_fields<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def_prop_ro(
             "own_layers",
             [](const ModelSpec& spec) { return std::pair(spec.own_layers().begin, spec.own_layers().end); },
@@ -234,12 +225,20 @@ void bind_spec(nb::module_& m) {
             const Params params(spec);
             for (const ParamRow& row : params.rows())
                 if (takes_adapter(row))
-                    out[row.name.c_str()] = row.cut == Cut::whole ? "whole" : is_columns(row.cut) ? "columns" : "rows";
+                    out[row.name.c_str()] = row.cut.is_whole() ? "whole" : row.cut.is_columns() ? "columns" : "rows";
             return out;
         },
         nb::arg("spec"), nb::sig("def adapter_params(spec: ModelSpec) -> dict[str, str]"),
         "The weights that adapters of requests may change, and what of them ranks divide: \"rows\", \"columns\", or "
         "none, \"whole\".");
+    m.def(
+        "sites",
+        [](const ModelSpec& spec) {
+            std::vector<std::pair<std::string, int>> out;
+            for (const auto& [site, layer] : Model(spec).sites()) out.emplace_back(site.name, layer);
+            return out;
+        },
+        nb::arg("spec"), "Where hooks may look: the names of sites, and the layer of each; -1: outside layers.");
     m.def(
         "packed_shapes",
         [](const ModelSpec& spec, const std::string& format) { return packed_shapes(Params(spec), format); },
@@ -252,17 +251,17 @@ void bind_spec(nb::module_& m) {
         [](const ModelSpec& spec, int num_ranks) {
             const Params params(spec, {0, num_ranks});
             nb::dict out;
-            for (const LinearWeights* linear : params.linears()) {
-                if (linear->kind == LinearKind::by_head) continue;  // never of blocks
+            for (const LinearEntry& linear : params.linears()) {
+                if (linear.kind == LinearKind::by_head) continue;  // never of blocks
                 std::vector<std::vector<std::string>> groups(1);
-                for (const size_t index : linear->rows) {
+                for (const size_t index : linear.rows) {
                     const ParamRow& row = params.rows()[index];
                     if (row.shape.size() != 2) continue;
-                    if (linear->seam > 0 && row.part == linear->seam) groups.emplace_back();
+                    if (row.apart) groups.emplace_back();
                     groups.back().push_back(row.name);
                 }
-                const bool pairs = linear->kind == LinearKind::act_mul;
-                out[linear->name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(*linear));
+                const bool pairs = linear.kind == LinearKind::act_mul;
+                out[linear.name.c_str()] = nb::make_tuple(nb::cast(groups), pairs, params.column_unit(linear));
             }
             return out;
         },

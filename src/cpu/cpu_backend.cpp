@@ -9,6 +9,7 @@
 
 #include "core/sum_parts.h"
 #include "core/topology.h"
+#include "cpu/activation.h"
 #include "cpu/delta.h"
 #include "cpu/experts.h"
 #include "cpu/gguf_panels.h"
@@ -217,11 +218,6 @@ void CpuBackend::fill_random(const TensorView& weight, uint64_t seed) {
     });
 }
 
-static Activation activation(infinilm::Activation of_op) {
-    static_assert(static_cast<int>(Activation::sigmoid) == static_cast<int>(infinilm::Activation::sigmoid));
-    return static_cast<Activation>(of_op);
-}
-
 LinearArgs CpuBackend::linear_args(const PackedPiece& piece, LinearKind kind) const {
     LinearArgs args{};
     args.weight = piece.weight;
@@ -244,7 +240,7 @@ void CpuBackend::linear(const LinearParams& p) {
         args.x_stride = x.stride(0);
         args.num_tokens = x.shape(0);
         args.act_mul = args.pairs && !p.gate_up_apart;
-        args.activation = activation(p.activation);
+        args.activation = activation_of(p.activation);
         args.residual = p.residual ? p.residual.as<const float>() + piece.first_output : nullptr;
         args.residual_stride = p.residual ? p.residual.stride(0) : 0;
         args.out = p.out.as<float>() + piece.first_output;
@@ -338,7 +334,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
             const TensorView x = down ? p.inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
             args.x = x.as<const float>() + (of_parts ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
-            args.activation = activation(p.activation);
+            args.activation = activation_of(p.activation);
             args.rows = of_parts ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
@@ -549,7 +545,7 @@ void CpuBackend::act_mul(const ActMulParams& p) {
                           .out_stride = p.out.stride(0),
                           .num_tokens = p.out.shape(0),
                           .intermediate_size = p.out.shape(1),
-                          .activation = activation(p.activation)};
+                          .activation = activation_of(p.activation)};
     run(kernels_.act_mul, args, 8 * p.out.numel());
 }
 

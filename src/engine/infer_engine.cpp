@@ -268,7 +268,7 @@ std::vector<std::string> InferEngine::loaded_params() {
     return of_rank0([](Rank& rank) {
         std::vector<std::string> names;
         for (const ParamRow& row : rank.params.rows())
-            if (row.loaded) names.push_back(row.name);
+            if (rank.params.loaded(row)) names.push_back(row.name);
         return names;
     });
 }
@@ -302,8 +302,7 @@ void InferEngine::prepare(Rank& rank) {
 
 void InferEngine::make_decoder(Rank& rank, Backend& backend) {
     if (backend.queue()) rank.previous_ids = {};  // which are the old one's
-    rank.decoder = std::make_unique<Decoder>(rank.params.spec(), rank.params.weights(), backend, *rank.communicator,
-                                             rank.stages.get());
+    rank.decoder = std::make_unique<Decoder>(rank.params.model(), backend, *rank.communicator, rank.stages.get());
 }
 
 void InferEngine::time_ops(bool on) {
@@ -311,24 +310,10 @@ void InferEngine::time_ops(bool on) {
         if (rank.rank_of_stage != 0) return;
         rank.params.check_complete();
         if (!rank.params.prepared()) prepare(rank);
-        const ModelWeights& weights = rank.params.weights();
-        TimedBackend::LinearNames names{{weights.lm_head.prepared.get(), "lm_head"},
-                                        {weights.per_layer_projection.prepared.get(), "per_layer"}};
-        for (const LayerWeights& layer : weights.layers) {
-            for (const LinearWeights* const linear :
-                 {&layer.qkv_proj, &layer.gate_proj, &layer.delta_in, &layer.q_a, &layer.q_b, &layer.kv_a})
-                names[linear->prepared.get()] = "qkv_proj";
-            for (const LinearWeights* const linear : {&layer.k_b, &layer.v_b})
-                names[linear->prepared.get()] = "latents";
-            names[layer.o_proj.prepared.get()] = "o_proj";
-            names[layer.gate_up_proj.prepared.get()] = "gate_up_proj";
-            names[layer.down_proj.prepared.get()] = "down_proj";
-            for (const LinearWeights* const linear : {&layer.per_layer_gate, &layer.per_layer_projection})
-                names[linear->prepared.get()] = "per_layer";
-            names[layer.router.prepared.get()] = "router";
-            names[layer.shared_gate.prepared.get()] = "router";
-        }
-        names.erase(nullptr);  // what a model, or a layer, has not
+        TimedBackend::LinearNames names;
+        for (const LinearEntry& linear : rank.params.linears())
+            if (!linear.timed.empty()) names[linear.weights->prepared.get()] = linear.timed;
+        names.erase(nullptr);  // of other stages
         auto timed = on ? std::make_unique<TimedBackend>(*rank.backend, std::move(names)) : nullptr;
         make_decoder(rank, timed ? *timed : *rank.backend);
         rank.timed = std::move(timed);  // the one before, which no decoder has any more, ends here
@@ -386,7 +371,7 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
     on_ranks([&](Rank& rank) {
         for (const ParamRow& row : rank.params.rows()) {
             Tensor stored = rank.params.stored(*rank.backend, row);
-            if (!stored && row.loaded && rank.params.has_part(row))
+            if (!stored && rank.params.loaded(row) && rank.params.has_part(row))
                 throw WeightError(concat("state_dict: '", row.name, "' was made on the device and is not kept"));
             stored.read_only = true;
             if (stored) out[static_cast<size_t>(rank.index)].emplace_back(row.name, std::move(stored));
@@ -398,7 +383,8 @@ std::vector<InferEngine::StateDict> InferEngine::state_dict() {
 void InferEngine::set_hooks(const Hook& hook, const HookNames& names) {
     const bool any = hook && !(names.rank0.empty() && names.all_ranks.empty());
     on_ranks([&](Rank& rank) {
-        rank.tap = any ? std::make_unique<HookTap>(hook, names, spec_.num_layers, rank.rank_of_stage) : nullptr;
+        rank.tap =
+            any ? std::make_unique<HookTap>(hook, names, rank.params.model().sites(), rank.rank_of_stage) : nullptr;
     });
 }
 

@@ -14,10 +14,11 @@ namespace infinilm {
 int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan) {
     const bool on_cpu = plan.device == DeviceKind::cpu;
     const int size = plan.num_ranks;
-    const ModelSpec spec = local_spec(model, {size - 1, size});  // where parts are not equal, the last is the largest
+    const Model rank(local_spec(model, {size - 1, size}));  // where parts are not equal, the last is the largest
+    const ModelSpec& spec = rank.spec;
     const DType activation = on_cpu ? cpu::activation_dtype : spec.dtype;
     const int64_t of_a_rank =
-        Decoder::workspace_bytes(spec, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
+        Decoder::workspace_bytes(rank, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
         (spec.is_last_stage() ? Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows) : 0);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
@@ -26,29 +27,16 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }
-    const int q_dim = spec.widest_mixed();
-    const LatentSpec& latent = spec.latent;
-    const ExpertsSpec& experts = spec.experts;
-    std::vector<cpu::LargestCalls::Linears> linears;
-    const std::vector<int64_t> read{spec.hidden_size,   q_dim,          latent.q_rank,
-                                    latent.nope_dim,    latent.kv_rank, spec.widest_mlp(),
-                                    spec.per_layer_size};
-    for (const int64_t in_features : read)
-        linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features});
-    if (latent != LatentSpec())
-        for (const int64_t in_features : {latent.nope_dim, latent.kv_rank})
-            linears.push_back({.num_tokens = step.num_tokens * spec.attention.num_heads,
-                               .in_features = in_features,
-                               .count = spec.attention.num_heads});
-    if (experts.count > 0)
-        for (const int64_t in_features : {spec.hidden_size, experts.intermediate_size})
+    std::vector<cpu::LargestCalls::Linears> linears{{.num_tokens = step.num_tokens, .in_features = spec.hidden_size}};
+    for (const LinearCall& call : rank.calls()) {
+        linears.push_back(
+            {.num_tokens = step.num_tokens * call.rows, .in_features = call.in_features, .count = call.count});
+        if (call.adaptable && step.num_adapters > 0)
             linears.push_back(
-                {.num_tokens = step.num_tokens * experts.top_k, .in_features = in_features, .count = experts.count});
-    if (step.num_adapters > 0) {
-        for (const int64_t in_features : read)
-            linears.push_back({.num_tokens = step.num_tokens, .in_features = in_features, .count = step.num_adapters});
-        linears.push_back({.num_tokens = step.num_tokens, .in_features = step.most_rank, .count = step.num_adapters});
+                {.num_tokens = step.num_tokens, .in_features = call.in_features, .count = step.num_adapters});
     }
+    if (step.num_adapters > 0)
+        linears.push_back({.num_tokens = step.num_tokens, .in_features = step.most_rank, .count = step.num_adapters});
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,

@@ -4,34 +4,40 @@
 
 namespace infinilm {
 
-Logits::Logits(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator)
-    : spec_(spec),
-      weights_(weights),
+Logits::Logits(const Model& model, Backend& backend, Communicator& communicator)
+    : spec_(model.spec),
+      lm_head_(model.lm_head),
       backend_(backend),
       communicator_(communicator),
-      vocab_(vocab_of(spec.vocab_size, {communicator.rank(), communicator.size()})) {}
+      vocab_(vocab_of(spec_.vocab_size, {communicator.rank(), communicator.size()})),
+      rows_plan_(spec_, communicator.size()),
+      parts_plan_(spec_, communicator.size()) {}
 
-std::vector<BufferShape<Logits::Rows>> Logits::row_shapes(const ModelSpec& spec, int num_ranks) {
-    return {{&Rows::logits, 1, num_ranks * vocab_part(spec.vocab_size, num_ranks), DType::float32}};
+Logits::Rows::Rows(const ModelSpec& spec, int num_ranks)
+    : logits(plan.add(
+          {.name = "logits", .columns = num_ranks * vocab_part(spec.vocab_size, num_ranks), .dtype = DType::float32})) {
 }
 
-std::vector<BufferShape<Logits::Ids>> Logits::id_shapes() {
-    return {{&Ids::sampled, 1, 1 + 2 * (1 + max_candidates), DType::int32}};
-}
+Logits::Ids::Ids()
+    : sampled(plan.add({.name = "sampled", .columns = 1 + 2 * (1 + max_candidates), .dtype = DType::int32})) {}
 
-std::vector<BufferShape<Logits::Parts>> Logits::part_shapes(const ModelSpec& spec, int num_ranks) {
+Logits::Parts::Parts(const ModelSpec& spec, int num_ranks) {
     const int64_t part = vocab_part(spec.vocab_size, num_ranks), size = num_ranks;
-    return {{&Parts::own, 1, part, DType::float32},
-            {&Parts::all, size, part, DType::float32},
-            {&Parts::best, 2, max_candidates, DType::int32},
-            {&Parts::all_best, 2 * size, max_candidates, DType::int32},
-            {&Parts::joined, 2, size * max_candidates, DType::int32}};
+    const auto add = [&](std::string_view name, int64_t columns, int64_t rows, DType dtype) {
+        return plan.add({.name = name, .columns = columns, .rows = rows, .dtype = dtype});
+    };
+    own = add("own", part, 1, DType::float32);
+    all = add("all", part, size, DType::float32);
+    best = add("best", max_candidates, 2, DType::int32);
+    all_best = add("all_best", max_candidates, 2 * size, DType::int32);
+    joined = add("joined", size * max_candidates, 2, DType::int32);
 }
 
 int64_t Logits::workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows) {
     const int64_t all_rows = num_rows + num_returned_rows;
-    return buffer_bytes(row_shapes(spec, num_ranks), all_rows) + buffer_bytes(id_shapes(), all_rows) +
-           (num_ranks > 1 ? buffer_bytes(part_shapes(spec, num_ranks), all_rows) : 0);
+    const DType none = DType::float32;  // each says its dtype
+    return Rows(spec, num_ranks).plan.bytes(all_rows, none) + Ids().plan.bytes(all_rows, none) +
+           (num_ranks > 1 ? Parts(spec, num_ranks).plan.bytes(all_rows, none) : 0);
 }
 
 Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all) {
@@ -47,32 +53,32 @@ Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormProlog
 }
 
 void Logits::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
-    ops::linear(backend_, {.x = x, .weight = *weights_.lm_head.prepared, .norm = norm, .residual = {}, .out = out});
+    ops::linear(backend_, {.x = x, .weight = *lm_head_.prepared, .norm = norm, .residual = {}, .out = out});
     if (spec_.logit_cap > 0) ops::soft_cap(backend_, {.x = out, .cap = spec_.logit_cap});
 }
 
 TensorView Logits::own_part(const TensorView& x, const NormPrologue& norm) {
     const int64_t num_rows = x.shape(0);
-    reserve(backend_, parts_, part_shapes(spec_, num_ranks()), num_rows);
-    const TensorView own = parts_.own.slice(0, 0, num_rows);
+    parts_.reserve(backend_, parts_plan_.plan, num_rows);
+    const TensorView own = parts_.view(parts_plan_.own, num_rows);
     if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
     return own;
 }
 
 Tensor Logits::buffer(int64_t num_rows, bool returned) {
     if (returned && backend_.device().kind == DeviceKind::cpu) {
-        Rows rows;
-        reserve(backend_, rows, row_shapes(spec_, num_ranks()), num_rows);
-        return rows.logits;
+        Buffers rows;
+        rows.reserve(backend_, rows_plan_.plan, num_rows);
+        return rows.tensor(rows_plan_.logits, num_rows);
     }
-    reserve(backend_, rows_, row_shapes(spec_, num_ranks()), num_rows);
-    return {rows_.logits.slice(0, 0, num_rows), rows_.logits.owner};
+    rows_.reserve(backend_, rows_plan_.plan, num_rows);
+    return rows_.tensor(rows_plan_.logits, num_rows);
 }
 
 void Logits::gather(const TensorView& own, const TensorView& out) {
     const int64_t num_rows = own.shape(0), size = num_ranks();
     if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, own.shape(1)}));
-    const TensorView all = parts_.all.slice(0, 0, size * num_rows);
+    const TensorView all = parts_.view(parts_plan_.all, num_rows);
     communicator_.all_gather(own, all);
     backend_.join_columns(all, out);
 }
@@ -97,16 +103,18 @@ void Logits::change(const Batch& batch, const TensorView& logits, int64_t first_
 Logits::Candidates Logits::gather_candidates(const Batch& batch) {
     const int64_t num_rows = batch.logits_rows.shape(0), size = num_ranks(), k = batch.num_candidates;
     // The first elements of a buffer, as a matrix.
-    auto matrix = [](const Tensor& buffer, int64_t rows, int64_t columns) {
-        return TensorView(buffer.data(), DType::int32, {rows, columns}, buffer.device());
+    auto matrix = [&](const Buffer& buffer, int64_t rows, int64_t columns) {
+        const TensorView all = parts_.view(buffer, num_rows);
+        return TensorView(all.data(), DType::int32, {rows, columns}, all.device());
     };
     auto logits = [&](const TensorView& x) {
         return TensorView(x.data(), DType::float32, {num_rows, x.shape(1)}, x.device());
     };
     auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
-    const TensorView best = matrix(parts_.best, 2 * num_rows, k), all = matrix(parts_.all_best, size * 2 * num_rows, k),
-                     joined = matrix(parts_.joined, 2 * num_rows, size * k);
-    const TensorView own = parts_.own.slice(0, 0, num_rows).slice(1, 0, vocab_.size());
+    const TensorView best = matrix(parts_plan_.best, 2 * num_rows, k),
+                     all = matrix(parts_plan_.all_best, size * 2 * num_rows, k),
+                     joined = matrix(parts_plan_.joined, 2 * num_rows, size * k);
+    const TensorView own = parts_.view(parts_plan_.own, num_rows).slice(1, 0, vocab_.size());
     change(batch, own, vocab_.begin);
     ops::find_best(backend_, {.logits = own,
                               .first_id = static_cast<int32_t>(vocab_.begin),
@@ -121,10 +129,10 @@ Logits::Candidates Logits::gather_candidates(const Batch& batch) {
 Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
     const int64_t num_rows = batch.logits_rows.shape(0);
     if (!batch.temperature || num_rows == 0) return {};
-    reserve(backend_, ids_, id_shapes(), num_rows);
-    const Tensor sampled(
-        TensorView(ids_.sampled.data(), DType::int32, {1 + 2 * batch.width_logprobs, num_rows}, ids_.sampled.device()),
-        ids_.sampled.owner);
+    ids_.reserve(backend_, ids_plan_.plan, num_rows);
+    const Tensor all = ids_.tensor(ids_plan_.sampled, num_rows);
+    const Tensor sampled(TensorView(all.data(), DType::int32, {1 + 2 * batch.width_logprobs, num_rows}, all.device()),
+                         all.owner);
     const Sampled out(sampled);
     Candidates from;
     AllowedTokens mask;

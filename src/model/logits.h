@@ -6,14 +6,13 @@
 #include "dist/communicator.h"
 #include "model/batch.h"
 #include "model/buffers.h"
-#include "model/params.h"
+#include "model/model.h"
 
 namespace infinilm {
 
 class Logits {
 public:
-    // spec: of the rank, see local_spec.
-    Logits(const ModelSpec& spec, const ModelWeights& weights, Backend& backend, Communicator& communicator);
+    Logits(const Model& model, Backend& backend, Communicator& communicator);
 
     // x: [num_rows, hidden_size], and the norm they still need. The logits of all ranks: [num_rows, >= vocab_size]
     // float32, padded to a multiple of 8, as kernels of GPUs want them, valid until the next step, on the CPU longer
@@ -28,33 +27,34 @@ public:
     static int64_t workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows);
 
 private:
+    // Of all ranks: [num_rows, num_ranks * part] float32, where a rank's part of the vocabulary is a row of `part`.
     struct Rows {
-        int64_t capacity = 0;
-        Tensor logits;  // [num_rows, num_ranks * part] float32
+        Rows(const ModelSpec& spec, int num_ranks);
+        BufferPlan plan;
+        Buffer logits;
     };
     struct Ids {
-        int64_t capacity = 0;
-        Tensor sampled;  // [num_rows, 1 + 2 * (1 + max_candidates)] int32; StepOutput::sampled is its beginning
+        Ids();
+        BufferPlan plan;
+        Buffer sampled;  // [num_rows, 1 + 2 * (1 + max_candidates)] int32; StepOutput::sampled is its beginning
     };
-    // What only several ranks need. A rank's part of the vocabulary is a row of `part`.
+    // What only several ranks need.
     struct Parts {
-        int64_t capacity = 0;
-        Tensor own;  // [num_rows, part] float32
-        Tensor all;  // [num_ranks * num_rows, part] float32: those of rank 0, then those of rank 1, ..
+        Parts(const ModelSpec& spec, int num_ranks);
+        BufferPlan plan;
+        Buffer own;  // [num_rows, part] float32
+        Buffer all;  // [num_ranks * num_rows, part] float32: those of rank 0, then those of rank 1, ..
         // The best of each rank, as far as they are wanted: logits, by their bits, then ids. Memory for k =
         // max_candidates, so that other k take no more.
-        Tensor best;      // [2 * num_rows, k] int32
-        Tensor all_best;  // [num_ranks * 2 * num_rows, k] int32
-        Tensor joined;    // [2 * num_rows, num_ranks * k] int32
+        Buffer best;      // [2 * num_rows, k] int32
+        Buffer all_best;  // [num_ranks * 2 * num_rows, k] int32
+        Buffer joined;    // [2 * num_rows, num_ranks * k] int32
     };
     // What several ranks sample from where that is enough: the best of rank 0, then those of rank 1, ..
     struct Candidates {
         TensorView logits;  // [num_rows, num_ranks * k] float32
         TensorView ids;     // [num_rows, num_ranks * k] int32
     };
-    static std::vector<BufferShape<Rows>> row_shapes(const ModelSpec& spec, int num_ranks);
-    static std::vector<BufferShape<Ids>> id_shapes();
-    static std::vector<BufferShape<Parts>> part_shapes(const ModelSpec& spec, int num_ranks);
 
     int num_ranks() const { return communicator_.size(); }
     // out: [num_rows, vocab_size], or the rank's part of it
@@ -70,13 +70,14 @@ private:
     Candidates gather_candidates(const Batch& batch);
 
     const ModelSpec& spec_;
-    const ModelWeights& weights_;
+    const LinearWeights& lm_head_;
     Backend& backend_;
     Communicator& communicator_;
     const Range vocab_;  // whose rows of lm_head are here
-    Rows rows_;
-    Ids ids_;
-    Parts parts_;
+    const Rows rows_plan_;
+    const Ids ids_plan_;
+    const Parts parts_plan_;
+    Buffers rows_, ids_, parts_;
 };
 
 }  // namespace infinilm

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "model/params.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
 
@@ -69,7 +70,7 @@ Adapter::Adapter(Backend& backend, const Params& params, const std::vector<LoraT
             most_rank_ = std::max(most_rank_, parts.back().b->in_features);
         };
         if (row->linear->kind != LinearKind::by_head) {
-            const bool columns = is_columns(row->cut);
+            const bool columns = row->cut.is_columns();
             add(prepare(backend, columns ? params.part(*row, own.a) : own.a, 0),
                 prepare(backend, columns ? own.b : params.part(*row, own.b), 1), params.outputs(*row));
             continue;

@@ -11,9 +11,10 @@
 
 #include "core/range.h"
 #include "model/batch.h"
-#include "model/params.h"
 
 namespace infinilm {
+
+class Params;
 
 // What an adapter has for one weight of the whole model.
 struct LoraTensors {
@@ -35,7 +36,7 @@ public:
         Range outputs;  // of the linear's, those of this tensor; of a head all
     };
 
-    // WeightError: a name that is not that of a LinearWeights::adaptable, a repeated one, or tensors that do not fit.
+    // WeightError: a name that takes no adapter, a repeated one, or tensors that do not fit.
     Adapter(Backend& backend, const Params& params, const std::vector<LoraTensors>& tensors);
     // By a row of the table of Params. Null: it stays as it is.
     const Part* find(size_t row, size_t head = 0) const { return parts_[row].empty() ? nullptr : &parts_[row][head]; }

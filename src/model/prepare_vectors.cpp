@@ -1,7 +1,6 @@
 #include "model/prepare_vectors.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace infinilm {
 
@@ -12,6 +11,12 @@ void fill_from(Backend& backend, const TensorView& vector, float offset, float m
         for (int64_t i = 0; i < out.numel(); ++i)
             out.as<float>()[i] = (to_float(host.as<const T>()[i]) + offset) * multiplier;
     });
+}
+
+Tensor widened(Backend& backend, const TensorView& vector, float multiplier) {
+    const Tensor out = allocate_host(DType::float32, vector.shape());
+    fill_from(backend, vector, 0, multiplier, out);
+    return out;
 }
 
 Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier) {
@@ -34,26 +39,6 @@ Tensor ones_like(const TensorView& tensor) {
     Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
     visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });
     return ones;
-}
-
-void prepare_delta(Backend& backend, LayerWeights& layer) {
-    const auto widened = [&](const Tensor& loaded) {
-        const Tensor out = allocate_host(DType::float32, loaded.shape());
-        fill_from(backend, loaded, 0, 1, out);
-        return out;
-    };
-    for (VectorWeights* own : {&layer.dt_bias, &layer.delta_norm})
-        own->prepared = backend.prepare_vector(widened(own->loaded));
-    const Tensor rate = widened(layer.decay_rate.loaded);
-    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
-    layer.decay_rate.prepared = backend.prepare_vector(rate);
-    const Tensor by_channel = widened(layer.conv.loaded);
-    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
-    const Tensor by_tap = allocate_host(DType::float32, {taps, channels});
-    for (int64_t channel = 0; channel < channels; ++channel)
-        for (int64_t tap = 0; tap < taps; ++tap)
-            by_tap.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
-    layer.conv.prepared = backend.prepare_vector(by_tap);
 }
 
 }  // namespace infinilm

@@ -1,16 +1,17 @@
 // Vectors of a model as ops want them, made of what was loaded.
 #pragma once
 
-#include "model/params.h"
+#include "model/spec.h"
+#include "model/weights.h"
 
 namespace infinilm {
 
 // out[i] = (vector[i] + offset) * multiplier, float32 in host memory.
 void fill_from(Backend& backend, const TensorView& vector, float offset, float multiplier, const TensorView& out);
+// vector * multiplier in float32.
+Tensor widened(Backend& backend, const TensorView& vector, float multiplier = 1);
 // What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
 Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier);
 Tensor ones_like(const TensorView& tensor);
-// The vectors of the gated delta rule, in float32.
-void prepare_delta(Backend& backend, LayerWeights& layer);
 
 }  // namespace infinilm

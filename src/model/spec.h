@@ -17,7 +17,6 @@ namespace infinilm {
 // RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
 // turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE.
 enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads };
-constexpr QkNorm qk_norms[] = {QkNorm::none, QkNorm::head, QkNorm::all, QkNorm::head_behind_rope, QkNorm::turned_heads};
 constexpr std::string_view name(QkNorm norm) {
     switch (norm) {
         case QkNorm::none: return "none";
@@ -56,6 +55,22 @@ struct AttentionSpec {
     int kv_dim() const { return num_kv_heads * head_dim; }
     int value_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }  // of a head
     int qkv_dim() const { return q_dim() + (!own_kv ? 0 : latent_dim > 0 ? 1 : 2) * kv_dim(); }
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("num_heads", &AttentionSpec::num_heads, "");
+        f("num_kv_heads", &AttentionSpec::num_kv_heads, "");
+        f("head_dim", &AttentionSpec::head_dim, "");
+        f("softmax_scale", &AttentionSpec::softmax_scale, "");
+        f("score_cap", &AttentionSpec::score_cap, "");
+        f("qkv_bias", &AttentionSpec::qkv_bias, "");
+        f("out_bias", &AttentionSpec::out_bias, "");
+        f("sinks", &AttentionSpec::sinks, "");
+        f("output_gate", &AttentionSpec::output_gate, "");
+        f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
+        f("qk_norm", &AttentionSpec::qk_norm, "");
+    }
 };
 
 struct MlpSpec {
@@ -63,6 +78,15 @@ struct MlpSpec {
     bool bias = false;
     bool gated = true;  // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("intermediate_size", &MlpSpec::intermediate_size, "");
+        f("bias", &MlpSpec::bias, "");
+        f("gated", &MlpSpec::gated, "");
+        f("activation", &MlpSpec::activation, "");
+    }
 };
 
 // What the layers that have experts have in place of the MLP: each token goes to top_k of them. How these are chosen
@@ -84,6 +108,27 @@ struct ExpertsSpec {
     // Each expert has a number that multiplies its weights.
     bool beside_mlp = false;
     bool weigh_inputs = false;  // an expert reads the token times its weight, and what it gives counts whole
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("count", &ExpertsSpec::count, "0: no layer has any.");
+        f("top_k", &ExpertsSpec::top_k, "");
+        f("intermediate_size", &ExpertsSpec::intermediate_size, "Of each expert.");
+        f("shared_intermediate_size", &ExpertsSpec::shared_intermediate_size,
+          "Of one that all tokens go to; 0: there is none.");
+        f("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.");
+        f("bias", &ExpertsSpec::bias, "Of the router and of each expert.");
+        f("scoring", &ExpertsSpec::scoring, "");
+        f("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.");
+        f("norm_topk_prob", &ExpertsSpec::norm_topk_prob, "");
+        f("scale", &ExpertsSpec::scale, "Of a token's weights.");
+        f("num_groups", &ExpertsSpec::num_groups, "");
+        f("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
+        f("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
+        f("beside_mlp", &ExpertsSpec::beside_mlp, "The layer has its MLP, too; each of the two has its norms.");
+        f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
+    }
 };
 
 // What layers with a state have in place of attention: a causal convolution of q, k and v, then the gated delta rule,
@@ -99,6 +144,16 @@ struct DeltaSpec {
     int in_dim() const { return conv_dim() + v_size() + 2 * num_v_heads; }  // with z, b and a
     int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }            // GPUs write 8 at a time
     bool operator==(const DeltaSpec&) const = default;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("num_k_heads", &DeltaSpec::num_k_heads, "");
+        f("num_v_heads", &DeltaSpec::num_v_heads, "");
+        f("k_dim", &DeltaSpec::k_dim, "");
+        f("v_dim", &DeltaSpec::v_dim, "");
+        f("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
+    }
 };
 
 // What layers with a latent cache have in place of q, k and v (DeepSeek-AI 2024, arXiv:2405.04434). The keys and values
@@ -115,6 +170,17 @@ struct LatentSpec {
     int query_dim() const { return rope_dim + nope_dim; }
     int row_dim() const { return rope_dim + kv_rank; }
     bool operator==(const LatentSpec&) const = default;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("q_rank", &LatentSpec::q_rank, "0: queries are made of the hidden state.");
+        f("kv_rank", &LatentSpec::kv_rank, "");
+        f("rope_dim", &LatentSpec::rope_dim, "");
+        f("nope_dim", &LatentSpec::nope_dim, "");
+        f("v_dim", &LatentSpec::v_dim, "Of a head.");
+        f("norm_eps", &LatentSpec::norm_eps, "Of the norms of latents.");
+    }
 };
 
 struct RopeSpec {
@@ -123,6 +189,16 @@ struct RopeSpec {
     // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions)).
     float scale_beta = 0;
     int scale_positions = 1, scale_offset = 0;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("inv_freq", &RopeSpec::inv_freq, "[rotary_dim / 2]");
+        f("attention_factor", &RopeSpec::attention_factor, "");
+        f("scale_beta", &RopeSpec::scale_beta, "");
+        f("scale_positions", &RopeSpec::scale_positions, "");
+        f("scale_offset", &RopeSpec::scale_offset, "");
+    }
 };
 
 // What a layer keeps of the tokens before.
@@ -148,6 +224,15 @@ struct CacheSpec {
     int num_kv_heads = 0, head_dim = 0;  // of paged or shared ones; 0: as ModelSpec::attention has them
     int owner = -1;                      // of shared ones: the layer whose they are, a paged one before this
     bool operator==(const CacheSpec&) const = default;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("kind", &CacheSpec::kind, "");
+        f("num_kv_heads", &CacheSpec::num_kv_heads, "0: as the model has them.");
+        f("head_dim", &CacheSpec::head_dim, "0: as the model has it.");
+        f("owner", &CacheSpec::owner, "Of a shared one: the earlier layer whose keys and values these are.");
+    }
 };
 
 // Consecutive layers.
@@ -167,6 +252,18 @@ struct LayerSpec {
     bool experts = false;    // it has ModelSpec::experts in place of the MLP, or beside it
     CacheSpec cache = {};
     int intermediate_size = 0;  // of the MLP; 0: as ModelSpec::mlp has it
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("sliding_window", &LayerSpec::sliding_window, "0: the layer sees everything.");
+        f("chunked", &LayerSpec::chunked, "The window begins at multiples of its size, and does not slide.");
+        f("rope", &LayerSpec::rope, "Which of `ropes` turns its q and k; -1: none.");
+        f("q_rope", &LayerSpec::q_rope, "Which turns q, where that is another; else -1.");
+        f("experts", &LayerSpec::experts, "It has experts in place of the MLP, or beside it.");
+        f("cache", &LayerSpec::cache, "");
+        f("intermediate_size", &LayerSpec::intermediate_size, "Of the MLP; 0: as the model has it.");
+    }
 };
 
 struct ModelSpec {
@@ -187,7 +284,7 @@ struct ModelSpec {
     bool tie_word_embeddings = false;
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     // With per_layer_size each token has a vector of that size for each layer, from a table of its own and from its
-    // embedding, and each layer a third sublayer, which reads it. See Decoder::embed_layers.
+    // embedding, and each layer a third sublayer, which reads it. See OwnVectors.
     int per_layer_size = 0, per_layer_vocab_size = 0;
     AttentionSpec attention;
     MlpSpec mlp;
@@ -197,6 +294,38 @@ struct ModelSpec {
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
     LayerRange stage = {};          // of a stage of a pipeline, which it has; empty: all. See stage_spec
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("dtype", &ModelSpec::dtype, "");
+        f("quantization", &ModelSpec::quantization, "");
+        f("vocab_size", &ModelSpec::vocab_size, "");
+        f("hidden_size", &ModelSpec::hidden_size, "");
+        f("num_layers", &ModelSpec::num_layers, "");
+        f("max_model_len", &ModelSpec::max_model_len, "");
+        f("rms_norm_eps", &ModelSpec::rms_norm_eps, "");
+        f("norm", &ModelSpec::norm, "");
+        f("pre_norms", &ModelSpec::pre_norms, "");
+        f("post_norms", &ModelSpec::post_norms, "");
+        f("parallel_blocks", &ModelSpec::parallel_blocks, "");
+        f("norm_offset", &ModelSpec::norm_offset, "");
+        f("embedding_multiplier", &ModelSpec::embedding_multiplier, "");
+        f("residual_multiplier", &ModelSpec::residual_multiplier, "");
+        f("logit_multiplier", &ModelSpec::logit_multiplier, "");
+        f("logit_cap", &ModelSpec::logit_cap, "");
+        f("tie_word_embeddings", &ModelSpec::tie_word_embeddings, "");
+        f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
+        f("per_layer_size", &ModelSpec::per_layer_size, "Of a token's vector for each layer; 0: it has none.");
+        f("per_layer_vocab_size", &ModelSpec::per_layer_vocab_size, "");
+        f("attention", &ModelSpec::attention, "");
+        f("mlp", &ModelSpec::mlp, "");
+        f("experts", &ModelSpec::experts, "");
+        f("delta", &ModelSpec::delta, "");
+        f("latent", &ModelSpec::latent, "");
+        f("ropes", &ModelSpec::ropes, "");
+        f("layers", &ModelSpec::layers, "[num_layers]");
+    }
 
     // A stage is a run of layers, with the embedding before the first one of the model, and the final norm and the
     // lm_head behind the last one.

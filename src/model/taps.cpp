@@ -3,38 +3,35 @@
 namespace infinilm {
 
 std::string hook_name(Site site, int layer) {
-    const std::string_view name = site_names[static_cast<size_t>(site)];
-    return layer < 0 ? std::string(name) : concat("layer", layer, "_", name);
+    return layer < 0 ? std::string(site.name) : concat("layer", layer, "_", site.name);
 }
 
-HookTap::HookTap(Hook hook, const HookNames& names, int num_layers, int rank)
-    : hook_(std::move(hook)), rank_(rank), wanted_(static_cast<size_t>(num_layers) + 1) {
-    want(names.rank0, Wanted::rank0, num_layers);
-    want(names.all_ranks, Wanted::all_ranks, num_layers);
+HookTap::HookTap(Hook hook, const HookNames& names, const std::vector<ModelSite>& sites, int rank)
+    : hook_(std::move(hook)), rank_(rank) {
+    std::map<std::string, Wanted*> by_name;
+    for (const auto& [site, layer] : sites) by_name[hook_name(site, layer)] = &wanted_[{layer, site.name}];
+    const auto want = [&](const std::vector<std::string>& asked, Wanted where) {
+        for (const std::string& name : asked) {
+            const auto found = by_name.find(name);
+            if (found == by_name.end())
+                throw ConfigError(concat("no hook site '", name, "' in a model of ", sites.back().layer + 1,
+                                         " layers; such as 'layer0_q_proj' or 'logits'"));
+            *found->second = where;
+        }
+    };
+    want(names.rank0, Wanted::rank0);
+    want(names.all_ranks, Wanted::all_ranks);
 }
 
-void HookTap::want(const std::vector<std::string>& names, Wanted where, int num_layers) {
-    for (const std::string& name : names) {
-        bool found = false;
-        for (int site = 0; site < num_sites; ++site)
-            for (int layer = -1; layer < num_layers; ++layer) {
-                if ((layer >= 0) != in_layer(static_cast<Site>(site))) continue;
-                if (hook_name(static_cast<Site>(site), layer) != name) continue;
-                wanted(static_cast<Site>(site), layer) = where;
-                found = true;
-            }
-        if (!found)
-            throw ConfigError(concat("no hook site '", name, "' in a model of ", num_layers,
-                                     " layers; such as 'layer0_q_proj' or 'logits'"));
-    }
+HookTap::Wanted HookTap::wanted(Site site, int layer) const {
+    const auto found = wanted_.find({layer, site.name});
+    return found == wanted_.end() ? Wanted::nowhere : found->second;
 }
 
-bool HookTap::wanted_anywhere(Site site, int layer) const {
-    return wanted_[static_cast<size_t>(layer + 1)][static_cast<size_t>(site)] != Wanted::nowhere;
-}
+bool HookTap::wanted_anywhere(Site site, int layer) const { return wanted(site, layer) != Wanted::nowhere; }
 
 void HookTap::operator()(Backend& backend, Site site, int layer, const TensorView& view, const Tensor& parent) const {
-    const Wanted where = wanted_[static_cast<size_t>(layer + 1)][static_cast<size_t>(site)];
+    const Wanted where = wanted(site, layer);
     if (where == Wanted::nowhere || (where == Wanted::rank0 && rank_ != 0)) return;
     if (view.device().kind == DeviceKind::cpu) return hook_(site, layer, Tensor(view, parent.owner), rank_);
     const Tensor host = allocate_host(parent.dtype(), parent.shape());

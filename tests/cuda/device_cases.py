@@ -234,7 +234,7 @@ def cuts(_: Gpu, folder: str, dtype: str) -> None:
     prompt = list(range(3, 43))
     with open_llm(folder, dtype=dtype) as llm:
         whole = llm.forward(prompt)
-        names = ModelSites.of(build_spec(llm.config, dtype="float32", max_model_len=8)).select("*")
+        names = ModelSites(build_spec(llm.config, dtype="float32", max_model_len=8)).select("*")
         llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
         assert llm.forward(prompt).tobytes() == whole.tobytes()
         llm._engine.set_hooks(None, [])
@@ -312,7 +312,7 @@ def hooks(_: Gpu, name: str, folder: str, dtype: str) -> None:
     with open_llm(model, dtype=dtype) as llm:
         engine, seen = llm._engine, []
         spec = build_spec(llm.config, dtype="float32", max_model_len=8)
-        names = ModelSites.of(spec).select("*")
+        names = ModelSites(spec).select("*")
         before = llm.forward(prompt)
         engine.set_hooks(lambda name, layer, tensor, rank: seen.append(name), names)
         assert llm.forward(prompt).tobytes() == before.tobytes()

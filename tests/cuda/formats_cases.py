@@ -101,7 +101,7 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
     with open_llm(stored, **settings) as llm, open_llm(exact, device="cpu", dtype="float32") as cpu:
         got = llm.forward(prompt)
         few = llm.forward(prompt[:5])  # by the kernels for few tokens
-        names = ModelSites.of(llm._plan.cache.spec).select("*")
+        names = ModelSites(llm._plan.cache.spec).select("*")
         llm._engine.set_hooks(lambda name, layer, tensor, rank: None, names)
         hooked = llm.forward(prompt[:5])
         llm._engine.set_hooks(None, [])

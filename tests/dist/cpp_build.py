@@ -38,7 +38,7 @@ CORE = [
 ]
 # Of the engine, whose backend the tests make; how much memory a real one takes is asked elsewhere.
 ENGINE = [
-    *(path for folder in ("engine", "model") for path in sorted((ROOT / "src" / folder).glob("*.cpp"))),
+    *(path for folder in ("engine", "model") for path in sorted((ROOT / "src" / folder).rglob("*.cpp"))),
     ROOT / "src/ops/cuda_library.cpp",
     ROOT / "src/ops/timed_backend.cpp",
 ]

@@ -23,6 +23,7 @@ from infinilm import (
     StaticKVCacheConfig,
     _core,
 )
+from infinilm.config.families import build_spec
 from infinilm.engine.hooks import ModelSites
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +33,9 @@ if str(HERE) not in sys.path:
 from tiny_models import MODELS, make_config, make_weights, open_engine, run_steps, tolerance  # noqa: E402
 
 GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
-SITES_OF_QWEN3 = ModelSites(2, "head").sites
+SITES_OF_QWEN3 = ModelSites(
+    build_spec(AutoConfig.from_pretrained(HERE.parent / "golden/qwen3"), dtype="float32", max_model_len=8)
+).sites
 LOCAL_SITES = {
     "q_proj",
     "k_proj",

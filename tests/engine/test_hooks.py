@@ -16,7 +16,7 @@ from llm import tiny
 from llm.support import PATIENCE
 
 from engine.support import GOLDEN, Foreign, make_engine, run
-from infinilm import ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
+from infinilm import AutoConfig, ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
 from infinilm.config.families import build_spec
 from infinilm.engine.hooks import SITES, ModelSites, Site
 
@@ -43,7 +43,7 @@ def golden_engine(request: pytest.FixtureRequest) -> Iterator[InferEngine]:
 
 
 def sites_of(engine: InferEngine) -> tuple[Site, ...]:
-    return ModelSites.of(build_spec(engine.config, dtype="float32", max_model_len=8)).sites
+    return ModelSites(build_spec(engine.config, dtype="float32", max_model_len=8)).sites
 
 
 class Recorder:
@@ -453,3 +453,13 @@ def test_hooks_work_in_half_precision(tmp_path: Path) -> None:
 def test_hints_keep_the_layer(pattern: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         HookRegistry().register_hook(pattern, print)
+
+
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_every_site_of_the_core_has_names(folder: Path) -> None:
+    """A kind of sublayer names its sites in C++; their other names and shapes are in `SITES`."""
+    spec = build_spec(AutoConfig.from_pretrained(folder.parent), dtype="float32", max_model_len=8)
+    sites = _core.sites(spec)
+    assert len(sites) == len(set(sites))
+    assert {name for name, _ in sites} <= {site.name for site in SITES}
+    assert {name for name, layer in sites if layer < 0} == {site.name for site in SITES if not site.in_layer}

@@ -25,6 +25,11 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
     "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/codes", "src/core"),
 }
+# What of src/model puts kinds of sublayers together; all else there knows no kind.
+ABOVE_KINDS = ("model/model.h", "model/decoder.h", "model/logits.h", "model/params.h")
+# Files that several kinds share, and kinds that are made of others.
+SHARED = ("mixer", "paged")
+MADE_OF = {"experts": ("mlp",)}
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 
@@ -75,3 +80,38 @@ def test_an_upward_include_is_found() -> None:
     assert not upward(path, "src/engine")
     for folder in ("src/core", "src/ops", "src/cpu", "src/dist", "src/model"):
         assert upward(path, folder)
+
+
+def test_a_kind_of_sublayer_knows_no_other() -> None:
+    """A kind has its own files, which include what all kinds stand on, and others only where it is made of them."""
+    for path in sorted((ROOT / "src/model/sublayers").iterdir()):
+        known = {path.stem, *SHARED, *MADE_OF.get(path.stem, ())}
+        for name, _ in included(path):
+            assert name not in ABOVE_KINDS, path.name
+            assert not name.startswith("model/sublayers/") or Path(name).stem in known, (path.name, name)
+
+
+def test_what_kinds_stand_on_knows_no_kind() -> None:
+    above = {Path(name).stem for name in ABOVE_KINDS}
+    for path in sorted((ROOT / "src/model").glob("*.*")):
+        if path.stem in above:
+            continue
+        assert not [name for name, _ in included(path) if name.startswith("model/sublayers/")], path.name
+
+
+def test_no_file_includes_itself_by_way_of_others() -> None:
+    includes = {
+        str(path.relative_to(ROOT / "src")): [name for name, _ in included(path)]
+        for path in sorted((ROOT / "src").rglob("*.h"))
+    }
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way, name))
+        if name not in done:
+            for other in includes.get(name, ()):
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in includes:
+        visit(name, ())

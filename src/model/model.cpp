@@ -1,0 +1,171 @@
+#include "model/model.h"
+
+#include <algorithm>
+
+#include "model/prepare_vectors.h"
+
+namespace infinilm {
+
+// Each norm has the name that checkpoints give it: where o_proj and down_proj are normed before they are added, these
+// norms are post_attention_layernorm and post_feedforward_layernorm, and the norm before the MLP has a name of its own.
+// All are [num_tokens, hidden_size].
+namespace sites {
+constexpr Site input_layernorm{"input_layernorm"}, post_attention_layernorm{"post_attention_layernorm"},
+    pre_feedforward_layernorm{"pre_feedforward_layernorm"}, post_feedforward_layernorm{"post_feedforward_layernorm"},
+    post_per_layer_input_norm{"post_per_layer_input_norm"};
+// The residual stream behind each sublayer, and behind the layer.
+constexpr Site attention_residual{"attention_residual"}, mlp_residual{"mlp_residual"}, residual{"residual"};
+}  // namespace sites
+
+namespace {
+
+Body make_mixer(const ModelSpec& spec, int layer, BufferPlan& plan) {
+    if (spec.has_state(layer)) return Delta(spec, plan);
+    if (spec.has_latent(layer)) return Latent(spec, layer, plan);
+    return Attention(spec, layer, plan);
+}
+
+Body make_feed_forward(const ModelSpec& spec, int layer, BufferPlan& plan) {
+    if (!spec.layers[static_cast<size_t>(layer)].experts) return Mlp(spec, spec.intermediate_size_of(layer), plan);
+    if (spec.experts.beside_mlp) return MlpAndExperts(spec, layer, plan);
+    return Experts(spec, plan);
+}
+
+Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
+    const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
+    // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
+    const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
+    Layer out;
+    out.sublayers.push_back({.body = make_mixer(spec, layer, plan),
+                             .norm_site = pre_norm(sites::input_layernorm),
+                             .post_norm_site = sites::post_attention_layernorm,
+                             .sum_site = sites::attention_residual,
+                             .has_post_norm = spec.post_norms});
+    out.sublayers.push_back({.body = make_feed_forward(spec, layer, plan),
+                             .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
+                             .post_norm_site = sites::post_feedforward_layernorm,
+                             .sum_site = sites::mlp_residual,
+                             .has_post_norm = spec.post_norms,
+                             .shares_norm = spec.parallel_blocks});
+    if (spec.per_layer_size > 0)
+        out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
+                                 .norm_site = std::nullopt,
+                                 .post_norm_site = sites::post_per_layer_input_norm,
+                                 .sum_site = sites::residual,
+                                 .has_post_norm = true});
+    out.sublayers.back().sum_site = sites::residual;
+    return out;
+}
+
+}  // namespace
+
+Model::Model(const ModelSpec& spec)
+    : spec(spec), stream(spec, buffers), last(buffers.add({.name = "last", .columns = spec.hidden_size})) {
+    for (const RopeSpec& rope : spec.ropes)
+        cos_sin.push_back(buffers.add({.name = concat("cos_sin", cos_sin.size()),
+                                       .columns = 2 * static_cast<int64_t>(rope.inv_freq.size()),
+                                       .dtype = DType::float32}));
+    if (spec.per_layer_size > 0) own_vectors.emplace(spec, buffers);
+    for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
+}
+
+void Model::declare(ParamTable& table) {
+    const ModelSpec& model = table.model();
+    const int64_t hidden = model.hidden_size, vocab = model.vocab_size;
+    const auto vocabulary = [&](LinearWeights& weights, const std::string& name, std::string_view timed) {
+        table.linear(weights, {.name = name,
+                               .in_features = hidden,
+                               .parts = {{name, vocab, Cut::rows(vocab_parts)}},
+                               .timed = timed,
+                               .vocabulary = true});
+    };
+    vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings ? "lm_head" : "");
+    if (own_vectors) own_vectors->declare(table);
+    for (size_t i = 0; i < layers.size(); ++i) {
+        Layer& layer = layers[i];
+        table.begin_layer(static_cast<int>(i));
+        const auto norm = [&](VectorWeights& weights, Site site) {
+            table.norm(weights, concat(table.prefix(), site.name), hidden);
+        };
+        for (Sublayer& own : layer.sublayers) {
+            if (own.norm_site) norm(own.norm, *own.norm_site);
+            std::visit([&](auto& body) { body.declare(table); }, own.body);
+            if (own.has_post_norm) norm(own.post_norm, own.post_norm_site);
+        }
+        if (model.layer_scalars)
+            table.tensor(layer.scalar, table.prefix() + "layer_scalar", {1}, {},
+                         [&layer](Backend& backend, const VectorWeights& scalar) {
+                             layer.scale = *widened(backend, scalar.loaded).as<const float>();
+                             return Tensor();  // the host reads it
+                         });
+    }
+    table.begin_layer(-1);
+    table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);         // lm_head is linear
+    if (!model.tie_word_embeddings) vocabulary(lm_head, "lm_head", "lm_head");  // else prepare() shares embed_tokens
+}
+
+void Model::prepare(Backend& backend) {
+    const LayerRange own = spec.own_layers();
+    for (int i = own.begin; i < own.end; ++i)
+        for (Sublayer& sublayer : layers[static_cast<size_t>(i)].sublayers)
+            std::visit(
+                [&](auto& body) {
+                    if constexpr (requires { body.prepare(backend); }) body.prepare(backend);
+                },
+                sublayer.body);
+    if (spec.tie_word_embeddings) lm_head.prepared = embed_tokens.prepared;
+}
+
+void Model::clear() {
+    for (Layer& layer : layers)
+        for (Sublayer& sublayer : layer.sublayers)
+            std::visit(
+                [](auto& body) {
+                    if constexpr (requires { body.clear(); }) body.clear();
+                },
+                sublayer.body);
+    lm_head.prepared = {};  // where it is tied, the table does not have it
+}
+
+std::vector<ModelSite> Model::sites() const {
+    std::vector<ModelSite> out{{sites::embedding, -1}, {sites::final_norm, -1}, {sites::logits, -1}};
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const auto add = [&](const std::optional<Site>& site) {
+            if (site) out.push_back({*site, static_cast<int>(i)});
+        };
+        for (const Sublayer& own : layers[i].sublayers) {
+            add(own.norm_site);
+            std::visit(
+                [&](const auto& body) {
+                    for (const Site site : body.sites()) add(site);
+                    add(body.site);
+                },
+                own.body);
+            if (own.has_post_norm) add(own.post_norm_site);
+            add(own.sum_site);
+        }
+    }
+    return out;
+}
+
+LoraPlan Model::lora_plan(int64_t most_rank) const {
+    int64_t widest = spec.hidden_size;
+    for (const LinearCall& call : calls())
+        if (call.adaptable) widest = std::max(widest, call.out_features);
+    LoraPlan plan;
+    plan.inner = plan.buffers.add({.name = "inner", .columns = (most_rank + 7) / 8 * 8});
+    plan.delta = plan.buffers.add({.name = "delta", .columns = widest});
+    return plan;
+}
+
+std::vector<LinearCall> Model::calls() const {
+    std::vector<LinearCall> calls = own_vectors ? own_vectors->calls() : std::vector<LinearCall>();
+    for (const Layer& layer : layers)
+        for (const Sublayer& sublayer : layer.sublayers) {
+            const auto own = std::visit([](const auto& body) { return body.calls(); }, sublayer.body);
+            calls.insert(calls.end(), own.begin(), own.end());
+        }
+    return calls;
+}
+
+}  // namespace infinilm

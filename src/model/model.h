@@ -1,0 +1,72 @@
+// A model of one rank: a list of layers, each a list of sublayers. What a kind of sublayer is stands in its file in
+// `sublayers` alone; here they are put together.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "model/stream.h"
+#include "model/sublayers/attention.h"
+#include "model/sublayers/delta.h"
+#include "model/sublayers/experts.h"
+#include "model/sublayers/latent.h"
+#include "model/sublayers/mlp.h"
+#include "model/sublayers/own_vectors.h"
+
+namespace infinilm {
+
+// Each kind writes its weights into the table (declare), names its buffers (its constructor) and its linears (calls),
+// and computes what it adds to the residual stream: all up to its last linear (begin), then that (finish).
+using Body = std::variant<Attention, Latent, Delta, Mlp, Experts, MlpAndExperts, OwnVector>;
+
+// A sublayer is a body between norms, which have the names of their sites.
+struct Sublayer {
+    Body body;
+    std::optional<Site> norm_site;  // of the norm that it begins with, if it has one
+    Site post_norm_site, sum_site;
+    bool has_post_norm = false;
+    bool shares_norm = false;  // it reads the norm of the sublayer before, and begins before that one ends
+    VectorWeights norm = {}, post_norm = {};  // [hidden_size]
+};
+
+struct Layer {
+    std::vector<Sublayer> sublayers;
+    VectorWeights scalar = {};  // [1], with layer_scalars
+    float scale = 1;            // that, once prepared: of the residual stream that the layer leaves
+};
+
+// What a step with adapters needs besides: see LoraParams.
+struct LoraPlan {
+    BufferPlan buffers;
+    Buffer inner;  // [rows that adapters change, most_rank rounded up to 8]
+    Buffer delta;  // [the same, out_features of the widest linear]
+};
+
+class Model {
+public:
+    explicit Model(const ModelSpec& spec);  // spec: of the rank, see local_spec
+    Model(const Model&) = delete;           // the table of parameters points into it
+    Model& operator=(const Model&) = delete;
+
+    void declare(ParamTable& table);
+    void prepare(Backend& backend);  // once all tensors are: what bodies make of several
+    void clear();
+    std::vector<LinearCall> calls() const;  // of all layers
+    std::vector<ModelSite> sites() const;   // where hooks may look
+    LoraPlan lora_plan(int64_t most_rank) const;
+
+    ModelSpec spec;
+    BufferPlan buffers;
+    Stream stream;
+    Buffer last;                  // [num_rows, hidden_size]: the rows of the residual stream that logits are made of
+    std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
+    std::vector<Layer> layers;
+    std::optional<OwnVectors> own_vectors;
+    LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
+    VectorWeights norm;          // [hidden_size]
+    LinearWeights lm_head;       // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied
+};
+
+}  // namespace infinilm

@@ -1,0 +1,66 @@
+#include "model/step.h"
+
+#include "model/shard.h"
+#include "ops/ops.h"
+
+namespace infinilm {
+
+template <class Tap>
+TensorView Step<Tap>::whole(const Input& in) const {
+    if (!in.norm.weight) return in.x;
+    ops::rms_norm(backend, {.x = in.x, .weight = in.norm.weight, .out = in.norm.scratch, .eps = in.norm.eps});
+    return in.norm.scratch;
+}
+
+template <class Tap>
+void Step<Tap>::linear(const LinearWeights& weights, const TensorView& x, const TensorView& out,
+                       const NormPrologue& norm, const TensorView& residual) const {
+    const Input in = Tap::active ? Input{.x = whole({.x = x, .norm = norm})} : Input{.x = x, .norm = norm};
+    ops::linear(backend, {.x = in.x, .weight = *weights.prepared, .norm = in.norm, .residual = residual, .out = out});
+    add_lora(weights, in.x, out);
+}
+
+template <class Tap>
+void Step<Tap>::head_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const {
+    ops::head_linear(backend, {.x = x, .weight = *weights.prepared, .out = out});
+    if (Tap::active)
+        for (int64_t head = 0; head < x.shape(1); ++head)
+            add_lora(weights, x.select(1, head), out.select(1, head), static_cast<size_t>(head));
+}
+
+template <class Tap>
+void Step<Tap>::add_lora(const LinearWeights& weights, const TensorView& x, const TensorView& out, size_t head) const {
+    if constexpr (Tap::active) {
+        if (!tap.lora) return;
+        for (size_t row = weights.first_row; row < weights.end_row; ++row) {
+            const LoraStep::Changes changes = tap.lora->changes(row, head);
+            if (changes.parts.empty()) continue;
+            ops::lora(backend, {.x = x,
+                                .parts = changes.parts,
+                                .out = out.slice(1, changes.outputs.begin, changes.outputs.end),
+                                .inner = lora_inner,
+                                .delta = lora_delta,
+                                .listed = tap.lora->listed()});
+        }
+    }
+}
+
+template <class Tap>
+void Step<Tap>::embed(const LinearWeights& table, int64_t vocab_size, float multiplier, const TensorView& out) const {
+    EmbeddingParams params{.ids = batch.input_ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
+    if (num_ranks() > 1)
+        params.first_id = static_cast<int32_t>(vocab_of(vocab_size, {ranks.rank(), ranks.size()}).begin);
+    ops::embedding(backend, params);
+    keep_together();
+    if (num_ranks() > 1) ranks.all_reduce(out);
+}
+
+template <class Tap>
+void Step<Tap>::keep_together() const {
+    if (num_ranks() > 1 && ranks.capturable()) ranks.barrier();
+}
+
+template struct Step<NoTap>;
+template struct Step<StepTap>;
+
+}  // namespace infinilm

@@ -1,0 +1,196 @@
+#include "model/sublayers/attention.h"
+
+#include <algorithm>
+
+#include "model/prepare_vectors.h"
+#include "ops/ops.h"
+
+namespace infinilm {
+
+namespace {
+
+// Rows of kv heads: only those that are neighbours are one range.
+Cut kv_rows(const AttentionSpec& model) {
+    return Cut::rows([model](int64_t, Shard shard) {
+        std::vector<Range> ranges;
+        for (const int64_t head : kv_heads_of(model, shard))
+            ranges.push_back({head * model.head_dim, (head + 1) * model.head_dim});
+        return joined(ranges);
+    });
+}
+
+}  // namespace
+
+Attention::Attention(const ModelSpec& spec, int layer, BufferPlan& plan)
+    : own_(spec, layer), hidden_size_(spec.hidden_size) {
+    const AttentionSpec& heads = own_.heads;
+    qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
+    mixed_ = plan.add({.name = "mixed", .columns = heads.q_dim()});
+    gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.q_dim() : 0});
+    const bool wide = heads.qk_norm == QkNorm::all;
+    mean_squares_ = plan.add({.name = "mean_squares", .columns = wide ? 1 : 0, .rows = 2, .dtype = DType::float32});
+}
+
+void Attention::declare(ParamTable& table) {
+    const AttentionSpec model = table.model().attention_of(table.layer());
+    const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.head_dim;
+    const std::string at = table.prefix() + "self_attn.";
+    const Cut q_rows = Cut::rows(equal_parts);
+    std::vector<ParamTable::Part> parts{{at + "q_proj", q_dim, q_rows}};
+    if (model.own_kv)
+        parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model)}, {at + "v_proj", kv_dim, kv_rows(model)}});
+    table.linear(qkv_proj_, {.name = at + (model.own_kv ? "qkv_proj" : "q_proj"),
+                             .in_features = hidden_size_,
+                             .parts = parts,
+                             .timed = "qkv_proj",
+                             .bias = model.qkv_bias,
+                             .kind = model.own_kv ? LinearKind::qkv : LinearKind::plain,
+                             .head_dim = model.own_kv ? model.head_dim : 0});
+    if (model.qk_norm == QkNorm::turned_heads) {
+        const auto ones = [head_dim](Backend&, const VectorWeights&) {
+            return ones_like(allocate_host(DType::float32, {head_dim}));
+        };
+        if (own_.layer.rope >= 0) table.made(q_norm_, ones), table.made(k_norm_, ones);
+    } else if (model.qk_norm != QkNorm::none) {
+        const bool all = model.qk_norm == QkNorm::all;
+        table.norm(q_norm_, at + "q_norm", all ? q_dim : head_dim, all ? q_rows : Cut());
+        if (model.own_kv) table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model) : Cut());
+    }
+    if (model.v_norm)
+        table.made(v_norm_, [this](Backend&, const VectorWeights&) {
+            return k_norm_.prepared ? ones_like(k_norm_.prepared) : Tensor();
+        });
+    if (model.output_gate)
+        table.linear(gate_proj_, {.name = at + "gate_proj",
+                                  .in_features = hidden_size_,
+                                  .parts = {{at + "gate_proj", q_dim, q_rows}},
+                                  .timed = "qkv_proj",
+                                  .bias = model.qkv_bias});
+    if (model.sinks) table.wide(sinks_, at + "sinks", model.num_heads, q_rows);
+    table.linear(o_proj_, {.name = at + "o_proj",
+                           .in_features = q_dim,
+                           .parts = {{at + "o_proj", hidden_size_, Cut::columns(equal_parts)}},
+                           .timed = "o_proj",
+                           .bias = model.out_bias});
+}
+
+std::vector<Site> Attention::sites() const {
+    const AttentionSpec& heads = own_.heads;
+    const bool norms = heads.qk_norm == QkNorm::turned_heads ? own_.layer.rope >= 0 : heads.qk_norm != QkNorm::none;
+    std::vector<Site> out{sites::q_proj, sites::q_rope, sites::attention};
+    if (norms) out.push_back(sites::q_norm);
+    if (!heads.own_kv) return out;
+    out.insert(out.end(), {sites::k_proj, sites::v_proj, sites::k_rope});
+    if (norms) out.push_back(sites::k_norm);
+    if (heads.v_norm) out.push_back(sites::v_norm);
+    return out;
+}
+
+std::vector<LinearCall> Attention::calls() const {
+    const int64_t q_dim = own_.heads.q_dim();
+    return {{.in_features = hidden_size_, .out_features = std::max<int64_t>(q_dim, own_.heads.kv_dim())},
+            {.in_features = q_dim, .out_features = hidden_size_}};
+}
+
+// Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
+template <class Tap>
+void Attention::project(const Step<Tap>& s, Input in) const {
+    const AttentionSpec& heads = own_.heads;
+    if (heads.output_gate) {  // two linears read the norm
+        in = {.x = s.whole(in)};
+        s.linear(gate_proj_, in.x, s.view(gated_).slice(1, 0, heads.q_dim()));
+    }
+    const TensorView qkv = s.view(qkv_);
+    RopeStoreParams params = rope_store(s, own_, qkv);
+    const bool wide = heads.qk_norm == QkNorm::all,
+               behind_rope = heads.qk_norm == QkNorm::head_behind_rope || heads.qk_norm == QkNorm::turned_heads;
+    if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
+    params.v_norm = v_norm_.prepared;
+    const bool in_parts = Tap::active || wide || behind_rope;
+    if (!in_parts && heads.own_kv)
+        return ops::linear_rope_store_kv(
+            s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
+    s.linear(qkv_proj_, in.x, qkv, in.norm);
+    if (!in_parts) return ops::qk_norm_rope_store_kv(s.backend, params);  // of q alone, of which no linear knows
+
+    const auto tap_heads = [&](Site site, int first, int count) {
+        s.tap_own(site, of_heads(qkv, count, heads.head_dim, int64_t{first} * heads.head_dim, heads.head_dim), qkv_);
+    };
+    const auto tap_q_and_k = [&](Site q, Site k) {
+        tap_heads(q, 0, params.num_heads);
+        if (heads.own_kv) tap_heads(k, params.num_heads, params.num_kv_heads);
+    };
+    const auto tap_v = [&](Site v) { tap_heads(v, params.num_heads + params.num_kv_heads, params.num_kv_heads); };
+    tap_q_and_k(sites::q_proj, sites::k_proj);
+    if (heads.own_kv) tap_v(sites::v_proj);
+    if (wide) {
+        norm_all_heads(s, qkv);
+        if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(s.backend, params);
+    }
+    // One op norms, turns and stores; here it does one after the other.
+    const auto norm_heads = [&] {
+        RopeStoreParams part = params;
+        part.cos_sin = part.q_cos_sin = part.slot_mapping = {};
+        if (params.q_norm) ops::qk_norm_rope_store_kv(s.backend, part);
+        if (q_norm_.prepared) tap_q_and_k(sites::q_norm, sites::k_norm);
+        if (params.v_norm) tap_v(sites::v_norm);
+    };
+    if (!behind_rope) norm_heads();
+    RopeStoreParams part = params;
+    part.q_norm = part.k_norm = part.v_norm = part.slot_mapping = {};
+    ops::qk_norm_rope_store_kv(s.backend, part);
+    tap_q_and_k(sites::q_rope, sites::k_rope);
+    if (behind_rope) norm_heads();
+    if (!heads.own_kv) return;
+    part.cos_sin = part.q_cos_sin = {};
+    part.slot_mapping = params.slot_mapping;
+    ops::qk_norm_rope_store_kv(s.backend, part);
+}
+
+// Ranks have as many columns each, and each kv head as often as the others: the mean over all of these is that over the
+// model's.
+template <class Tap>
+void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const {
+    const int64_t num_tokens = s.num_tokens(), q_dim = own_.heads.q_dim(), kv_dim = own_.heads.kv_dim();
+    const TensorView parts[] = {qkv.slice(1, 0, q_dim), qkv.slice(1, q_dim, q_dim + kv_dim)};
+    const TensorView means = s.view(mean_squares_);
+    const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
+    const bool several = s.num_ranks() > 1;
+    if (several) {
+        for (int i = 0; i < 2; ++i)
+            ops::mean_square(
+                s.backend, {.x = parts[i], .out = of_part(i), .multiplier = 1.0f / static_cast<float>(s.num_ranks())});
+        s.ranks.all_reduce(means);
+    }
+    for (int i = 0; i < 2; ++i)
+        ops::rms_norm(s.backend, {.x = parts[i],
+                                  .weight = (i == 0 ? q_norm_ : k_norm_).prepared,
+                                  .out = parts[i],
+                                  .eps = own_.eps,
+                                  .mean_square = several ? of_part(i) : TensorView()});
+}
+
+template <class Tap>
+void Attention::begin(const Step<Tap>& s, Input in) const {
+    project(s, in);
+    const AttentionSpec& heads = own_.heads;
+    const TensorView mixed = s.view(mixed_), gated = s.view(gated_);
+    const TensorView result = of_heads(mixed, heads.num_heads, heads.head_dim, 0, heads.head_dim);
+    const TensorView out =
+        gated ? of_heads(gated, heads.num_heads, heads.head_dim, heads.q_dim(), heads.head_dim) : result;
+    attend(s, own_, s.view(qkv_), sinks_.prepared, out);
+    if (gated) ops::act_mul(s.backend, {.gate_up = gated, .out = mixed, .activation = Activation::sigmoid});
+    s.tap_own(sites::attention, result, mixed_);
+}
+
+template <class Tap>
+void Attention::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
+    s.linear(o_proj_, s.view(mixed_), out, {}, residual);
+}
+
+template void Attention::begin(const Step<NoTap>&, Input) const;
+template void Attention::begin(const Step<StepTap>&, Input) const;
+template void Attention::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
+template void Attention::finish(const Step<StepTap>&, const TensorView&, const TensorView&) const;
+
+}  // namespace infinilm

@@ -1,0 +1,51 @@
+// Attention over the keys and values of each head. See AttentionSpec.
+#pragma once
+
+#include "model/sublayers/paged.h"
+
+namespace infinilm {
+
+namespace sites {
+inline constexpr Site v_proj{"v_proj"};                    // [num_tokens, num_kv_heads, head_dim], with bias
+inline constexpr Site q_norm{"q_norm"}, k_norm{"k_norm"};  // q and k after qk-norm, in models that have it
+inline constexpr Site v_norm{"v_norm"};                    // and v after its norm
+}  // namespace sites
+
+class Attention {
+public:
+    static constexpr Site site = sites::o_proj;  // of what it gives
+
+    Attention(const ModelSpec& spec, int layer, BufferPlan& plan);
+    void declare(ParamTable& table);
+    std::vector<Site> sites() const;  // besides that of what it gives
+    std::vector<LinearCall> calls() const;
+
+    // All up to what o_proj reads; then that.
+    template <class Tap>
+    void begin(const Step<Tap>& s, Input in) const;
+    template <class Tap>
+    void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
+
+private:
+    template <class Tap>
+    void project(const Step<Tap>& s, Input in) const;
+    // RMSNorm over all heads of q, and of k: those of all ranks.
+    template <class Tap>
+    void norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const;
+
+    PagedLayer own_;
+    int64_t hidden_size_;
+    Buffer qkv_;           // [num_tokens, qkv_dim]
+    Buffer mixed_;         // [num_tokens, q_dim]: what o_proj reads
+    Buffer gated_;         // [num_tokens, 2 * q_dim]: gate, then what attention gives; with output_gate
+    Buffer mean_squares_;  // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
+
+    LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, hidden_size]; or q alone
+    LinearWeights gate_proj_;        // [q_dim, hidden_size], with output_gate
+    LinearWeights o_proj_;           // [hidden_size, q_dim]
+    VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads; with qk_norm
+    VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it
+    VectorWeights sinks_;            // [num_heads] float32 once prepared
+};
+
+}  // namespace infinilm

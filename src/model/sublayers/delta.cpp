@@ -1,0 +1,121 @@
+#include "model/sublayers/delta.h"
+
+#include <cmath>
+
+#include "model/prepare_vectors.h"
+#include "ops/ops.h"
+
+namespace infinilm {
+
+namespace {
+
+// Rows of q, k and v together: the heads of each.
+Cut qkv_rows(const DeltaSpec& model) {
+    return Cut::rows([model](int64_t, Shard shard) {
+        std::vector<Range> ranges;
+        int64_t before = 0;
+        for (const int64_t size : {model.k_size(), model.k_size(), model.v_size()}) {
+            const Range own = equal_parts(size, shard)[0];
+            ranges.push_back({before + own.begin, before + own.end});
+            before += size;
+        }
+        return joined(ranges);
+    });
+}
+
+Tensor negative_exp(Backend& backend, const VectorWeights& log) {
+    const Tensor rate = widened(backend, log.loaded);
+    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
+    return rate;
+}
+
+// [channels, 1, taps] to [taps, channels].
+Tensor by_tap(Backend& backend, const VectorWeights& conv) {
+    const Tensor by_channel = widened(backend, conv.loaded);
+    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
+    const Tensor out = allocate_host(DType::float32, {taps, channels});
+    for (int64_t channel = 0; channel < channels; ++channel)
+        for (int64_t tap = 0; tap < taps; ++tap)
+            out.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
+    return out;
+}
+
+}  // namespace
+
+Delta::Delta(const ModelSpec& spec, BufferPlan& plan)
+    : spec_(spec.delta), hidden_size_(spec.hidden_size), eps_(spec.rms_norm_eps) {
+    in_ = plan.add({.name = "delta_in", .columns = spec_.padded_in_dim()});
+    conv_ = plan.add({.name = "conv", .columns = spec_.conv_dim()});
+    gates_ = plan.add({.name = "delta_gates", .columns = 2 * spec_.num_v_heads, .dtype = DType::float32});
+    mixed_ = plan.add({.name = "mixed", .columns = spec_.v_size()});
+}
+
+void Delta::declare(ParamTable& table) {
+    const DeltaSpec& model = table.model().delta;
+    const std::string at = table.prefix() + "linear_attn.";
+    const Cut qkv = qkv_rows(model), rows = Cut::rows(equal_parts);
+    table.linear(in_proj_, {.name = at + "in_proj",
+                            .in_features = hidden_size_,
+                            .parts = {{at + "in_proj_qkv", model.conv_dim(), qkv},
+                                      {at + "in_proj_z", model.v_size(), rows},
+                                      {at + "in_proj_b", model.num_v_heads, rows, true},
+                                      {at + "in_proj_a", model.num_v_heads, rows}},
+                            .timed = "qkv_proj"});
+    table.tensor(conv_weight_, at + "conv1d.weight", {model.conv_dim(), 1, model.conv_size}, qkv, by_tap);
+    table.tensor(decay_rate_, at + "A_log", {model.num_v_heads}, rows, negative_exp);
+    table.wide(dt_bias_, at + "dt_bias", model.num_v_heads, rows);
+    table.wide(norm_, at + "norm.weight", model.v_dim);
+    table.linear(out_proj_, {.name = at + "out_proj",
+                             .in_features = model.v_size(),
+                             .parts = {{at + "out_proj", hidden_size_, Cut::columns(equal_parts)}},
+                             .timed = "o_proj"});
+}
+
+std::vector<Site> Delta::sites() const { return {sites::conv, sites::attention}; }
+
+std::vector<LinearCall> Delta::calls() const {
+    return {{.in_features = hidden_size_, .out_features = spec_.conv_dim()},
+            {.in_features = spec_.v_size(), .out_features = hidden_size_}};
+}
+
+// Norm, q, k and v, which a convolution mixes with those of the tokens before, and the gated delta rule.
+template <class Tap>
+void Delta::begin(const Step<Tap>& s, const Input& input) const {
+    const TensorView in = s.view(in_).slice(1, 0, spec_.in_dim()), conv = s.view(conv_), out = s.view(mixed_);
+    const int64_t z = spec_.conv_dim(), b = z + spec_.v_size(), a = b + spec_.num_v_heads;
+    s.linear(in_proj_, input.x, in, input.norm);
+    const StateSteps sequences{
+        .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
+    ops::causal_conv(s.backend, {.x = in.slice(1, 0, z),
+                                 .weight = conv_weight_.prepared,
+                                 .state = s.cache.conv_state(s.layer),
+                                 .sequences = sequences,
+                                 .out = conv});
+    s.tap_own(sites::conv, conv, conv_);
+    ops::delta_rule(s.backend, {.qkv = conv,
+                                .z = in.slice(1, z, b),
+                                .a = in.slice(1, a, a + spec_.num_v_heads),
+                                .b = in.slice(1, b, a),
+                                .decay_rate = decay_rate_.prepared,
+                                .dt_bias = dt_bias_.prepared,
+                                .norm = norm_.prepared,
+                                .state = s.cache.delta_state(s.layer),
+                                .sequences = sequences,
+                                .gates = s.view(gates_),
+                                .out = out,
+                                .num_k_heads = spec_.num_k_heads,
+                                .eps = eps_});
+    s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
+}
+
+template <class Tap>
+void Delta::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
+    s.linear(out_proj_, s.view(mixed_), out, {}, residual);
+}
+
+template void Delta::begin(const Step<NoTap>&, const Input&) const;
+template void Delta::begin(const Step<StepTap>&, const Input&) const;
+template void Delta::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
+template void Delta::finish(const Step<StepTap>&, const TensorView&, const TensorView&) const;
+
+}  // namespace infinilm

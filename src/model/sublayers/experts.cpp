@@ -1,0 +1,201 @@
+#include "model/sublayers/experts.h"
+
+#include <cmath>
+
+#include "ops/ops.h"
+
+namespace infinilm {
+
+Experts::Experts(const ModelSpec& spec, BufferPlan& plan)
+    : spec_(spec.experts),
+      hidden_size_(spec.hidden_size),
+      pre_norms_(spec.pre_norms),
+      activation_(spec.mlp.activation),
+      gate_up_(static_cast<size_t>(spec_.count)),
+      down_(static_cast<size_t>(spec_.count)) {
+    const int top_k = spec_.top_k;
+    logits_ = plan.add({.name = "router_logits", .columns = (spec_.count + 7) / 8 * 8, .dtype = DType::float32});
+    ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
+    weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
+    inner_ = plan.add({.name = "expert_inner", .columns = spec_.intermediate_size, .rows = top_k});
+    parts_ = plan.add({.name = "expert_parts", .columns = hidden_size_, .rows = top_k});
+    lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
+    if (spec_.shared_intermediate_size == 0) return;
+    shared_.emplace(spec, spec_.shared_intermediate_size, plan, false);
+    shared_out_ = plan.add({.name = "shared", .columns = hidden_size_});
+    shared_gate_ = plan.add({.name = "shared_gate", .columns = spec_.shared_gate ? 8 : 0, .dtype = DType::float32});
+}
+
+void Experts::declare(ParamTable& table) {
+    const ExpertsSpec& model = table.model().experts;
+    const std::string at = table.prefix() + "mlp.";
+    if (model.beside_mlp) {
+        const float scale = 1 / std::sqrt(static_cast<float>(hidden_size_));
+        table.wide(router_norm_, at + "gate.scale", hidden_size_, {}, scale);
+        table.wide(expert_scales_, at + "gate.per_expert_scale", model.count);
+    }
+    table.linear(router_, {.name = at + "gate",
+                           .in_features = hidden_size_,
+                           .parts = {{at + "gate", model.count}},
+                           .timed = "router",
+                           .bias = model.bias,
+                           .quantised = false,
+                           .adaptable = false});
+    if (model.correction_bias) table.wide(correction_, at + "gate.e_score_correction_bias", model.count);
+    for (size_t e = 0; e < down_.size(); ++e)
+        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.intermediate_size, model.bias,
+                    true);
+    if (!shared_) return;
+    shared_->declare(table, at + "shared_expert.", model.shared_intermediate_size, false);
+    if (model.shared_gate)
+        table.linear(shared_gate_proj_, {.name = at + "shared_expert_gate",
+                                         .in_features = hidden_size_,
+                                         .parts = {{at + "shared_expert_gate", 1}},
+                                         .timed = "router",
+                                         .quantised = false,
+                                         .adaptable = false});
+}
+
+void Experts::prepare(Backend& backend) {
+    const auto prepared = [](const std::vector<LinearWeights>& linears) {
+        Backend::SharedLinears out;
+        for (const LinearWeights& linear : linears) out.push_back(linear.prepared);
+        return out;
+    };
+    prepared_ = ops::prepare_experts(backend, prepared(gate_up_), prepared(down_));
+}
+
+std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
+
+std::vector<LinearCall> Experts::calls() const {
+    std::vector<LinearCall> calls{{.in_features = hidden_size_, .out_features = hidden_size_}};  // the router
+    for (const int64_t in_features : {hidden_size_, int64_t{spec_.intermediate_size}})
+        calls.push_back({.in_features = in_features,
+                         .out_features = 0,
+                         .rows = spec_.top_k,
+                         .count = spec_.count,
+                         .adaptable = false});
+    if (!shared_) return calls;
+    const std::vector<LinearCall> of_shared = shared_->calls();
+    calls.insert(calls.end(), of_shared.begin(), of_shared.end());
+    return calls;
+}
+
+template <class Tap>
+void Experts::choose(const Step<Tap>& s, const TensorView& x) const {
+    const TensorView logits = s.view(logits_).slice(1, 0, spec_.count);
+    s.linear(router_, x, logits);
+    s.tap_common(sites::router_logits, logits, logits_);
+    ops::route(s.backend, {.logits = logits,
+                           .correction_bias = correction_.prepared,
+                           .expert_scales = expert_scales_.prepared,
+                           .ids = s.view(ids_),
+                           .weights = s.view(weights_),
+                           .scoring = spec_.scoring,
+                           .normalize = spec_.norm_topk_prob,
+                           .scale = spec_.scale,
+                           .num_groups = spec_.num_groups,
+                           .top_groups = spec_.top_groups,
+                           .group_best = spec_.group_best});
+}
+
+template <class Tap>
+void Experts::begin(const Step<Tap>& s, const Input& in) const {
+    choose(s, s.whole(in));  // several linears read the norm
+}
+
+// The residual may be absent; out may be the normed input.
+template <class Tap>
+void Experts::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
+    const TensorView x = pre_norms_ ? s.normed : s.x, shared = s.view(shared_out_), padded = s.view(shared_gate_);
+    const TensorView shared_gate = padded ? padded.slice(1, 0, 1) : TensorView();
+    if (shared_) {
+        if (shared_gate) s.linear(shared_gate_proj_, x, shared_gate);
+        shared_->begin(s, {.x = x});
+        shared_->finish(s, {}, shared);
+    }
+    ops::experts(s.backend, {.x = x,
+                             .ids = s.view(ids_),
+                             .weights = s.view(weights_),
+                             .experts = *prepared_,
+                             .activation = activation_,
+                             .shared = shared,
+                             .shared_gate = shared_gate,
+                             .residual = residual,
+                             .out = out,
+                             .inner = s.view(inner_),
+                             .parts = s.view(parts_),
+                             .lists = s.view(lists_),
+                             .weigh_inputs = spec_.weigh_inputs});
+}
+
+MlpAndExperts::MlpAndExperts(const ModelSpec& spec, int layer, BufferPlan& plan)
+    : mlp_(spec, spec.intermediate_size_of(layer), plan),
+      experts_(spec, plan),
+      hidden_size_(spec.hidden_size),
+      eps_(spec.rms_norm_eps),
+      experts_out_(plan.add({.name = "shared", .columns = hidden_size_})),
+      branch_(plan.add({.name = "branch", .columns = hidden_size_, .tapped = true})) {}
+
+void MlpAndExperts::declare(ParamTable& table) {
+    experts_.declare(table);
+    mlp_.declare(table);
+    const std::string at = table.prefix();
+    table.norm(mlp_post_norm_, at + "post_feedforward_layernorm_1", hidden_size_);
+    table.norm(experts_norm_, at + "pre_feedforward_layernorm_2", hidden_size_);
+    table.norm(experts_post_norm_, at + "post_feedforward_layernorm_2", hidden_size_);
+}
+
+std::vector<Site> MlpAndExperts::sites() const {
+    std::vector<Site> out = mlp_.sites();
+    out.insert(out.end(), {sites::router_logits, sites::experts, sites::down_proj, sites::post_feedforward_layernorm_1,
+                           sites::pre_feedforward_layernorm_2, sites::post_feedforward_layernorm_2});
+    return out;
+}
+
+std::vector<LinearCall> MlpAndExperts::calls() const {
+    std::vector<LinearCall> calls = mlp_.calls();
+    const std::vector<LinearCall> of_experts = experts_.calls();
+    calls.insert(calls.end(), of_experts.begin(), of_experts.end());
+    return calls;
+}
+
+// MLP, router and experts read the residual stream through norms of their own.
+template <class Tap>
+void MlpAndExperts::begin(const Step<Tap>& s, const Input& in) const {
+    mlp_.begin(s, in);
+    const auto normed = [&](const VectorWeights& norm) {
+        ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
+        return s.normed;
+    };
+    experts_.choose(s, normed(experts_.router_norm_));
+    s.tap_common(sites::pre_feedforward_layernorm_2, normed(experts_norm_), s.normed);
+}
+
+template <class Tap>
+void MlpAndExperts::finish(const Step<Tap>& s, const TensorView&, const TensorView& out) const {
+    const TensorView own = s.view(experts_out_);
+    const auto norm = [&](const TensorView& view, const Buffer& buffer, const VectorWeights& weight, Site site,
+                          Site norm_site) {
+        if (s.num_ranks() > 1) s.ranks.all_reduce(view);
+        s.tap_common(site, view, buffer);
+        ops::rms_norm(s.backend, {.x = view, .weight = weight.prepared, .out = view, .eps = eps_});
+        s.tap_common(norm_site, view, buffer);
+    };
+    experts_.finish(s, {}, own);  // first: out may be where what they read is
+    norm(own, experts_out_, experts_post_norm_, sites::experts, sites::post_feedforward_layernorm_2);
+    mlp_.finish(s, {}, out);
+    norm(out, branch_, mlp_post_norm_, sites::down_proj, sites::post_feedforward_layernorm_1);
+    ops::add_rms_norm(s.backend, {.x = own, .residual = out, .weight = {}, .out = own, .eps = eps_});
+}
+
+template void Experts::begin(const Step<NoTap>&, const Input&) const;
+template void Experts::begin(const Step<StepTap>&, const Input&) const;
+template void Experts::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
+template void Experts::finish(const Step<StepTap>&, const TensorView&, const TensorView&) const;
+template void MlpAndExperts::begin(const Step<NoTap>&, const Input&) const;
+template void MlpAndExperts::begin(const Step<StepTap>&, const Input&) const;
+template void MlpAndExperts::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
+template void MlpAndExperts::finish(const Step<StepTap>&, const TensorView&, const TensorView&) const;
+
+}  // namespace infinilm

@@ -1,0 +1,12 @@
+// What all sublayers have in common that mix a token with those before it.
+#pragma once
+
+#include "model/step.h"
+#include "model/table.h"
+
+namespace infinilm::sites {
+
+inline constexpr Site attention{"attention"};  // [num_tokens, num_heads, head_dim]: what the last linear reads
+inline constexpr Site o_proj{"o_proj"};        // [num_tokens, hidden_size], before the residual is added
+
+}  // namespace infinilm::sites

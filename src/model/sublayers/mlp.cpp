@@ -1,0 +1,94 @@
+#include "model/sublayers/mlp.h"
+
+#include "ops/ops.h"
+
+namespace infinilm {
+
+void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
+                 int intermediate_size, bool bias, bool is_expert) {
+    const int64_t hidden = table.model().hidden_size;
+    const bool gated = table.model().mlp.gated;
+    const Cut rows = Cut::rows(inner_parts);
+    std::vector<ParamTable::Part> parts{{at + "up_proj", intermediate_size, rows}};
+    if (gated) parts.insert(parts.begin(), {at + "gate_proj", intermediate_size, rows});
+    table.linear(gate_up, {.name = at + (gated ? "gate_up_proj" : "up_proj"),
+                           .in_features = hidden,
+                           .parts = parts,
+                           .timed = is_expert ? "" : "gate_up_proj",
+                           .bias = bias,
+                           .kind = gated ? LinearKind::act_mul : LinearKind::plain,
+                           .adaptable = !is_expert});
+    table.linear(down, {.name = at + "down_proj",
+                        .in_features = intermediate_size,
+                        .parts = {{at + "down_proj", hidden, Cut::columns(inner_parts)}},
+                        .timed = is_expert ? "" : "down_proj",
+                        .bias = bias,
+                        .adaptable = !is_expert});
+}
+
+Mlp::Mlp(const ModelSpec& spec, int intermediate_size, BufferPlan& plan, bool hooked)
+    : hidden_size_(spec.hidden_size),
+      inner_size_(intermediate_size),
+      gated_(spec.mlp.gated),
+      hooked_(hooked),
+      activation_(spec.mlp.activation) {
+    inner_ = plan.add({.name = "inner", .columns = inner_size_});
+    gate_up_ = plan.add({.name = "gate_up", .columns = 2 * inner_size_, .tapped = true});
+}
+
+void Mlp::declare(ParamTable& table, const std::string& at, int intermediate_size, bool bias) {
+    declare_mlp(table, gate_up_proj_, down_proj_, at, intermediate_size, bias);
+}
+
+void Mlp::declare(ParamTable& table) {
+    const ModelSpec& model = table.model();
+    declare(table, table.prefix() + "mlp.", model.intermediate_size_of(table.layer()), model.mlp.bias);
+}
+
+std::vector<Site> Mlp::sites() const {
+    std::vector<Site> out{sites::up_proj, sites::activation};
+    if (gated_) out.push_back(sites::gate_proj);
+    return out;
+}
+
+std::vector<LinearCall> Mlp::calls() const {
+    return {{.in_features = hidden_size_, .out_features = inner_size_},
+            {.in_features = inner_size_, .out_features = hidden_size_}};
+}
+
+// Norm, gate and up, activation(gate) * up; or without gate, activation(up).
+template <class Tap>
+void Mlp::begin(const Step<Tap>& s, const Input& in) const {
+    const TensorView inner = s.view(inner_);
+    LinearParams linear{.x = in.x,
+                        .weight = *gate_up_proj_.prepared,
+                        .norm = in.norm,
+                        .residual = {},
+                        .out = inner,
+                        .activation = activation_};
+    if (!Tap::active && gated_) return ops::linear(s.backend, linear);
+
+    const Buffer& buffer = gated_ ? gate_up_ : inner_;
+    const TensorView gate_up = s.view(buffer);
+    linear.out = gate_up;
+    linear.gate_up_apart = gated_;
+    ops::linear(s.backend, linear);
+    s.add_lora(gate_up_proj_, in.x, gate_up);
+    if (gated_ && hooked_) s.tap_own(sites::gate_proj, gate_up.slice(1, 0, inner_size_), buffer);
+    const TensorView up = gated_ ? gate_up.slice(1, inner_size_, 2 * inner_size_) : gate_up;
+    if (hooked_) s.tap_own(sites::up_proj, up, buffer);
+    ops::act_mul(s.backend, {.gate_up = gate_up, .out = inner, .activation = activation_});
+    if (hooked_) s.tap_own(sites::activation, inner, inner_);
+}
+
+template <class Tap>
+void Mlp::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
+    s.linear(down_proj_, s.view(inner_), out, {}, residual);
+}
+
+template void Mlp::begin(const Step<NoTap>&, const Input&) const;
+template void Mlp::begin(const Step<StepTap>&, const Input&) const;
+template void Mlp::finish(const Step<NoTap>&, const TensorView&, const TensorView&) const;
+template void Mlp::finish(const Step<StepTap>&, const TensorView&, const TensorView&) const;
+
+}  // namespace infinilm

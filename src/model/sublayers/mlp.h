@@ -1,0 +1,48 @@
+// down(activation(gate) * up), or down(activation(up)). See MlpSpec.
+#pragma once
+
+#include "model/step.h"
+#include "model/table.h"
+
+namespace infinilm {
+
+namespace sites {
+inline constexpr Site gate_proj{"gate_proj"}, up_proj{"up_proj"};  // [num_tokens, intermediate_size]
+inline constexpr Site activation{"activation"};  // [num_tokens, intermediate_size]: what down_proj reads
+inline constexpr Site down_proj{"down_proj"};    // [num_tokens, hidden_size], before the residual is added
+}  // namespace sites
+
+class Mlp {
+public:
+    static constexpr Site site = sites::down_proj;  // of what it gives
+
+    // intermediate_size: of the rank. hooked: whether it has sites.
+    Mlp(const ModelSpec& spec, int intermediate_size, BufferPlan& plan, bool hooked = true);
+    // at: begins the names of its tensors. intermediate_size: of the whole model.
+    void declare(ParamTable& table, const std::string& at, int intermediate_size, bool bias);
+    void declare(ParamTable& table);  // that of a layer
+    std::vector<Site> sites() const;  // besides that of what it gives
+    std::vector<LinearCall> calls() const;
+
+    // All up to what down_proj reads; then that.
+    template <class Tap>
+    void begin(const Step<Tap>& s, const Input& in) const;
+    template <class Tap>
+    void finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const;
+
+private:
+    int64_t hidden_size_, inner_size_;
+    bool gated_, hooked_;
+    Activation activation_;
+    Buffer inner_;    // [num_tokens, intermediate_size]
+    Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap
+
+    LinearWeights gate_up_proj_;  // gate, up, or up alone: each [intermediate_size, hidden_size]
+    LinearWeights down_proj_;     // [hidden_size, intermediate_size]
+};
+
+// Writes the rows of the two linears of an MLP or an expert.
+void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
+                 int intermediate_size, bool bias, bool is_expert = false);
+
+}  // namespace infinilm

@@ -1,0 +1,71 @@
+#include "model/sublayers/paged.h"
+
+#include <algorithm>
+
+#include "ops/ops.h"
+
+namespace infinilm {
+
+PagedLayer::PagedLayer(const ModelSpec& spec, int layer)
+    : heads(spec.attention_of(layer)), layer(spec.layers[static_cast<size_t>(layer)]), eps(spec.rms_norm_eps) {}
+
+TensorView of_heads(const TensorView& rows, int64_t count, int64_t stride, int64_t begin, int64_t size) {
+    const int64_t shape[] = {rows.shape(0), count, size}, strides[] = {rows.stride(0), stride, 1};
+    return {rows.as<std::byte>() + begin * size_bytes(rows.dtype()), rows.dtype(), shape, strides, rows.device()};
+}
+
+template <class Tap>
+RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv) {
+    const auto rope = [&](int index) { return index < 0 ? TensorView() : s.ropes[static_cast<size_t>(index)]; };
+    const auto of_kv = [&](const TensorView& view) { return own.heads.own_kv ? view : TensorView(); };
+    return {.qkv = qkv,
+            .cos_sin = rope(own.layer.rope),
+            .q_cos_sin = rope(own.layer.q_rope),
+            .q_turned = {},
+            .q_norm = {},
+            .k_norm = {},
+            .v_norm = {},
+            .slot_mapping = of_kv(s.batch.slot_mapping.select(0, s.cache.group(s.layer))),
+            .k_cache = of_kv(s.cache.k(s.layer)),
+            .v_cache = of_kv(s.cache.v(s.layer)),
+            .k_scales = of_kv(s.cache.k_scales(s.layer)),
+            .v_scales = of_kv(s.cache.v_scales(s.layer)),
+            .num_heads = own.heads.num_heads,
+            .num_kv_heads = own.heads.own_kv ? own.heads.num_kv_heads : 0,
+            .head_dim = own.heads.head_dim,
+            .eps = own.eps};
+}
+
+template <class Tap>
+void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
+            const TensorView& out) {
+    const auto& lists = s.batch.attention_lists;
+    const AttentionLayer layer{own.layer.sliding_window, heads_of(own.heads), own.layer.chunked};
+    const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
+    ops::paged_attention(s.backend, {.q = of_heads(qkv, own.heads.num_heads, own.heads.head_dim, 0, own.heads.head_dim),
+                                     .k_cache = s.cache.k(s.layer),
+                                     .v_cache = s.cache.v(s.layer),
+                                     .k_scales = s.cache.k_scales(s.layer),
+                                     .v_scales = s.cache.v_scales(s.layer),
+                                     .block_table = s.batch.block_table.select(0, s.cache.group(s.layer)),
+                                     .cu_seqlens_q = s.batch.cu_seqlens_q,
+                                     .context_lens = s.batch.context_lens,
+                                     .out = out,
+                                     .sinks = sinks,
+                                     .softmax_scale = own.heads.softmax_scale,
+                                     .score_cap = own.heads.score_cap,
+                                     .sliding_window = own.layer.sliding_window,
+                                     .chunked = own.layer.chunked,
+                                     .max_query_len = s.batch.max_query_len,
+                                     .work = s.batch.attention_work,
+                                     .list = static_cast<int>(list - lists.begin()),
+                                     .known = list == lists.end() ? AttentionList() : *list,
+                                     .workspace = s.cache.workspace()});
+}
+
+template RopeStoreParams rope_store(const Step<NoTap>&, const PagedLayer&, const TensorView&);
+template RopeStoreParams rope_store(const Step<StepTap>&, const PagedLayer&, const TensorView&);
+template void attend(const Step<NoTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&);
+template void attend(const Step<StepTap>&, const PagedLayer&, const TensorView&, const TensorView&, const TensorView&);
+
+}  // namespace infinilm

@@ -1,0 +1,83 @@
+#include "model/table.h"
+
+#include "model/prepare_vectors.h"
+
+namespace infinilm {
+
+void ParamTable::add(ParamRow row) {
+    by_name_[row.name] = rows_.size();
+    row.layer = layer_;
+    rows_.push_back(std::move(row));
+}
+
+void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
+    Quantization quantization = linear.quantised ? model_.quantization : Quantization::none;
+    if (linear.vocabulary && quantization == Quantization::int4) quantization = Quantization::int8;
+    LinearEntry& entry = linears_.emplace_back(LinearEntry{.name = linear.name,
+                                                           .kind = linear.kind,
+                                                           .head_dim = linear.head_dim,
+                                                           .quantization = quantization,
+                                                           .adaptable = linear.adaptable && !linear.vocabulary,
+                                                           .timed = linear.timed,
+                                                           .rows = {},
+                                                           .index = linears_.size(),
+                                                           .weights = &weights});
+    linears_by_name_[entry.name] = &entry;
+    weights.first_row = rows_.size();
+    for (size_t i = 0; i < linear.parts.size(); ++i) {
+        const auto& [name, out_features, cut, apart] = linear.parts[i];
+        const auto add_part = [&](const char* suffix, std::vector<int64_t> shape, const Cut& of_rank, bool is_bias) {
+            entry.rows.push_back(rows_.size());
+            add({.name = name + suffix,
+                 .shape = std::move(shape),
+                 .cut = of_rank,
+                 .linear = &entry,
+                 .part = i,
+                 .is_bias = is_bias,
+                 .apart = apart});
+        };
+        add_part(".weight", {out_features, linear.in_features}, cut, false);
+        if (linear.bias) add_part(".bias", {out_features}, cut.is_columns() ? Cut::rank0() : cut, true);
+    }
+    weights.end_row = rows_.size();
+}
+
+void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {
+    tensor(weights, name + ".weight", {size}, std::move(cut),
+           [this, multiplier](Backend& backend, const VectorWeights& norm) {
+               return norm_weight(backend, model_, norm, multiplier);
+           });
+    if (model_.norm == NormKind::layer_bias)
+        add({.name = name + ".bias", .shape = {size}, .cut = {}, .vector = &weights, .is_bias = true});
+}
+
+void ParamTable::wide(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {
+    tensor(weights, name, {size}, std::move(cut), [multiplier](Backend& backend, const VectorWeights& vector) {
+        return widened(backend, vector.loaded, multiplier);
+    });
+}
+
+void ParamTable::tensor(VectorWeights& weights, const std::string& name, std::vector<int64_t> shape, Cut cut,
+                        std::function<Tensor(Backend&, const VectorWeights&)> make) {
+    made(weights, [make = std::move(make)](Backend& backend, const VectorWeights& vector) {
+        return vector.loaded ? make(backend, vector) : Tensor();
+    });
+    add({.name = name, .shape = std::move(shape), .cut = std::move(cut), .vector = &weights});
+}
+
+void ParamTable::made(VectorWeights& weights, std::function<Tensor(Backend&, const VectorWeights&)> make) {
+    weights.make = std::move(make);
+    vectors_.emplace_back(&weights, layer_);
+}
+
+const ParamRow* ParamTable::find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &rows_[found->second];
+}
+
+const LinearEntry* ParamTable::find_linear(const std::string& name) const {
+    const auto found = linears_by_name_.find(name);
+    return found == linears_by_name_.end() ? nullptr : found->second;
+}
+
+}  // namespace infinilm

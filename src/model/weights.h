@@ -1,0 +1,26 @@
+// Weights as the decoder runs them. What loading, packing and adapters need to know of them besides is in the table of
+// parameters (table.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "ops/backend.h"
+
+namespace infinilm {
+
+// A linear, of one checkpoint tensor or of several that are joined.
+struct LinearWeights {
+    std::shared_ptr<PreparedLinear> prepared;  // absent until all of its tensors are loaded
+    size_t first_row = 0, end_row = 0;         // of the table: its weights and biases, by which adapters know it
+};
+
+// A vector, such as that of a norm.
+struct VectorWeights {
+    Tensor loaded, bias;  // as in the checkpoint
+    Tensor prepared;      // as ops want it
+    // Makes what the backend prepares, once all tensors are loaded; an absent tensor: there is nothing to prepare.
+    std::function<Tensor(Backend&, const VectorWeights&)> make = {};
+};
+
+}  // namespace infinilm
