@@ -39,7 +39,7 @@ public:
                 to_string(device_), "': there are ", found.size(), " CUDA devices, 0 to ", found.size() - 1);
         const CudaDevice& device = found[static_cast<size_t>(options.device)];
         require(device.major >= 8, "device '", to_string(device_), "' (", device.name, ") has compute capability ",
-                device.major, ".", device.minor, "; infinilm needs 8.0 or later");
+                device.major, ".", device.minor, "; infinilm needs 8.0 or later; use device='cpu'");
         is_hopper_ = device.major == 9;
         num_sms_ = device.num_sms;
         activate();

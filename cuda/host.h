@@ -85,8 +85,8 @@ struct DeviceMemory {
         cudaMemGetInfo(&free_bytes, &total_bytes);
         throw DeviceError(concat("out of device memory: ", bytes, " bytes for ", what, ", ", free_bytes, " of ",
                                  total_bytes,
-                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens, or use a smaller "
-                                 "model or dtype"));
+                                 " are free; lower kv_cache, max_model_len or max_num_batched_tokens, use a smaller "
+                                 "model or dtype, or round the weights with quantization='int4'"));
     }
     ~DeviceMemory() {
         on_device(device, [&] { cudaFree(data); });

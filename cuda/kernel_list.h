@@ -48,8 +48,8 @@ inline cudaError_t load_kernels() {
             std::fprintf(
                 stderr,
                 "infinilm: the CUDA driver compiles the kernels for this GPU (compute capability %d.%d), which "
-                "takes about a minute and is done once; a build with "
-                "--config-settings=setup-args=-Dgpu_archs=%d has them\n",
+                "takes about a minute and is done once, or in each new container unless CUDA_CACHE_PATH names a folder "
+                "that stays; a build with --config-settings=setup-args=-Dgpu_archs=%d has them\n",
                 attributes.binaryVersion / 10, attributes.binaryVersion % 10, attributes.binaryVersion);
             told = true;
         }

@@ -2,7 +2,7 @@
 
     >>> import infinilm
     >>> llm = infinilm.LLM("demo")
-    >>> llm.generate("Once upon a time", temperature=0)[0].outputs[0].text  # doctest: +SKIP
+    >>> llm.generate("Once upon a time", temperature=0)[0].text  # doctest: +SKIP
 
 Importing touches no device and no model; classes that need the compiled core load it on first use.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PagedKVCacheConfig as PagedKVCacheConfig,
         StaticKVCacheConfig as StaticKVCacheConfig,
     )
+    from infinilm.checkpoint import resolve_model as resolve_model
     from infinilm.config import AutoConfig as AutoConfig, LlamaConfig as LlamaConfig
     from infinilm.constraint import Constraint as Constraint
     from infinilm.debug import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from infinilm.outputs import (
         CompletionOutput as CompletionOutput,
         EngineMetrics as EngineMetrics,
+        Logprob as Logprob,
         RequestMetrics as RequestMetrics,
         RequestOutput as RequestOutput,
         Score as Score,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         plan_memory as plan_memory,
     )
     from infinilm.sampling_params import SamplingParams as SamplingParams
+    from infinilm.text import Tokenizer as Tokenizer
 
 # Public names by the module that has them; loaded on first use (PEP 562), which keeps `import infinilm` fast. A test
 # holds this against the imports above, which are for type checkers.
@@ -79,6 +82,7 @@ _LAZY = {
     for module, names in {
         "infinilm._core": ("Tensor", "from_dlpack"),
         "infinilm.cache": ("CacheConfig", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"),
+        "infinilm.checkpoint": ("resolve_model",),
         "infinilm.config": ("AutoConfig", "LlamaConfig"),
         "infinilm.constraint": ("Constraint",),
         "infinilm.debug": ("Comparison", "TensorStats", "compare", "tensor_stats"),
@@ -91,6 +95,7 @@ _LAZY = {
         "infinilm.outputs": (
             "CompletionOutput",
             "EngineMetrics",
+            "Logprob",
             "RequestMetrics",
             "RequestOutput",
             "Score",
@@ -98,6 +103,7 @@ _LAZY = {
         ),
         "infinilm.requests": ("MemoryPlan", "Request", "RequestLimits", "plan_memory"),
         "infinilm.sampling_params": ("SamplingParams",),
+        "infinilm.text": ("Tokenizer",),
     }.items()
     for name in names
 }
@@ -129,7 +135,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    """The public names alone: what is imported here besides is not for users."""
+    return sorted([*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))])
 
 
 try:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from infinilm.checks import short_repr
 from infinilm.errors import RequestError
-from infinilm.json_schema import check_schema
+from infinilm.grammar_text import as_lark, enforceable_grammar
+from infinilm.json_schema import LENIENT, enforceable_schema
+from infinilm.type_schemas import schema_of_type
 
 __all__ = ["Constraint"]
 
-_MAX_BYTES = {"json_schema": 256 * 1024, "regex": 16 * 1024, "choice": 128 * 1024, "grammar": 512 * 1024}
+_MAX_BYTES = {
+    "json_schema": 256 * 1024,
+    "regex": 16 * 1024,
+    "choice": 128 * 1024,
+    "grammar": 512 * 1024,
+    "structural_tag": 256 * 1024,
+}
+_MAX_TAGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,13 @@ class Constraint:
     Attributes
     ----------
     kind : str
-        "json_schema", "regex", "choice" or "grammar".
+        "json_schema", "regex", "choice", "grammar" or "structural_tag".
     text : str
-        The schema or the choices as JSON, the regular expression, or the grammar.
+        The schema as it is enforced, the choices or the tags as JSON, the regular expression, or the grammar.
     name : str
         What messages call it; two constraints that differ in this alone are equal.
+    relaxed : tuple of str
+        Paths of what was left out of a schema that is not strict, such as ``$.properties.tags.uniqueItems``.
 
     Raises
     ------
@@ -44,36 +54,52 @@ class Constraint:
     kind: str
     text: str
     name: str = field(default="constraint", compare=False)
+    relaxed: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Check the size, and what needs no model."""
         if self.kind not in _MAX_BYTES:
             raise RequestError(f"{self.name}: kind must be one of {', '.join(_MAX_BYTES)}, got {self.kind!r}")
         _check_text(self.text, self.kind, self.name)
+        text = self.text
         if self.kind == "json_schema":
-            check_schema(_read_json(self.text, self.name), self.name)
+            made, relaxed = enforceable_schema(_read_json(text, self.name), self.name)
+            text = _written(made, self.name)
+            object.__setattr__(self, "relaxed", (*self.relaxed, *relaxed))
+        elif self.kind == "structural_tag":
+            text = _enforceable_tags(text, self.name)
         elif self.kind == "grammar":
-            _check_grammar(self.text, self.name)
+            text = enforceable_grammar(as_lark(text, self.name), self.name)
+        object.__setattr__(self, "text", text)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | str | Any, *, name: str = "constraint") -> Constraint:
-        """JSON that a schema describes: a dict, JSON text, or a class with `model_json_schema` (pydantic).
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str | Any, *, strict: bool = True, name: str = "constraint"
+    ) -> Constraint:
+        """JSON that a schema describes: a dict, JSON text, or a type that pydantic knows.
 
-        Properties come in the order of the schema. Between the parts of the JSON there is at most one space, after
-        commas and colons.
+        Such a type is a pydantic model, a dataclass, a TypedDict, or a type such as ``list[Model]``. Properties come in
+        the order of the schema. Between the parts of the JSON there is at most one space, after commas and colons. An
+        object that lists its properties has no others, unless `additionalProperties` lets them be.
+
+        Parameters
+        ----------
+        schema : mapping, bool, str or type
+        strict : bool
+            Refuse keywords that cannot be enforced, such as `uniqueItems`. Otherwise they are left out, and their paths
+            are in `relaxed`.
+        name : str
+            Begins messages.
         """
-        if hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
         if isinstance(schema, str):
-            schema = _read_json(schema, name)
+            schema = _parsed(schema, name)
+        elif not isinstance(schema, (Mapping, bool)):
+            schema = schema_of_type(schema, name)
+        if schema is True:
+            schema = {}
         if not isinstance(schema, Mapping):
-            raise TypeError(f"{name}: a schema must be a dict, got {short_repr(schema)}")
-        try:
-            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise RequestError(f"{name}: the schema is not JSON: {what}") from None
-        return cls("json_schema", text, name)
+            raise RequestError(f"{name}: a schema must be a JSON object, got {short_repr(schema)}")
+        return cls("json_schema", _written(schema if strict else {**schema, "x-guidance": LENIENT}, name), name)
 
     @classmethod
     def json_object(cls, *, name: str = "constraint") -> Constraint:
@@ -104,10 +130,27 @@ class Constraint:
     def grammar(cls, text: str, *, name: str = "constraint") -> Constraint:
         """Text of a context-free grammar, in llguidance's dialect of Lark; its first rule is `start`.
 
-        `&` and `~` are refused, because nothing bounds what they cost, and so are the options `stop` and `temperature`,
-        which have no effect here.
+        A grammar with the rule `root ::=` is in llama.cpp's GBNF. In Lark, `&` and `~` are refused, because nothing
+        bounds what they cost, and so are the options `stop` and `temperature`, which have no effect here.
         """
         return cls("grammar", text, name)
+
+    @classmethod
+    def structural_tag(
+        cls, structures: Sequence[Mapping[str, Any]], triggers: Sequence[str], *, name: str = "constraint"
+    ) -> Constraint:
+        """Free text in which a trigger, such as "<function=", begins JSON between two marks.
+
+        Parameters
+        ----------
+        structures : sequence of mapping
+            Each has "begin" and "end", the marks, and "schema", of the JSON between them.
+        triggers : sequence of str
+            Beginnings of "begin". Where the text has one, a structure that begins with it must follow.
+        name : str
+            Begins messages.
+        """
+        return cls("structural_tag", _written({"structures": structures, "triggers": triggers}, name), name)
 
 
 def _check_text(text: object, kind: str, name: str) -> None:
@@ -123,43 +166,50 @@ def _check_text(text: object, kind: str, name: str) -> None:
         raise RequestError(f"{name}: the {kind} is empty")
 
 
-def _read_json(text: str, name: str) -> Mapping[str, Any]:
+def _parsed(text: str, name: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(f"{name}: the schema is not JSON: {what}") from None
+
+
+def _read_json(text: str, name: str) -> Mapping[str, Any]:
+    value = _parsed(text, name)
     if not isinstance(value, Mapping):
         raise RequestError(f"{name}: a schema must be a JSON object, got {short_repr(value)}")
     return value
 
 
-# The parts of a Lark grammar, as llguidance's lexer has them: comments, texts, regular expressions and special tokens
-# hide the others.
-_PARTS = re.compile(
-    r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>)"""
-    r"|(?P<json>%(?:json|regex|llguidance)\b)|(?P<operator>[&~])|(?P<option>\b(?:stop|temperature)\s*=)"
-)
-_SPACE = re.compile(r"\s*")
-_SEPARATORS = {"item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern"}
+def _written(value: Mapping[str, Any], name: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"{name}: the schema is not JSON: {what}") from None
 
 
-def _check_grammar(text: str, name: str) -> None:
-    place = 0
-    while part := _PARTS.search(text, place):
-        place = part.end()
-        if part["operator"]:
-            raise RequestError(f"{name}: the operator {part[0]} of grammars is not supported: nothing bounds its cost")
-        if part["option"]:
-            option = part[0].rstrip("= \t\r\n")
-            raise RequestError(f"{name}: the option {option!r} of grammars is not supported; use suffix or lazy")
-        if part["json"]:
-            try:
-                value, place = json.JSONDecoder().raw_decode(text, _SPACE.match(text, place).end())  # type: ignore[union-attr]
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"{name}: what follows {part[0]} is not JSON: {error}") from None
-            if part[0] == "%json" and isinstance(value, dict):
-                options = value.pop("x-guidance", {})  # about space between the parts, or to enforce less
-                if not isinstance(options, dict) or not options.keys() <= _SEPARATORS:
-                    raise RequestError(f"{name}: x-guidance may have {', '.join(sorted(_SEPARATORS))} here")
-                check_schema(value, name)
+def _enforceable_tags(text: str, name: str) -> str:
+    """The structures and triggers of a structural tag, with schemas in the form that can be enforced."""
+    value = _read_json(text, name)
+    structures, triggers = value.get("structures"), value.get("triggers")
+    for key, listed in (("structures", structures), ("triggers", triggers)):
+        if not isinstance(listed, list) or not 0 < len(listed) <= _MAX_TAGS:
+            raise RequestError(f"{name}: {key} must be a list of 1 to {_MAX_TAGS}; got {short_repr(listed, 40)}")
+    made = []
+    for i, structure in enumerate(structures or ()):
+        where = f"{name}: structures[{i}]"
+        parts = structure if isinstance(structure, Mapping) else {}
+        begin, end, schema = parts.get("begin"), parts.get("end"), parts.get("schema", {})
+        known = parts.keys() <= {"begin", "schema", "end"}
+        if not (known and isinstance(begin, str) and isinstance(end, str) and isinstance(schema, (Mapping, bool))):
+            raise RequestError(
+                f"{where} must have the texts begin and end, a schema, and nothing else; got {short_repr(structure)}"
+            )
+        if not any(isinstance(trigger, str) and trigger and begin.startswith(trigger) for trigger in triggers or ()):
+            raise RequestError(f"{where}.begin must begin with one of the triggers; got {begin!r}")
+        schema = {} if schema is True else schema
+        if schema is False:
+            raise RequestError(f"{where}.schema: nothing satisfies it")
+        made.append({"begin": begin, "schema": enforceable_schema(schema, f"{where}.schema").schema, "end": end})
+    return _written({"structures": made, "triggers": triggers or []}, name)

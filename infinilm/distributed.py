@@ -13,7 +13,7 @@ from typing import Any
 from infinilm import _core
 from infinilm.checks import as_integer, short_repr
 from infinilm.devices.arrays import as_tensor
-from infinilm.devices.system import resolve_device
+from infinilm.devices.system import resolve_device, usable_gpus
 from infinilm.errors import ConfigError, DeviceError
 
 __all__ = ["CommunicationGroup", "DistConfig", "RankInfo"]
@@ -193,6 +193,9 @@ def resolve_devices(
     tensor_parallel_size = as_integer("tensor_parallel_size", tensor_parallel_size)
     first = resolve_device(device)
     kind, _, index = first.partition(":")
+    if device == "auto" and index and (tensor_parallel_size != 1 or device_ids is not None):
+        index = ""  # of the first that is usable: where several are wanted, none is named
+        device_ids = usable_gpus()[: int(tensor_parallel_size)] if device_ids is None else device_ids
     if device_ids is None:
         if tensor_parallel_size == 1:
             return (first,)

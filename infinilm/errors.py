@@ -53,6 +53,38 @@ def did_you_mean(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
+class panics_as_errors:
+    """Within it, a panic of a library written in Rust is raised as an `InfinilmError`.
+
+    pyo3 raises a panic as a BaseException, as Python raises the end of a program, so that nothing catches it. Here it
+    is the fault of one input.
+
+    Parameters
+    ----------
+    what : str
+        Begins the message.
+    error : type
+        What is raised.
+    """
+
+    __slots__ = ("_error", "_what")
+
+    def __init__(self, what: str, error: type[InfinilmError] = InfinilmError) -> None:
+        self._what, self._error = what, error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
+        if kind is not None and kind.__name__ == "PanicException":
+            raise self._error(f"{self._what}: a library failed in itself: {value}") from value
+
+
+def told(error: BaseException) -> str:
+    """What an exception says, or its class if it says nothing, as a failed `assert` does."""
+    return str(error) or type(error).__name__
+
+
 def own_copy(error: BaseException) -> BaseException:
     """A copy of an exception, with its traceback and cause, for each request that raises or keeps it.
 

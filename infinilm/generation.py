@@ -22,6 +22,7 @@ import numpy.typing as npt
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
 from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
+from infinilm.signatures import name_keywords
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.token_ids import check_token_ids, token_id_tuple
 
@@ -504,3 +505,6 @@ def _result(
         "decode_tokens_per_second": (num_output - len(prompts)) / decode if decode > 0 else None,
         "mean_itl": decode / (len(times) - 1) if len(times) > 1 else None,
     }
+
+
+name_keywords(GenerationMixin.generate)

@@ -7,6 +7,7 @@ The path of one token: `generate` -> `RequestMaker.make` -> `EngineThread.submit
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 import weakref
@@ -17,9 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checkpoint import load_weights, open_checkpoint
@@ -29,12 +27,12 @@ from infinilm.config.llama_config import LlamaConfig
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
-from infinilm.keywords import unknown_parameter
+from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
-from infinilm.outputs import EngineMetrics, RequestOutput, Score, TokenEvent
+from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
-from infinilm.requests import steps, streams
+from infinilm.requests import streams
 from infinilm.requests.adapters import Adapters
 from infinilm.requests.cache_plan import MemoryPlan, divide_memory
 from infinilm.requests.chats import ChatMethods
@@ -44,24 +42,21 @@ from infinilm.requests.limits import RequestLimits
 from infinilm.requests.memory import allocate_cache, free_memory, plan_model
 from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.reduce import areduce_prompts, reduce_prompts
-from infinilm.requests.reducers import HiddenPool, PromptLogprobs
-from infinilm.requests.request import LogitsWork
 from infinilm.requests.scheduler import Scheduler
-from infinilm.sampling_params import SamplingKeywords, SamplingParams
+from infinilm.requests.scores import ScoreMethods
+from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.signatures import name_keywords
 from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
-from infinilm.text.tokenizer import Tokenizer
-from infinilm.token_ids import TokenIds
+from infinilm.text.tokenizer import Tokenizer, TokenizerSource
+from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_GREEDY = SamplingParams(temperature=0.0)
 
-
-class LLM(ChatMethods, OfThisProcess):
+class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -97,8 +92,8 @@ class LLM(ChatMethods, OfThisProcess):
         Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
-        None: half of what is free. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per sequence), taken as
-        it is.
+        None: half of what is free, on a GPU 88% of it. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per
+        sequence), taken as it is.
     kv_cache_dtype
         Dtype of keys and values: "float32", "bfloat16", "float16", "int8", or "auto": the `dtype` if one was named,
         else the 16 bits that the checkpoint is stored in, else float32. 16 bits take half the memory and less time for
@@ -112,7 +107,8 @@ class LLM(ChatMethods, OfThisProcess):
     seed
         Makes requests without a seed of their own repeatable.
     tokenizer, chat_template
-        A folder with tokenizer files, and a template (text or path), instead of the checkpoint's.
+        Instead of the checkpoint's: a folder with tokenizer files, a hub id, a fast tokenizer of transformers or a
+        `tokenizers.Tokenizer`; and a template (text or path).
     generation_config
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
@@ -135,8 +131,17 @@ class LLM(ChatMethods, OfThisProcess):
     ------
     FileNotFoundError
         No such folder, or no config.json in it.
-    ConfigError, WeightError, CacheFullError
+    ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+    TypeError
+        An unknown parameter or a value of a wrong type.
+
+    Examples
+    --------
+    >>> from infinilm import LLM
+    >>> with LLM("demo", use_tqdm=False) as llm:
+    ...     print(llm.generate("Once upon a time", temperature=0, max_tokens=3)[0].text)
+    , there was
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class LLM(ChatMethods, OfThisProcess):
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
         hooks: HookRegistry | None = None,
@@ -193,6 +198,7 @@ class LLM(ChatMethods, OfThisProcess):
             model,
             **of_all_stages,
             revision=revision,
+            use_tqdm=use_tqdm,
             max_model_len=max_model_len,
             num_threads=num_threads,
             device=device,
@@ -240,6 +246,7 @@ class LLM(ChatMethods, OfThisProcess):
             if others:
                 self._engine = others.engine(self._engine)
             self._adapters = Adapters(self._engine)
+            self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
@@ -287,6 +294,12 @@ class LLM(ChatMethods, OfThisProcess):
         """The same as ``LLM(model, **kwargs)``."""
         return cls(model, **kwargs)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of other libraries are called here."""
+            raise unknown_attribute("LLM", name, dir(self))
+
     def __repr__(self) -> str:
         """Name the folder, the model and where it runs."""
         return (
@@ -315,12 +328,15 @@ class LLM(ChatMethods, OfThisProcess):
         return self.tokenizer
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+        """Token ids of a text; `add_special_tokens`: with the BOS token and others that the tokenizer adds to prompts.
+
+        RequestError: the model has no tokenizer, or the text is not valid Unicode.
+        """
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(host_array(ids))
 
     # ---- generation ----
 
@@ -337,7 +353,9 @@ class LLM(ChatMethods, OfThisProcess):
         Parameters
         ----------
         prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
+            A text, a list or array of token ids (of numpy, torch, jax, ...), a dict with ``prompt`` or
+            ``prompt_token_ids``, or any number of these: a list, a 2-D array, or an iterable without a length, such as
+            a generator, whose prompts are drawn and checked as the engine has room for them.
         sampling_params
             One for all prompts or one per prompt, taken whole; None: `default_sampling_params`. Keywords such as
             ``temperature=0.7`` change them.
@@ -352,25 +370,39 @@ class LLM(ChatMethods, OfThisProcess):
         Raises
         ------
         RequestError
-            A prompt that can never be served: empty, too long, or with ids out of range. Nothing was run then.
+            A prompt that can never be served: empty, too long, or with ids out of range; it is named by its number.
+            Nothing was run then, unless the prompts have no length.
+        QueueFullError
+            Other calls have filled the queue.
         Exception
             What made the first request fail, if no request of the call succeeded. If some succeeded, the outputs of the
             others have the finish reason "error" and their exception in `error`.
+
+        Examples
+        --------
+        >>> outputs = llm.generate(["The fox", "The hen"], temperature=0.7, max_tokens=50)  # doctest: +SKIP
+        >>> [output.text for output in outputs]  # doctest: +SKIP
         """
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        streams.finish(self, self._thread, requests, use_tqdm=use_tqdm)
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> Iterator[TokenEvent]:
         """Generate token by token; the texts of a sequence's events, joined, are what `generate` returns.
 
+        Parameters are those of `generate`, events of all prompts come as they are made, and `index` says of which.
         Leaving the loop cancels unfinished requests. The iterator keeps the `LLM` alive. A bad request raises in this
-        call, before the first event. A request that fails ends with an event whose finish reason is "error". If no
-        request succeeded, the first exception is raised after the last event.
+        call, before the first event; where prompts come from a generator, which may be endless, it raises when it is
+        drawn. A request that fails ends with an event whose finish reason is "error". If no request succeeded, the
+        first exception is raised after the last event.
+
+        Examples
+        --------
+        >>> for event in llm.stream("Once upon a time", max_tokens=50):  # doctest: +SKIP
+        ...     print(event.text, end="", flush=True)
         """
-        return streams.stream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
@@ -399,16 +431,18 @@ class LLM(ChatMethods, OfThisProcess):
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
         """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
-        requests = self._requests.make(prompts, sampling_params, sampling)
-        async for _ in streams.astream(self, self._thread, requests, ends_only=True):
-            pass
-        return [request.output() for request in requests]
+        drawn = self._requests.draw(prompts, sampling_params, sampling)
+        return await streams.afinish(self, self._thread, drawn)
 
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncIterator[TokenEvent]:
-        """`stream` for asyncio: ``async for event in llm.astream(...)``."""
-        return streams.astream(self, self._thread, self._requests.make(prompts, sampling_params, sampling))
+        """`stream` for asyncio: ``async for event in llm.astream(...)``.
+
+        A bad request raises in this call, which need not be awaited. Leaving the loop, or cancelling its task, cancels
+        the requests when the iterator is closed.
+        """
+        return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
 
     def asubmit(
         self,
@@ -425,72 +459,6 @@ class LLM(ChatMethods, OfThisProcess):
         """
         requests = self._requests.make(prompts, sampling_params, sampling)
         return streams.AsyncRequests(self, self._thread, requests, ends_only=ends_only)
-
-    # ---- logits and log-probabilities ----
-
-    def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; `lora`: with this adapter."""
-        ids = self._requests.check_ids(input_ids, "input_ids", room=0)
-        out = np.empty((len(ids), self.config.vocab_size), np.float32)
-
-        def take(first: int, logits: npt.NDArray[np.float32]) -> None:
-            out[first : first + len(logits)] = logits
-
-        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, adapter=self._adapters.get(lora))
-        streams.run_prompts(self._thread, [LogitsWork(sequence, take)])
-        return out
-
-    def score(self, prompts: Prompts, *, top: int = 0, lora: str | None = None) -> list[Score]:
-        """Log-probabilities of the tokens of given texts; they run as one batch.
-
-        Parameters
-        ----------
-        prompts
-            A text, a list or array of token ids, a dict with ``prompt`` or ``prompt_token_ids``, or a list of these.
-        top
-            How many of the most probable tokens to give at each place.
-        lora
-            The adapter that they run through.
-
-        Returns one `Score` per prompt, in order. RequestError: a prompt that can never be served, or `top` out of
-        range; nothing has run then.
-        """
-        self._requests.check_top("top", top)
-        reduced = reduce_prompts(self._thread, self._requests, prompts, lambda ids: PromptLogprobs(ids, top), lora=lora)
-        return [
-            Score(text, ids.tolist(), score.logprobs, score.top_logprobs if top else None)
-            for text, ids, score in reduced
-        ]
-
-    def embed(self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None) -> npt.NDArray[np.float32]:
-        """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
-
-        `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
-        else runs. `lora`: the adapter that they run through. RequestError: a prompt that can never be served, another
-        pooling, or no such adapter; nothing has run then.
-        """
-        reduced = reduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in reduced])
-
-    async def aembed(
-        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
-    ) -> npt.NDArray[np.float32]:
-        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        done = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in done])
-
-    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
-        vectors = [pool.vector() for pool in pools]  # of no prompts none
-        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-
-    def _hidden_pool(self, pooling: str) -> HiddenPool:
-        if isinstance(self._engine, StagedEngine):  # the last stage has what is pooled
-            raise RequestError("embeddings need all stages of the model in one process")
-        return HiddenPool(pooling)
 
     # ---- adapters ----
 
@@ -521,7 +489,10 @@ class LLM(ChatMethods, OfThisProcess):
     # ---- state ----
 
     def metrics(self) -> EngineMetrics:
-        """Counts and rates of this moment; never waits for the engine."""
+        """Counts of sequences, tokens and cache blocks, and tokens per second, of this moment: see `EngineMetrics`.
+
+        Never waits for the engine, and may be called from any thread and in callbacks, also after `close`.
+        """
         return self._thread.metrics()
 
     def reset_cache(self, cache_config: int | str | CacheConfig | None = None) -> None:
@@ -552,6 +523,10 @@ class LLM(ChatMethods, OfThisProcess):
             self._thread.scheduler = self._make_scheduler(memory)
             self.memory = memory
 
+    def reset_prefix_cache(self) -> None:
+        """`reset_cache()` by vLLM's name: later requests find no prefix of earlier ones; running requests continue."""
+        self.reset_cache()
+
     def close(self) -> None:
         """Free the weights, the cache and the threads; running requests fail. Idempotent.
 
@@ -559,6 +534,7 @@ class LLM(ChatMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        self.grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -596,3 +572,9 @@ class LLM(ChatMethods, OfThisProcess):
             num_stages=self.num_stages,
             **self._scheduler_settings,
         )
+
+
+name_keywords(LLM.__init__)
+name_keywords(LLM.from_pretrained, list(inspect.signature(LLM).parameters.values())[1:])
+for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream, LLM.asubmit):
+    name_keywords(_method, SAMPLING)

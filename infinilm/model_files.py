@@ -9,7 +9,7 @@ from typing import Any
 
 from infinilm.files import MAX_BYTES, parse_json, read_bytes
 from infinilm.gguf.config import config_json, generation_config_json
-from infinilm.gguf.file import GgufFile, is_gguf, open_gguf
+from infinilm.gguf.file import GgufFile, is_gguf, open_gguf, reading
 from infinilm.gguf.tokenizer import tokenizer_json
 from infinilm.gguf.vocabulary import tokenizer_config_json
 
@@ -41,10 +41,11 @@ def read_model_file(model: Path, name: str, *, limit: int = MAX_BYTES) -> bytes:
     """
     if not is_gguf(model):
         return read_bytes(model / name, limit=limit)
-    content = MODEL_FILES[name](open_gguf(model)) if name in MODEL_FILES else None
-    if content is None:
-        raise FileNotFoundError(f"{model}: has no metadata in the place of {name}")
-    return json.dumps(content, ensure_ascii=False).encode()
+    with reading(model):
+        content = MODEL_FILES[name](open_gguf(model)) if name in MODEL_FILES else None
+        if content is None:
+            raise FileNotFoundError(f"{model}: has no metadata in the place of {name}")
+        return json.dumps(content, ensure_ascii=False).encode()
 
 
 def read_model_json(model: Path, name: str) -> dict[str, Any]:

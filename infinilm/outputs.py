@@ -6,13 +6,26 @@ measured is None.
 
 from __future__ import annotations
 
+import html
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["CompletionOutput", "EngineMetrics", "RequestMetrics", "RequestOutput", "Score", "TokenEvent"]
+from infinilm.errors import RequestError
+
+__all__ = [
+    "CompletionOutput",
+    "EngineMetrics",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "Score",
+    "TokenEvent",
+    "name_logprobs",
+    "perplexity_of",
+]
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
@@ -33,11 +46,83 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count > 0 and seconds > 0 else None
+
+
+class TokenBytes(Protocol):
+    """A tokenizer, as far as log-probabilities need it."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for."""
+
+
+class Logprob(float):
+    """The log-probability of a token: a float that also knows which token it is of.
+
+    Attributes
+    ----------
+    token_id : int
+    rank : int or None
+        1 for the most probable token at its place, 2 for the next; None: it is beyond those that were asked for.
+    """
+
+    __slots__ = ("_text", "rank", "token_id")
+
+    def __new__(
+        cls, value: float, token_id: int, rank: int | None = None, text: TokenBytes | str | None = None
+    ) -> Logprob:
+        """`text`: that of the token, or a tokenizer that has it; None: there is none."""
+        self = super().__new__(cls, value)
+        self.token_id = token_id
+        self.rank = rank
+        self._text = text
+        return self
+
+    token_id: int
+    rank: int | None
+    _text: TokenBytes | str | None
+
+    @property
+    def logprob(self) -> float:
+        """The number alone."""
+        return float(self)
+
+    @property
+    def decoded_token(self) -> str | None:
+        """Text of the token alone, decoded when it is asked for; None: the model has no tokenizer.
+
+        A part of a character is shown as U+FFFD; `Tokenizer.token_bytes` gives its bytes.
+        """
+        if self._text is None or isinstance(self._text, str):
+            return self._text
+        return self._text.token_bytes(self.token_id).decode("utf-8", "replace")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take the text along, not the tokenizer."""
+        return Logprob, (float(self), self.token_id, self.rank, self.decoded_token)
+
+
+def name_logprobs(logprobs: Mapping[int, float], count: int, tokenizer: TokenBytes | None) -> dict[int, Logprob]:
+    """Log-probabilities of one place with their tokens and ranks.
+
+    Parameters
+    ----------
+    logprobs : mapping of int to float
+        By token id: of the most probable tokens, best first, and behind them of another one.
+    count : int
+        How many most probable tokens were asked for.
+    tokenizer : TokenBytes or None
+    """
+    return {
+        token_id: Logprob(value, token_id, rank if rank <= count and value == value else None, tokenizer)  # not NaN
+        for rank, (token_id, value) in enumerate(logprobs.items(), 1)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +200,12 @@ class RequestMetrics:
         )
 
 
-@dataclass(frozen=True, slots=True)
+def _excerpt(text: str, limit: int = 60) -> str:
+    """A text in quotes, on one line, cut off after `limit` characters."""
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class CompletionOutput:
     """One generated sequence.
 
@@ -127,10 +217,10 @@ class CompletionOutput:
         Generated text only; ends before the stop string, unless it was asked for.
     token_ids : sequence of int
         Generated tokens, the one that stopped the sequence included.
-    logprobs : sequence of mappings of int to float, optional
+    logprobs : sequence of mappings of int to Logprob, optional
         Per generated token: log-probability by token id, of the most probable tokens in descending order and of the
-        generated one. Of the model's own distribution: before penalties, bias, processor, temperature and
-        truncation. None unless asked for.
+        generated one; each is a float with `decoded_token` and `rank`. Of the model's own distribution: before
+        penalties, bias, processor, temperature and truncation. None unless asked for.
     cumulative_logprob : float, optional
         Sum over the generated tokens; None unless asked for.
     finish_reason : str or None
@@ -139,19 +229,33 @@ class CompletionOutput:
         The stop string or stop token id that ended it; None for eos and all other reasons.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
+    reasoning, content : str or None
+        Of an answer of `LLM.chat`, the parts of `text` that are what the model thought (None: its template knows no
+        reasoning), and what it said, without reasoning and calls; else None.
+    tool_calls : sequence of dict
+        Of an answer of `LLM.chat` the calls, as messages take them: ``{"id": ..., "type": "function", "function":
+        {"name": ..., "arguments": JSON text}}``.
     """
 
     index: int
     text: str
     token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, float]] | None = None
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: BaseException | None = None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+
+    def __repr__(self) -> str:
+        """Show the beginning of the text, the number of tokens and why it ended."""
+        reason = "unfinished" if self.finish_reason is None else self.finish_reason
+        return f"<CompletionOutput {_excerpt(self.text)}, {len(self.token_ids)} tokens, {reason}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
     """The result of one request.
 
@@ -164,7 +268,7 @@ class RequestOutput:
     outputs : sequence of CompletionOutput
         `n` of them.
     finished : bool
-    prompt_logprobs : sequence of mappings of int to float, optional
+    prompt_logprobs : sequence of mappings of int to Logprob, optional
         Per prompt token (None for the first): log-probability by token id; None unless asked for.
     metrics : RequestMetrics or None
     """
@@ -174,8 +278,35 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
-    prompt_logprobs: Sequence[Mapping[int, float] | None] | None = None
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
+
+    @property
+    def text(self) -> str:
+        """The generated text, of requests for one: `outputs[0].text`.
+
+        RequestError: there are several (n > 1).
+        """
+        if len(self.outputs) != 1:
+            raise RequestError(
+                f"RequestOutput.text is that of requests with n=1; this one has {len(self.outputs)} texts: "
+                "[completion.text for completion in output.outputs]"
+            )
+        return self.outputs[0].text
+
+    def __repr__(self) -> str:
+        """Show the beginnings of the prompt and of the texts; metrics and token ids are attributes."""
+        prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else _excerpt(self.prompt)
+        return f"<RequestOutput {self.request_id}: {prompt} -> {', '.join(map(repr, self.outputs))}>"
+
+    def _repr_html_(self) -> str:
+        """Show Jupyter the prompt and, set off from it, the texts."""
+        prompt = html.escape(f"[{len(self.prompt_token_ids)} tokens]" if self.prompt is None else self.prompt)
+        texts = "".join(
+            f"<mark>{html.escape(one.text)}</mark> <small>{len(one.token_ids)} tokens, {one.finish_reason}</small>\n"
+            for one in self.outputs
+        )
+        return f'<div style="white-space: pre-wrap">{prompt}{texts}</div>'
 
     @property
     def num_cached_tokens(self) -> int:
@@ -209,7 +340,7 @@ class TokenEvent:
         Which of the `n` sequences of the prompt this belongs to, in 0..n-1.
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
-    top_logprobs : mapping of int to float, optional
+    top_logprobs : mapping of int to Logprob, optional
         As in `CompletionOutput.logprobs`: log-probability by token id, of as many most probable tokens as were asked
         for, in descending order, and of the new one; None unless asked for.
     """
@@ -222,7 +353,7 @@ class TokenEvent:
     finish_reason: str | None = None
     completion: int = 0
     error: BaseException | None = None
-    top_logprobs: Mapping[int, float] | None = None
+    top_logprobs: Mapping[int, Logprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +367,35 @@ class Score:
     token_ids : sequence of int
     logprobs : sequence of float or None
         Per token: its log-probability after the tokens before it; None for the first, which follows nothing.
-    top_logprobs : sequence of mappings of int to float, optional
+    top_logprobs : sequence of mappings of int to Logprob, optional
         Per token (None for the first): the most probable tokens at its place, in descending order; None unless asked
         for.
+    start : int
+        The first token that counts in `total` and `perplexity`: 1, or where a continuation begins.
     """
 
     prompt: str | None
     token_ids: Sequence[int]
     logprobs: Sequence[float | None]
-    top_logprobs: Sequence[Mapping[int, float] | None] | None = None
+    top_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
+    start: int = 1
 
     @property
     def total(self) -> float:
-        """Log-probability of the whole text, given its first token."""
-        return math.fsum(value for value in self.logprobs if value is not None)
+        """Log-probability of the tokens from `start` on, given those before."""
+        return math.fsum(value for value in self.logprobs[self.start :] if value is not None)
 
     @property
     def perplexity(self) -> float | None:
-        """The exp of the mean of the negative log-probabilities; None for a single token."""
-        count = len(self.logprobs) - 1
-        return math.exp(-self.total / count) if count else None
+        """The exp of the mean of the negative log-probabilities that count; None where no token does."""
+        count = len(self.logprobs) - self.start
+        return perplexity_of(self.total, count) if count else None
+
+
+def perplexity_of(total: float, count: int) -> float:
+    """Perplexity of `count` tokens whose log-probabilities sum up to `total`; infinite beyond what a float holds."""
+    mean = -total / count
+    return math.exp(mean) if mean < 709 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +406,16 @@ class EngineMetrics:
     ----------
     num_running, num_waiting : int
         Sequences with a part in the KV cache; sequences not begun yet. A request with n > 1 has several.
+    num_deferred : int
+        Those of `num_waiting` that do not wait for room: they follow another sequence of their prompt, or the engine
+        has not looked at them yet.
     num_finished : int
         Sequences that ended, for whatever reason.
     num_steps : int
         Forward passes.
+    step_sizes : tuple of int
+        How many steps computed and sampled so many tokens: entry 0 counts steps of one token at most, entry k those of
+        more than 2^(k-1) and at most 2^k.
     num_prompt_tokens, num_output_tokens : int
         Tokens of prompts computed; tokens generated.
     num_preemptions : int
@@ -287,8 +433,10 @@ class EngineMetrics:
 
     num_running: int
     num_waiting: int
+    num_deferred: int
     num_finished: int
     num_steps: int
+    step_sizes: tuple[int, ...]
     num_prompt_tokens: int
     num_output_tokens: int
     num_preemptions: int

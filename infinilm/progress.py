@@ -25,14 +25,16 @@ def can_show() -> bool:
 
 @contextmanager
 def progress_bar(
-    total: int, description: str, unit: str, *, wanted: bool = True, delay: float = 0.0
+    total: int | None, description: str, unit: str, *, wanted: bool = True, delay: float = 0.0
 ) -> Iterator[Callable[..., None]]:
     """Show a bar; gives the function ``advance(count=1, note="")`` that moves it.
+
+    A note is anything with a text, which is made only where there is a bar.
 
     Parameters
     ----------
     total
-        Units until it is done.
+        Units until it is done; None: nobody knows.
     description, unit
         What stands before it, and what is counted; "B" is counted in kB, MB, GB.
     wanted
@@ -51,9 +53,9 @@ def progress_bar(
         from tqdm import tqdm as bar_type  # type: ignore[assignment]  # the same, without asyncio
     with bar_type(total=total, desc=description, unit=unit, unit_scale=unit == "B", delay=delay) as bar:
 
-        def advance(count: int = 1, note: str = "") -> None:
+        def advance(count: int = 1, note: object = "") -> None:
             if note:
-                bar.set_postfix_str(note, refresh=False)
+                bar.set_postfix_str(str(note), refresh=False)
             bar.update(count)
 
         yield advance

@@ -18,18 +18,20 @@ from infinilm.checks import as_boolean
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_parameter
+from infinilm.signatures import keyword_parameters, name_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SamplingKeywords", "SamplingParams", "make_sampling_params"]
+__all__ = ["SAMPLING", "SamplingKeywords", "SamplingParams", "check_keywords", "make_sampling_params"]
 
 
-def _check_keywords(names: Iterable[str]) -> None:
+def check_keywords(names: Iterable[str], owner: str = "SamplingParams", others: Iterable[str] = ()) -> None:
+    """TypeError for a keyword that no field has; `others`: keywords that `owner` has besides."""
     for name in names:
         if name not in _CHECKS:
-            known = list(_CHECKS)
-            raise unknown_parameter("SamplingParams", name, known, f"; it has {', '.join(known)}")
+            known = [*others, *_CHECKS]
+            raise unknown_parameter(owner, name, known, f"; it has {', '.join(known)}")
 
 
 def _type_error(name: str, expected: str, value: object) -> TypeError:
@@ -192,14 +194,17 @@ class SamplingParams:
     top_k : int
         Choose among the k most probable tokens; -1 or 0: all.
     top_p : float
-        Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all.
+        Choose among the most probable tokens that together reach this probability; in (0, 1], 1: all (Holtzman et
+        al., https://arxiv.org/abs/1904.09751).
     min_p : float
-        Drop tokens less probable than min_p times the most probable one; in [0, 1].
+        Drop tokens less probable than min_p times the most probable one; in [0, 1] (Nguyen et al.,
+        https://arxiv.org/abs/2407.01082).
     repetition_penalty : float
         Above 0; positive logits of tokens of the prompt and the output are divided by it, negative ones multiplied.
-        Off at 1.
+        Off at 1 (Keskar et al., https://arxiv.org/abs/1909.05858, section 4.1; the signs as in transformers).
     presence_penalty, frequency_penalty : float
-        In -2..2; subtracted from the logits of tokens of the output: once, and once for each time. Off at 0.
+        In -2..2; subtracted from the logits of tokens of the output: once, and once for each time, as OpenAI's API
+        defines them. Off at 0.
     logit_bias : dict of int to float, optional
         Added to the logits of these token ids.
     allowed_token_ids : sequence of int, optional
@@ -240,6 +245,14 @@ class SamplingParams:
         Unknown keyword (with the nearest name), or a value of the wrong type.
     RequestError
         A value out of range (a ValueError): names the range.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from infinilm import SamplingParams
+    >>> params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=100, stop="END")
+    >>> replace(params, seed=1).seed
+    1
     """
 
     n: int = 1
@@ -272,7 +285,7 @@ class SamplingParams:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SamplingParams:
         """Refuse unknown keywords with a hint, before `__init__` refuses them without."""
-        _check_keywords(kwargs)
+        check_keywords(kwargs)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -290,6 +303,11 @@ class SamplingParams:
 
 
 _DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(SamplingParams)}
+
+SAMPLING = keyword_parameters(SamplingKeywords.__annotations__)
+"""The fields as parameters of functions that take them as keywords; ``...``: what `SamplingParams` or the model say."""
+
+name_keywords(SamplingParams, [item.replace(default=_DEFAULTS[item.name]) for item in SAMPLING])
 
 
 def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
@@ -313,7 +331,7 @@ def make_sampling_params(params: SamplingParams | None, overrides: Mapping[str, 
             f"sampling_params must be SamplingParams or None, got {type(params).__name__}; pass single "
             "settings as keywords, for example temperature=0"
         )
-    _check_keywords(overrides)
+    check_keywords(overrides)
     if params is None:
         return SamplingParams(**overrides)
     return replace(params, **overrides) if overrides else params

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import RequestError
 
-__all__ = ["TokenIds", "check_token_ids", "token_id_tuple"]
+__all__ = ["SupportsDLPack", "TokenIds", "check_token_ids", "host_array", "token_id_tuple"]
 
-TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+class SupportsDLPack(Protocol):
+    """An array of another library, such as torch, jax or cupy."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """Export it, see https://data-apis.org/array-api/latest."""
+
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]] | SupportsDLPack
+
+
+def host_array(value: Any) -> Any:
+    """An array of numpy of what is an array, wherever it lies; all else as it is."""
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
+        value = value.detach().cpu()
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__"):
+        return value
+    return value.get() if hasattr(value, "get") else np.from_dlpack(value)  # the first is cupy's way to the host
 
 
 def check_token_ids(
@@ -39,7 +58,7 @@ def check_token_ids(
         It is something else, empty, or holds an id out of range.
     """
     try:
-        array = np.asarray(ids)
+        array = np.asarray(host_array(ids))
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError
     except (ValueError, TypeError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import subprocess
 import sys
 import types
@@ -11,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infinilm import LLM, SamplingParams, checks, keywords, progress
+import infinilm
+from infinilm import LLM, SamplingParams, checks, keywords, logs, progress
+from infinilm.cli.output import note
 from infinilm.errors import ConfigError, RequestError
+from infinilm.models.causal_lm import CausalLM
 
 
 @pytest.mark.parametrize("value", [1, 2**31 - 1, np.int64(5), np.uint8(7)])
@@ -53,7 +58,12 @@ def test_dtype_names() -> None:
 def test_names_that_are_hinted_at_exist() -> None:
     known = {*(LLM.__init__.__kwdefaults__ or ()), *SamplingParams.__dataclass_fields__, "model"}
     assert set(keywords._OTHER_NAMES.values()) <= known
-    assert not known & {*keywords._OTHER_NAMES, *keywords._ABSENT}
+    advice = {name for _, table in keywords._ADVICE for name in table}
+    assert known & {*keywords._OTHER_NAMES, *keywords._ABSENT, *advice} == {"chat_template"}  # of LLM, not of chat()
+    assert not advice & set(keywords._OTHER_NAMES)
+    assert {anchor for anchor, _ in keywords._ADVICE} <= known | {"chat_template_kwargs"}
+    for owner, kind in (("LLM", LLM), ("CausalLM", CausalLM), ("Tokenizer", infinilm.Tokenizer)):
+        assert not set(dir(kind)) & set(keywords._ATTRIBUTES[owner])
 
 
 def test_hints() -> None:
@@ -126,3 +136,37 @@ def test_warnings_say_whose_they_are() -> None:
 )
 def test_an_application_that_configures_logging_has_it_its_way(configure: str) -> None:
     assert run(configure + WARN) == "mine: a fish\n"
+
+
+def test_messages_move_no_cursor_and_begin_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logs.printable("plain, é, 日本") == "plain, é, 日本"
+    assert logs.printable("a\nb\x1b[2J\u2028") == "a\\nb\\x1b[2J\\u2028"
+    note("one\ntwo\x1b[2J\r")
+    assert capsys.readouterr().err == "one\ntwo\\x1b[2J\\r\n"
+
+
+SERVER = """
+import infinilm, logging, sys
+from infinilm.logs import configure
+
+configure(sys.argv[1], logging.INFO, ("a",))
+fields = {"n": 2, "text": "two \\n words", "none": ""}
+logging.getLogger("infinilm.x").info("b", extra={"fields": fields})
+logging.getLogger("a").warning("c")
+logging.getLogger("infinilm").debug("no")
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_of_a_server(form: str) -> None:
+    """Each with its time; what it tells by name stays on its line; what other loggers say has the same form."""
+    first, second = run(f"import sys; sys.argv[1:] = [{form!r}]\n{SERVER}").splitlines()
+    if form == "json":
+        one, other = json.loads(first), json.loads(second)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("time"))
+        told = {"n": 2, "text": "two \n words", "none": ""}
+        assert one == {"level": "info", "logger": "infinilm.x", "message": "b", **told}
+        assert (other["logger"], other["message"]) == ("a", "c")
+    else:
+        assert first.partition("Z ")[2] == 'info: b n=2 text="two \\n words" none=""'
+        assert second.partition("Z ")[2] == "warning: c"

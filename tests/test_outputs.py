@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import infinilm
 from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
 
 
@@ -71,3 +72,20 @@ def test_outputs_are_frozen_and_pickle():
     }
     for kind, names in contract.items():
         assert [f.name for f in dataclasses.fields(kind)][: len(names.split())] == names.split()  # more may follow
+
+
+def test_text_of_a_request_for_one():
+    first, second = (CompletionOutput(i, f"text {i}", [1, 2], finish_reason="length") for i in range(2))
+    assert RequestOutput("7", None, [5], [first], True).text == "text 0"
+    with pytest.raises(infinilm.RequestError, match=r"n=1; this one has 2 texts"):
+        RequestOutput("7", None, [5], [first, second], True).text  # noqa: B018
+
+
+def test_what_notebooks_show():
+    """One line, however long the text is; in Jupyter the whole text, and nothing in it is markup."""
+    completion = CompletionOutput(0, "<b>" + "x" * 100, [1, 2], finish_reason="length")
+    output = RequestOutput("7", "a\n< b", [5], [completion], True)
+    assert repr(completion) == f"<CompletionOutput '<b>{'x' * 54}...', 2 tokens, length>"
+    assert repr(output) == f"<RequestOutput 7: 'a\\n< b' -> {completion!r}>"
+    assert "a\n&lt; b<mark>&lt;b&gt;" + "x" * 100 in output._repr_html_()
+    assert "3 tokens -> " in repr(RequestOutput("7", None, [5, 6, 7], [], False))

@@ -218,6 +218,8 @@ def test_min_tokens_above_max_tokens():
         ("response_format", "it is called 'constraint' here"),
         ("truncate_prompt_tokens", ": cutting prompts to a length is not available in this version"),
         ("block_size", "; it has n, temperature, "),
+        ("best_of", ": n gives all of its texts"),
+        ("output_kind", r": leave it out: generate\(\) gives whole results"),
         ("do_sample", r"it is called 'temperature' here \(0 is greedy\)"),
         ("zzz", "it has n, temperature, top_k"),
     ],

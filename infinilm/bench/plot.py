@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm.errors import ConfigError
+from infinilm.extras import how_to_install
 
 if TYPE_CHECKING:
     from infinilm.bench.limits import BenchResult, DecodeResult
@@ -27,7 +28,7 @@ def check(path: str) -> None:
         matplotlib is not installed, the folder is not there, or the name says no format that is known.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plot: needs matplotlib, which is not installed: pip install 'infinilm[plot]'")
+        raise ConfigError(f"plot: needs matplotlib, which is not installed: {how_to_install('plot')}")
     file = Path(path)
     if file.suffix not in _FORMATS:
         raise ConfigError(f"plot: expected a file that ends in {', '.join(_FORMATS)}, got {path!r}")

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.checkpoint.hub import HUB_FILE, HUB_ID, download, download_gguf
 from infinilm.checkpoint.mapped import FileState, MappedTensors, file_state
 from infinilm.checkpoint.packed import PackedInfo, read_packed
 from infinilm.checkpoint.safetensors_header import (
@@ -31,9 +30,10 @@ from infinilm.checks import DTYPES, short_repr
 from infinilm.errors import ConfigError, WeightError
 from infinilm.files import read_json
 from infinilm.gguf.file import find_gguf, is_gguf
+from infinilm.hub import download, hub_model
 from infinilm.logs import logger
 
-__all__ = ["FLOATS", "Checkpoint", "TensorInfo", "is_used_in_place", "resolve_model"]
+__all__ = ["FLOATS", "Checkpoint", "TensorInfo", "find_files", "is_used_in_place", "resolve_model"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -94,7 +94,7 @@ def _no_weights(folder: Path) -> WeightError:
     )
 
 
-def _find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+def find_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """The safetensors files of a folder (one, those of an index, or all there are), and the index."""
     index: dict[str, Path] = {}
     with file_errors(folder):
@@ -167,7 +167,7 @@ class Checkpoint(MappedTensors):
         super().__init__()
         self.path = self.folder = Path(folder)
         is_file = self.folder.suffix == ".safetensors" and self.folder.is_file()
-        files, index = ([self.folder], {}) if is_file else _find_files(self.folder)
+        files, index = ([self.folder], {}) if is_file else find_files(self.folder)
         tensors, self._states, self.packed = _read_headers(files)
         _check_index(self.folder, index, tensors)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
@@ -235,7 +235,7 @@ class Checkpoint(MappedTensors):
         return best
 
 
-def resolve_model(model: str | os.PathLike[str], revision: str | None = None) -> Path:
+def resolve_model(model: str | os.PathLike[str], revision: str | None = None, *, use_tqdm: bool = True) -> Path:
     """Return the checkpoint folder or the GGUF file that `model` names.
 
     Parameters
@@ -245,6 +245,8 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
         `"org/name:file.gguf"` of the hub, for which `"org/name:Q4_K_M"` is short.
     revision : str, optional
         Branch, tag or commit of a hub id.
+    use_tqdm : bool
+        Show a progress bar while it is fetched.
 
     Returns
     -------
@@ -264,11 +266,8 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None) ->
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
     text = os.fspath(model)
-    if isinstance(model, str) and not Path(text).exists() and not (text.endswith(".gguf") and ":" not in text):
-        if HUB_ID.fullmatch(text):
-            return download(text, revision)
-        if match := HUB_FILE.fullmatch(text):
-            return download_gguf(match[1], match[2], revision)
+    if of_hub := hub_model(model):
+        return download(of_hub, revision, use_tqdm=use_tqdm)
     if revision is not None:
         raise ConfigError(f"revision={revision!r} is for models of the hub, and {text!r} is none; leave it out")
     if not text:

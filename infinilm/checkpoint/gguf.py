@@ -25,7 +25,7 @@ from infinilm.config.tensor_names import TensorNames
 from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
-from infinilm.gguf.file import GgufFile, open_gguf
+from infinilm.gguf.file import GgufFile, open_gguf, reading
 
 __all__ = ["GgufCheckpoint"]
 
@@ -69,11 +69,12 @@ class GgufCheckpoint(MappedTensors):
         self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
         self._gguf, self._row = gguf, architecture_of(gguf)
         self._types: dict[str, str] = {}
-        config = config_json(gguf)
-        tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
-        self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
-        self._names, self._order = self._layout(config)
+        with reading(self.path):
+            config = config_json(gguf)
+            tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
+            self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+            self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
+            self._names, self._order = self._layout(config)
         self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:

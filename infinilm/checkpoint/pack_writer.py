@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infinilm import _core
-from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.folder import FLOATS, Checkpoint, resolve_model
+from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import CONFIG_FILES, CONFIG_KEYS
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
@@ -25,7 +27,8 @@ from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
 from infinilm.errors import ConfigError, DeviceError
 from infinilm.files import read_json
-from infinilm.gguf.file import is_gguf
+from infinilm.gguf.file import PLAIN_TYPES, is_gguf
+from infinilm.logs import logger
 from infinilm.model_files import MODEL_FILES, read_model_file
 
 __all__ = ["check_room", "copy_texts", "new_folder", "pack_model"]
@@ -82,12 +85,15 @@ class _PackedFile:
 @contextmanager
 def new_folder(path: Path) -> Iterator[None]:
     """Make a folder, or take an empty one; leave nothing behind if the `with` block fails."""
-    existed = path.exists()
-    if existed and not path.is_dir():
-        raise ConfigError(f"{path} is a file; pass the name of a new folder")
-    if existed and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; pass the name of a new folder, or empty this one")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        existed = path.exists()
+        if existed and not path.is_dir():
+            raise ConfigError(f"{path} is a file; pass the name of a new folder")
+        if existed and any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty; pass the name of a new folder, or empty this one")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # such as a loop of links, or a name that is too long
+        raise ConfigError(f"{path}: no folder can be made here: {error.strerror}; pass the name of another") from error
     try:
         yield
     except BaseException:
@@ -165,7 +171,7 @@ def pack_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
-    source, out = resolve_model(model, revision), Path(out)
+    source, out = resolve_model(model, revision, use_tqdm=use_tqdm), Path(out)
     config = AutoConfig.from_pretrained(source)
     if quantization == "fp8":
         raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
@@ -177,6 +183,8 @@ def pack_model(
             wanted = checkpoint.checkpoint_dtype()
         spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
         kept = checkpoint.kept_dtype(wanted)
+        if quantization is None:
+            _tell_unpacked(checkpoint, _core.weight_bytes(spec, kept))
         core = _core.InferEngine(spec, "cpu", num_threads or 0)
         try:
             with new_folder(out):
@@ -201,6 +209,22 @@ def pack_model(
         finally:
             core.close()
     return out
+
+
+def _tell_unpacked(checkpoint: Checkpoint | GgufCheckpoint, size: int) -> None:
+    """Say that quantised weights become plain numbers of so many bytes: the layout has none of their formats."""
+    if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
+        types = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES)]
+        if types:
+            stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+            logger.warning(
+                "%s: the weights, %s in %.1f MiB, are packed as plain numbers in %.1f MiB; load it as it is, or pass "
+                "quantization='int8' or 'int4'",
+                checkpoint.path,
+                " and ".join(types),
+                stored / 2**20,
+                size / 2**20,
+            )
 
 
 def check_room(folder: Path, needed: int) -> None:

@@ -22,9 +22,9 @@ from infinilm.checks import short_repr
 from infinilm.errors import WeightError
 from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 
-__all__ = ["DTYPE_CODES", "STORED_DTYPES", "Header", "StoredDtype", "TensorInfo", "read_header"]
+__all__ = ["DTYPE_CODES", "MAX_HEADER_BYTES", "STORED_DTYPES", "Header", "StoredDtype", "TensorInfo", "read_header"]
 
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MAX_TENSORS = 2**17  # of a file; the largest in use have some ten thousand, and a second goes by for 100,000
 _MAX_NDIM = 32  # numpy 1.x
 
@@ -116,10 +116,10 @@ def _read_header_bytes(path: Path) -> tuple[bytes, int]:
                 f"{path}: the header claims {length} bytes, but only {size - 8} follow in a file of "
                 f"{size} bytes; {FETCH_AGAIN}"
             )
-        if length > _MAX_HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             raise WeightError(
                 f"{path}: the header claims {length} bytes, more than the format's limit of "
-                f"{_MAX_HEADER_BYTES}; {FETCH_AGAIN}"
+                f"{MAX_HEADER_BYTES}; {FETCH_AGAIN}"
             )
         header = file.read(length)
     if len(header) < length:
@@ -137,6 +137,8 @@ def _parse_entry(path: Path, name: str, entry: Any, data_begin: int) -> TensorIn
     def fail(trouble: str) -> WeightError:
         return WeightError(f"{path}: tensor {name!r}: {trouble}; {FETCH_AGAIN}")
 
+    if not name.isprintable():
+        raise fail("a name must consist of printable characters")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
         raise fail(f"expected an object with the keys data_offsets, dtype and shape, got {got}")

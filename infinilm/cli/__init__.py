@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | bench | info | plan`."""
+"""The command line: `infinilm COMMAND`."""
 
 from infinilm.cli.main import main
 

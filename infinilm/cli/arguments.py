@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from infinilm.constraint import Constraint
     from infinilm.llm import LLM
     from infinilm.sampling_params import SamplingParams
 
@@ -21,7 +25,7 @@ _PREFILL_CHUNK = 128  # tokens per step: Ctrl-C waits for a step to end, and lar
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reads --config, and suggests the nearest option for one it does not know.
+    """An argument parser that reads --config, and whose errors are one line, with the nearest option for one unknown.
 
     Attributes
     ----------
@@ -30,6 +34,10 @@ class Parser(argparse.ArgumentParser):
     """
 
     hints: Mapping[str, str] = {}
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with what is wrong; the usage, which may have 24 lines, is in --help."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the base class; unknown arguments end the program here."""
@@ -55,6 +63,20 @@ class Parser(argparse.ArgumentParser):
         return ""
 
 
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a program's commands, by their names."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+def add_text(parser: argparse.ArgumentParser, name: str, about: str) -> None:
+    """Add a text that is given as it is or behind -p, as other programs have it; absent, it is None."""
+    either = parser.add_mutually_exclusive_group()
+    parser.set_defaults(**{name: None})  # not of the arguments: the one that is absent would overwrite the other
+    either.add_argument(name, nargs="?", metavar=name.upper(), default=argparse.SUPPRESS, help=about)
+    either.add_argument("-p", f"--{name}", dest=name, metavar="TEXT", default=argparse.SUPPRESS, help="the same")
+
+
 def add_model_settings(
     parser: argparse.ArgumentParser,
     *,
@@ -73,7 +95,7 @@ def add_model_settings(
     parser.set_defaults(model=model)  # not of the arguments: the one that is absent would overwrite the other
     either = group.add_mutually_exclusive_group()
     about = f'checkpoint folder, GGUF file, hub id, or "demo"{default}'
-    either.add_argument("--model", default=argparse.SUPPRESS, help=about)
+    either.add_argument("-m", "--model", default=argparse.SUPPRESS, help=about)
     if positional:
         either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
@@ -81,7 +103,10 @@ def add_model_settings(
         "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
     )
     group.add_argument(
-        "--kv-cache", metavar="SIZE", help="memory of the KV cache: 4GiB, 50%%; default: half of what is free"
+        "--kv-cache",
+        type=size,
+        metavar="SIZE",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, 88%% on GPUs, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -107,7 +132,7 @@ def add_model_settings(
     )
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
-        group.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads (default: one per core)")
+        group.add_argument("-t", "--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
 
 
 def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
@@ -117,6 +142,31 @@ def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
     group.add_argument(
         "--merge-lora", action="append", metavar="FOLDER", help="make it part of the weights; may be repeated"
     )
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option for those who want no progress bars."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress bars, of downloads neither")
+
+
+def add_control_vector(parser: argparse.ArgumentParser) -> None:
+    """Add the option for control vectors."""
+    parser.add_argument(
+        "--control-vector",
+        action="append",
+        type=_scaled_file,
+        metavar="FILE[:SCALE]",
+        help="a GGUF file of directions that are added to the hidden states of layers, times SCALE; may be repeated",
+    )
+
+
+def _scaled_file(text: str) -> tuple[str, float]:
+    """Argument type: FILE or FILE:SCALE."""
+    file, colon, scale = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if colon and math.isfinite(value := float(scale)):
+            return file, value
+    return text, 1.0
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -138,7 +188,7 @@ def as_options(message: str, args: argparse.Namespace) -> str:
     Settings are known by an underscore, by a "=" behind them, or by standing first: others may be plain words. What
     follows ": " is a key of the file named before it, and stays.
     """
-    names = sorted(vars(args).keys() - {"model", "prompt"}, key=len, reverse=True)
+    names = sorted(vars(args).keys() - {"model", "prompt", "message"}, key=len, reverse=True)
     any_name, spelled = "|".join(names), "|".join(name for name in names if "_" in name)
     setting = re.compile(
         rf"(?<![\w./'-])(?<!: )(?:(?P<given>{any_name})=(?P<blank>(?=\s|$))?|(?P<spelled>{spelled})(?![\w.]))"
@@ -180,6 +230,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, several: b
         group.add_argument("--n", type=int, metavar="N", help="texts for the prompt; default 1")
     group.add_argument("--seed", type=int, metavar="N", help="makes the output repeatable")
     group.add_argument(
+        "-n",
         "--max-tokens",
         type=int,
         metavar="N",
@@ -189,6 +240,15 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, several: b
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=integer_list, metavar="ID,ID", help="end after one of these tokens")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end-of-text token")
+
+
+def add_constraint(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what the whole answer must be; one of them may be given."""
+    group = parser.add_argument_group("structure", "What the whole answer must be.").add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE|JSON", help="JSON of this schema")
+    group.add_argument("--regex", metavar="PATTERN", help="a text that this regular expression matches as a whole")
+    group.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts; to be repeated")
+    group.add_argument("--grammar", metavar="FILE|GRAMMAR", help="a text of this context-free grammar")
 
 
 def positive(text: str) -> int:
@@ -206,6 +266,13 @@ def _integer(text: str, least: int) -> int:
         if (value := int(text)) >= least:
             return value
     raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+
+
+def size(text: str) -> str:
+    """Argument type: a size, whose unit is missing where it would be less than a MiB; others are read later."""
+    if text.strip().isdigit() and int(text) < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: say the unit, such as {text.strip()}GiB")
+    return text
 
 
 def integer_list(text: str) -> list[int]:
@@ -284,8 +351,11 @@ _SAMPLING = [
 @contextlib.contextmanager
 def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """Open the model for one sequence at a time; `more`: further keywords of `LLM`."""
+    from infinilm.engine import ControlVector, HookRegistry
     from infinilm.llm import LLM
 
+    hooks = HookRegistry() if args.control_vector else None
+    vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
     with LLM(
         args.model,
         num_threads=args.num_threads,
@@ -293,9 +363,13 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
         max_num_batched_tokens=_PREFILL_CHUNK,
         tokenizer=args.tokenizer,
         generation_config=args.generation_config,
+        hooks=hooks,
+        use_tqdm=not args.quiet,
         **model_settings(args),
         **more,
     ) as llm:
+        if hooks is not None:
+            functools.reduce(operator.add, vectors).register(hooks, llm.config)
         yield llm
 
 
@@ -308,6 +382,30 @@ def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = 
         if len(names) > 1:
             raise ConfigError(f"lora: this command answers with one adapter, got {', '.join(names)}")
         given["lora"] = names[0]
+    if (constraint := _constraint(args)) is not None:
+        given["constraint"] = constraint
     if defaults is None or defaults.max_tokens is None:
         given = {"max_tokens": args.default_max_tokens} | given
     return make_sampling_params(defaults, given)
+
+
+def _constraint(args: argparse.Namespace) -> Constraint | None:
+    """What the options of `add_constraint` ask for."""
+    from infinilm.constraint import Constraint
+
+    if args.json_schema is not None:
+        return Constraint.json_schema(_text_or_file(args.json_schema, "{"), name="--json-schema")
+    if args.regex is not None:
+        return Constraint.regex(args.regex, name="--regex")
+    if args.choice is not None:
+        return Constraint.choice(args.choice, name="--choice")
+    if args.grammar is not None:
+        return Constraint.grammar(_text_or_file(args.grammar, ":"), name="--grammar")
+    return None
+
+
+def _text_or_file(given: str, mark: str) -> str:
+    """The text itself if it has `mark`, as each such text does and hardly any path, else the content of the file."""
+    from infinilm.files import read_text
+
+    return given if mark in given else read_text(Path(given).expanduser())

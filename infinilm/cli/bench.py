@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from infinilm.llm import LLM
 
 _CHUNK = 2048  # tokens of a step where nothing is asked for
+_BATCHES_DRAWN = (1, 2, 4, 8)
+_LONGEST_DRAWN = 1024  # tokens in front of a decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,6 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm import _core
     from infinilm.bench import limits as bench, plot
     from infinilm.bench.work import count_work
-    from infinilm.checkpoint.folder import resolve_model
-    from infinilm.config.llama_config import AutoConfig
     from infinilm.devices.system import resolve_device
     from infinilm.llm import LLM
 
@@ -143,8 +143,9 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
         )
     num_threads = args.num_threads or _core.default_num_threads()
     if not hasattr(args, "prompt_len"):  # what nobody asked for fits into the model's context
-        context = AutoConfig.from_pretrained(resolve_model(args.model, args.revision)).max_position_embeddings
-        settings = {**settings, "prompt_len": max(1, min(settings["prompt_len"], context - 1))}
+        settings = {**settings, "prompt_len": max(1, min(settings["prompt_len"], _context(args) - 1))}
+    if path is not None:
+        settings = {**settings, **_points(args, settings)}
     needed = bench.context_needed(
         **{name: settings[name] for name in ("prompt_len", "decode_context", "decode_tokens", "batch_sizes")},
         max_num_batched_tokens=_CHUNK,
@@ -169,6 +170,25 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
             note(f"drawn: {path}")
     put((json.dumps(about | asdict(result), indent=1) if args.json else bench.format_table(about, result)) + "\n")
     return 0
+
+
+def _context(args: argparse.Namespace) -> int:
+    """Tokens that the model was made for."""
+    from infinilm.checkpoint.folder import resolve_model
+    from infinilm.config.llama_config import AutoConfig
+
+    return AutoConfig.from_pretrained(resolve_model(args.model, args.revision)).max_position_embeddings
+
+
+def _points(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Enough batch sizes and contexts for a picture, where none were asked for."""
+    points: dict[str, list[int]] = {}
+    if not hasattr(args, "batch_sizes"):
+        points["batch_sizes"] = list(_BATCHES_DRAWN)
+    if not hasattr(args, "decode_context"):
+        longest = min(_LONGEST_DRAWN, _context(args) - settings["decode_tokens"] - max(_BATCHES_DRAWN))
+        points["decode_context"] = sorted({max(1, longest // part) for part in (8, 4, 2, 1)})
+    return points
 
 
 def _bench_trace(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:

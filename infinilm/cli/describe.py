@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from infinilm import _core
 from infinilm.cache import PagedKVCacheConfig
-from infinilm.checkpoint.folder import FLOATS, resolve_model
+from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig
-from infinilm.gguf.file import is_gguf
+from infinilm.errors import CacheFullError
+from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.requests.memory import ModelPlan, plan_model
 from infinilm.requests.sizes import format_bytes
@@ -23,23 +25,26 @@ from infinilm.requests.stages import StageMemory
 from infinilm.sampling_params import SamplingParams
 from infinilm.text.generation_config import GenerationConfig
 
-_PLAIN_TYPES = ("F32", "F16", "BF16")  # of GGUF files
 
-
-def plan_any(model: str, settings: Mapping[str, Any]) -> ModelPlan:
+def plan_any(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
-    settings = dict(settings)
-    path = resolve_model(model, settings.pop("revision", None))
     has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
     return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
 
 
-def plan_least(model: str, settings: Mapping[str, Any]) -> ModelPlan:
+def plan_least(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     """What a model would take at the least: with a cache of one sequence, whatever is free."""
-    path = resolve_model(model, settings.get("revision"))
     length = settings.get("max_model_len") or AutoConfig.from_pretrained(path).max_position_embeddings
     blocks = PagedKVCacheConfig(num_blocks=-(-length // DEFAULT_BLOCK_SIZE), block_size=DEFAULT_BLOCK_SIZE)
-    return plan_any(model, {**settings, "kv_cache": blocks, "max_num_seqs": 1})
+    return plan_any(path, {**settings, "kv_cache": blocks, "max_num_seqs": 1})
+
+
+def plan_or_least(path: Path, settings: Mapping[str, Any]) -> tuple[ModelPlan, CacheFullError | None]:
+    """The plan; where the model does not fit, that of one sequence alone, which is worth more, and the refusal."""
+    try:
+        return plan_any(path, settings), None
+    except CacheFullError as error:
+        return plan_least(path, settings), error
 
 
 def _count_parameters(plan: ModelPlan) -> int:
@@ -73,9 +78,8 @@ def _stored_types(plan: ModelPlan) -> dict[str, Any]:
     return found
 
 
-def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Config, size and memory plan of a model, from headers alone."""
-    plan = plan_any(model, settings)
+def describe_model(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
+    """Config, size and memory plan of a model; `name`: in place of its path."""
     config = plan.config
     names = (
         "architecture",
@@ -91,7 +95,7 @@ def describe_model(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         *(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim") if config.kv_lora_rank else ()),
     )
     return {
-        "path": str(plan.path),
+        "path": name or str(plan.path),
         "config": {name: getattr(config, name) for name in names},
         "num_parameters": _count_parameters(plan),
         **_describe_weights(plan),
@@ -106,10 +110,10 @@ def describe_sampling(plan: ModelPlan) -> dict[str, Any]:
     return {name: value for name, value in asdict(chosen).items() if value != getattr(SamplingParams(), name)}
 
 
-def describe_plan(plan: ModelPlan) -> dict[str, Any]:
-    """What is loaded, and the memory it takes, side by side."""
+def describe_plan(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
+    """What is loaded, and the memory it takes, side by side; `name`: of the model, in place of its path."""
     return {
-        "path": str(plan.path),
+        "path": name or str(plan.path),
         "architecture": plan.config.architecture,
         "num_parameters": _count_parameters(plan),
         **_describe_weights(plan),
@@ -135,9 +139,10 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
     if not cuda["available"]:
         lines.append(f"cuda      not available: {cuda['reason']}")
     for index, gpu in enumerate(cuda["devices"]):
+        unusable = f", which is not used: it {gpu['reason']}" if gpu["reason"] else ""
         lines.append(
             f"cuda:{index}    {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['num_sms']} SMs, "
-            f"{format_bytes(gpu['total_bytes'])}"
+            f"{format_bytes(gpu['total_bytes'])}{unusable}"
         )
     if "model" in info:
         model = info["model"]
@@ -146,10 +151,15 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             f"model     {model['path']}",
             f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
             *(f"          {name} {value}" for name, value in config.items()),
-            *(f"memory    {line}" for line in memory_lines(model["memory"])),
+            *(f"memory    {line}" for line in _fit_lines(model)),
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
         ]
     return lines
+
+
+def _fit_lines(model: Mapping[str, Any]) -> list[str]:
+    refused = [] if model["fits"] else [model["refusal"], "one sequence alone would take:"]
+    return [*refused, *memory_lines(model["memory"])]
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
@@ -167,7 +177,7 @@ def _model_line(model: Mapping[str, Any]) -> str:
         )
     if model["native_types"]:
         stored += f", {' and '.join(model['native_types'])} used as they are"
-    others = [name for name in types or () if name not in (*FLOATS, *_PLAIN_TYPES, *model["native_types"])]
+    others = [name for name in types or () if name not in (*FLOATS, *PLAIN_TYPES, *model["native_types"])]
     if others and not model["quantization"]:
         stored += f", {' and '.join(others)} made {model['quantised_dtype'] or model['dtype']}"
     if model["rounded_inputs"]:
@@ -224,6 +234,8 @@ def memory_lines(memory: Mapping[str, Any]) -> list[str]:
         *_state_lines(memory),
         *(f"stage {number}, {StageMemory(**stage)}" for number, stage in enumerate(memory["stages"])),
         f"together {format_bytes(memory['total_bytes'])}",
-        f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
+        f"one sequence at a time, of up to {memory['max_model_len']} tokens"
+        if memory["max_num_seqs"] == 1
+        else f"up to {memory['max_num_seqs']} sequences at a time, {memory['num_full_seqs']} of them at the full "
         f"{memory['max_model_len']} tokens",
     ]

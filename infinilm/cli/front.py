@@ -9,13 +9,14 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import flag, non_negative, positive
 from infinilm.cli.output import note
 from infinilm.errors import ConfigError
+from infinilm.logs import FORMATS
 
 if TYPE_CHECKING:
     from infinilm.server.settings import ServerSettings
@@ -48,7 +49,9 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         metavar="KEY",
         help="ask for this key; may be repeated; better: INFINILM_API_KEY, which `ps` does not show",
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="the same, from a file with a key in each line")
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="the same, from a file with a key in each line, read again at SIGHUP"
+    )
     group.add_argument(
         "--allowed-origins", nargs="+", default=(), metavar="URL", help="web pages that may call the API; * for all"
     )
@@ -69,11 +72,18 @@ def add_front(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--ssl-keyfile", metavar="FILE", help="serve HTTPS, with --ssl-certfile")
     group.add_argument("--ssl-certfile", metavar="FILE")
     group.add_argument("--log-requests", action="store_true", help="a line for every request, without keys and prompts")
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send traces to this collector, such as http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
+    group.add_argument("--log-format", choices=FORMATS, default="text", help="lines of the log; default text")
     return group
 
 
 def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, dict[str, Any]]:
     """The settings, and keywords for `serve`; `more`: further fields of the settings. ConfigError: they do not fit."""
+    from infinilm.server.keys import Keys, keys_of
     from infinilm.server.settings import ServerSettings
 
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
@@ -84,24 +94,54 @@ def read_front(args: argparse.Namespace, **more: Any) -> tuple[ServerSettings, d
             raise ConfigError(f"{flag(name)}: there is no file {path}")
     if args.ssl_keyfile is not None:
         _check_certificate(args.ssl_certfile, args.ssl_keyfile)
-    keys = _api_keys(args.api_key, args.api_key_file)
+    keys = tuple(args.api_key or ())
+    if args.api_key is None and args.api_key_file is None:
+        keys = keys_of("INFINILM_API_KEY")
     if args.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", args.root_path):
         raise ConfigError(f"--root-path: expected a path such as /llm, got {args.root_path!r}")
     is_local = args.host in _LOCAL or args.uds is not None
-    if not is_local and not keys:
+    if not is_local and not Keys(keys, args.api_key_file):
         note("anybody who reaches this address can use the model: --api-key asks for a key")
     settings = ServerSettings(
         api_keys=keys,
+        api_key_file=args.api_key_file,
         allowed_origins=tuple(args.allowed_origins),
         # No browser reaches a Unix socket, and a proxy in front of one may pass on any name.
         allowed_hosts=tuple(args.allowed_hosts or (sorted(_LOCAL) if is_local and args.uds is None else ["*"])),
         root_path=args.root_path,
         max_body_bytes=args.max_body_bytes,
         drain_timeout=args.drain_timeout,
+        log_requests=args.log_requests,
+        log_format=args.log_format,
+        traces_to=_traces_to(args.otlp_endpoint),
         **more,
     )
-    names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "log_requests")
-    return settings, {name: getattr(args, name) for name in names} | {"tell": note}
+    names = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile")
+    return settings, {name: getattr(args, name) for name in names} | {"tell": getattr(args, "tell", note)}
+
+
+def _traces_to(given: str | None) -> str | None:
+    """The whole address for traces; None: there are to be none.
+
+    A variable of the environment may be meant for other programs, too. So without the packages it is only told that
+    there will be no traces, where an option that was given is an error.
+    """
+    base = given or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    whole = None if given else os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not base and not whole:
+        return None
+    try:
+        with needs_packages("traces", "otel"):
+            import infinilm.server.traces  # noqa: F401
+    except ConfigError as error:
+        if given:
+            raise
+        note(f"OTEL_EXPORTER_OTLP_ENDPOINT is set, and there will be no traces: {error}")
+        return None
+    endpoint = whole or f"{str(base).rstrip('/')}/v1/traces"
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-endpoint: expected an address such as http://localhost:4318, got {endpoint!r}")
+    return endpoint
 
 
 @contextlib.contextmanager
@@ -110,11 +150,13 @@ def needs_packages(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from infinilm.extras import how_to_install
+
         package = (error.name or "").split(".")[0].replace("_", "-")
         if package in ("", "infinilm"):
             raise
         state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"is of a version that fails: {error}"
-        raise ConfigError(f"{what} needs {package}, which {state}; pip install -U 'infinilm[{extra}]'") from None
+        raise ConfigError(f"{what} needs {package}, which {state}; {how_to_install(extra)}") from None
 
 
 @contextlib.contextmanager
@@ -133,22 +175,6 @@ def signals_end_it() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _api_keys(given: Sequence[str] | None, file: str | None) -> tuple[str, ...]:
-    """The keys of the command line and of a file, or else of the environment."""
-    keys = list(given or ())
-    if file is not None:
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--api-key-file: {file} cannot be read: {error.strerror}") from None
-        keys += [line for line in text.splitlines() if line.strip()] or [""]
-    if given is None and file is None:
-        keys = [key for key in os.environ.get("INFINILM_API_KEY", "").split(",") if key.strip()]
-    if not all(key.strip() for key in keys):  # such as --api-key "$KEY" where KEY is not set
-        raise ConfigError("--api-key: a key is empty, which would let everybody in")
-    return tuple(key.strip() for key in keys)
 
 
 def _check_certificate(certificate: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `infinilm generate | chat | serve | route | info | plan | pack | quantize | bench`.
+"""The command line: `infinilm COMMAND`, such as generate, chat, serve, plan or bench.
 
 Answers go to stdout, everything else to stderr. Exit codes: 0; 2 for what the user can put right (arguments, settings,
 a model that is not there); 1 for what failed on the way; 130 for Ctrl-C. Modules that take long to import are imported
@@ -8,19 +8,24 @@ inside the commands, so that `--help` is fast.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import infinilm
 from infinilm.cli.arguments import (
     Parser,
+    add_constraint,
+    add_control_vector,
     add_lora,
     add_model_settings,
+    add_quiet,
     add_sampling,
+    add_text,
     as_options,
     flag,
     integer_list,
@@ -28,20 +33,32 @@ from infinilm.cli.arguments import (
     open_llm,
     positive,
     sampling_params,
+    size,
+    subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
 from infinilm.cli.chat import add_chat, run_chat
-from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_lines, stopped
+from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
 from infinilm.cli.pack import add_pack, run_pack
+from infinilm.cli.perplexity import add_perplexity, run_perplexity
 from infinilm.cli.quantize import add_quantize, run_quantize
 from infinilm.cli.route import add_route, run_route
 from infinilm.cli.serve import add_serve, run_serve
-from infinilm.cli.stream import Reply, event_text, print_stream, read_stream
-from infinilm.errors import CacheFullError, ConfigError, DeviceError, InfinilmError, RequestError, WeightError
+from infinilm.cli.stream import PlainPrinter, Reply, event_text, print_stream, read_stream
+from infinilm.errors import (
+    CacheFullError,
+    ConfigError,
+    DeviceError,
+    InfinilmError,
+    RequestError,
+    WeightError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.outputs import TokenEvent
+    from infinilm.requests.memory import ModelPlan
 
 _USER_ERRORS = (
     ConfigError,
@@ -67,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     prepare_streams()
     try:
-        args = _make_parser().parse_args(argv)
+        args = _parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as stop:  # --help, --version and wrong usage
         return stop.code if isinstance(stop.code, int) else 2
     return run_command(args)
@@ -98,7 +115,26 @@ def run_command(args: argparse.Namespace) -> int:
 # ---- arguments ----
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments; SystemExit: there is nothing to run. `help` and `version` are --help and --version."""
+    parser = make_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    first, *rest = words
+    if first == "help":
+        first, *rest = [*rest, "--help"]
+    elif first == "version":
+        first = "--version"
+    commands = subcommands(parser)
+    if not first.startswith("-") and first not in commands:
+        hint = did_you_mean(first, commands) or f"; there are {', '.join(commands)}"
+        parser.error(f"there is no command {first!r}{hint}")
+    return parser.parse_args([first, *rest])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser = Parser("infinilm", description="LLM inference on this machine.", allow_abbrev=False)
@@ -110,20 +146,35 @@ def _make_parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    _add_generate(command("generate", _generate, "Complete a prompt, streaming the text."))
-    add_chat(command("chat", run_chat, "Talk with a model."))
+    _add_generate(command("generate", _generate, "Continue a text as it is, without the model's chat template."))
+    add_chat(command("chat", run_chat, "Talk with a model, or ask it one MESSAGE."))
     _add_info(command("info", _info, "Describe this installation, this machine and, if asked, a model."))
     _add_plan(command("plan", _plan, "Tell how much memory a model takes, from its headers alone."))
     add_quantize(command("quantize", run_quantize, "Write a quantised checkpoint, which transformers reads, too."))
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
+    add_perplexity(command("perplexity", run_perplexity, "Tell how well a model foretells a text of any length."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
+    _add_completion(
+        command("completion", _completion, "Print a script by which a shell completes commands and options.")
+    )
     return parser
 
 
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="where the script goes is in docs/api.md")
+
+
+def _completion(args: argparse.Namespace) -> int:
+    from infinilm.cli.completion import completion_script
+
+    put(completion_script(args.shell, make_parser()))
+    return 0
+
+
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help='the text to continue; "-" reads it from stdin')
+    add_text(parser, "prompt", 'the text to continue; default: stdin, if that is no terminal, as is "-"')
     parser.add_argument("--no-echo", action="store_true", help="print the continuation only, without the prompt")
     parser.add_argument(
         "--token-ids", action="store_true", help="the prompt is token ids, such as '1 5 7', and so is the output"
@@ -132,6 +183,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_model_settings(parser)
     add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
+    add_constraint(parser)
+    add_control_vector(parser)
+    add_quiet(parser)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +200,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
+        type=size,
         metavar="SIZE",
         help="plan for devices with so much that is free, such as 80GiB; it need not be here",
     )
@@ -157,9 +212,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_prompt(args: argparse.Namespace) -> str | list[int]:
-    text: str = args.prompt
-    if text == "-":
-        text = "".join(stdin_lines()).removesuffix("\n").removesuffix("\r")
+    text: str | None = args.prompt
+    if text is None and sys.stdin.isatty():
+        raise RequestError("there is no prompt: infinilm generate PROMPT, or a text at stdin")
+    if text is None or text == "-":
+        text = stdin_text()
     if not args.token_ids:
         return text
     try:
@@ -180,7 +237,7 @@ def _generate(args: argparse.Namespace) -> int:
         if params.n > 1:
             _print_several(events, params.n, reply, args.token_ids)
         else:
-            print_stream(events, reply, args.token_ids)
+            print_stream(events, reply, PlainPrinter(), args.token_ids)
         if args.stats:
             num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
             note(_stats(llm, num_prompt, reply))
@@ -219,27 +276,46 @@ def _info(args: argparse.Namespace) -> int:
         "platform": platform.platform(),
         **infinilm.backends(),
     }
+    refusal = None
     if args.model is not None:
-        info["model"] = describe.describe_model(args.model, model_settings(args))
+        with _planned(args, {}) as (name, plan, refusal):
+            info["model"] = describe.describe_model(plan, name) | _fits(refusal, args)
     elif given := [name for name, value in model_settings(args).items() if value not in (None, "auto", 1)]:
         raise ConfigError(f"no model for {', '.join(flag(name) for name in given)}: pass --model too")
-    if args.json:
-        put(json.dumps(info, indent=1) + "\n")
-    else:
-        put("\n".join(describe.info_lines(info)) + "\n")
+    put((json.dumps(info, indent=1) if args.json else "\n".join(describe.info_lines(info))) + "\n")
     return 0
 
 
 def _plan(args: argparse.Namespace) -> int:
     from infinilm.cli import describe
 
-    settings = model_settings(args) | {"max_num_seqs": args.max_num_seqs, "memory": args.memory}
-    try:
-        plan = describe.describe_plan(describe.plan_any(args.model, settings))
-    except CacheFullError:
-        # What it would take is worth more than that it is refused.
-        least = describe.describe_plan(describe.plan_least(args.model, settings))
-        note("\n".join(["it does not fit; one sequence alone would take", *describe.plan_lines(least)]))
-        raise
-    put((json.dumps(plan, indent=1) if args.json else "\n".join(describe.plan_lines(plan))) + "\n")
+    with _planned(args, {"max_num_seqs": args.max_num_seqs, "memory": args.memory}) as (name, plan, refusal):
+        about = describe.describe_plan(plan, name)
+    if args.json:
+        put(json.dumps(about | _fits(refusal, args), indent=1) + "\n")
+    elif refusal is None:
+        put("\n".join(describe.plan_lines(about)) + "\n")
+    else:
+        note("\n".join(["it does not fit; one sequence alone would take", *describe.plan_lines(about)]))
+    if refusal is not None:
+        raise refusal
     return 0
+
+
+@contextlib.contextmanager
+def _planned(
+    args: argparse.Namespace, more: Mapping[str, Any]
+) -> Iterator[tuple[str, ModelPlan, CacheFullError | None]]:
+    """What to call the model, its plan from headers alone, and why it does not fit; `more`: settings of the plan."""
+    from infinilm.checkpoint.sketch import open_headers
+    from infinilm.cli import describe
+
+    settings = {**model_settings(args), **more}
+    with open_headers(args.model, settings.pop("revision")) as headers:
+        plan, refusal = describe.plan_or_least(headers.path, settings)
+        yield headers.name, plan, refusal
+
+
+def _fits(refusal: CacheFullError | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Whether a model fits, for JSON: the numbers of one that does not are those of one sequence alone."""
+    return {"fits": True} if refusal is None else {"fits": False, "refusal": as_options(str(refusal), args)}

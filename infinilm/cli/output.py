@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 
 from infinilm.errors import RequestError
+from infinilm.logs import printable
 
 
 def prepare_streams() -> None:
@@ -33,16 +35,35 @@ def stdin_lines() -> Iterator[str]:
         ) from None
 
 
+def stdin_text() -> str:
+    """All of stdin, without the end of its last line. RequestError: it is not UTF-8."""
+    return "".join(stdin_lines()).removesuffix("\n").removesuffix("\r")
+
+
+def has_piped_text() -> bool:
+    """Whether a pipe or a file is at stdin, as `|` and `<` make them: no terminal, and not /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # an object without a descriptor, as notebooks have it
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
 def put(text: str) -> None:
     """Write to stdout, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
-    """Write a line to stderr."""
+def put_aside(text: str) -> None:
+    """Write to stderr, at once."""
     with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Write a line, or some, to stderr."""
+    put_aside(printable(text, keep="\n\t") + "\n")
 
 
 def stopped() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from infinilm.cli.arguments import positive
+from infinilm.cli.arguments import add_quiet, positive
 from infinilm.cli.output import put
 
 
@@ -18,6 +18,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     parser.add_argument("--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
+    add_quiet(parser)
 
 
 def run_pack(args: argparse.Namespace) -> int:
@@ -32,6 +33,7 @@ def run_pack(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         revision=args.revision,
         num_threads=args.num_threads,
+        use_tqdm=not args.quiet,
     )
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     put(f"{folder}: {format_bytes(size)} of packed weights\n")

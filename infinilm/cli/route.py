@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import non_negative, positive, positive_number
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
@@ -27,9 +28,20 @@ def add_route(parser: argparse.ArgumentParser) -> None:
         "--replica-url",
         nargs="+",
         action="extend",
-        required=True,
+        default=[],
         metavar="URL",
         help="a running `infinilm serve`, such as http://10.0.0.7:8000; several, or repeated",
+    )
+    group.add_argument(
+        "--replica-dns",
+        type=_name_and_port,
+        metavar="NAME:PORT",
+        help="every address of this name, looked up every few seconds: a headless service of Kubernetes",
+    )
+    group.add_argument(
+        "--admin-key-file",
+        metavar="FILE",
+        help="keys that may add and remove replicas, one in each line, read again at SIGHUP; or INFINILM_ADMIN_KEY",
     )
     group.add_argument(
         "--replica-api-key", metavar="KEY", help="that the replicas ask for; better: INFINILM_REPLICA_API_KEY"
@@ -85,11 +97,39 @@ def run_route(args: argparse.Namespace) -> int:
     """Route until a signal ends it."""
     with signals_end_it():
         with needs_packages("the router", "router"):
+            from infinilm.router.discovery import dns_replicas
             from infinilm.router.run import serve_router
 
         key = args.replica_api_key or os.environ.get("INFINILM_REPLICA_API_KEY")
         if args.replica_api_key is not None and not args.replica_api_key.strip():
             raise ConfigError("--replica-api-key: the key is empty")
+        key = key.strip() if key else None
         front, options = read_front(args, model_names=())
-        replicas = [(url, key.strip() if key else None) for url in args.replica_url]
-        return serve_router(routing_settings(args, front), replicas, **options)
+        settings = replace(routing_settings(args, front), replica_key=key, **_admins(args.admin_key_file))
+        if not (args.replica_url or args.replica_dns or settings.admin_keys or settings.admin_key_file):
+            raise ConfigError(
+                "there is nothing to route to: name servers by --replica-url or --replica-dns, or say who may add "
+                "them, by --admin-key-file"
+            )
+        launch = None
+        if args.replica_dns is not None:
+            name, port = args.replica_dns
+            launch = dns_replicas(name, port, key)
+        return serve_router(settings, [(url, key) for url in args.replica_url], launch=launch, **options)
+
+
+def _admins(file: str | None) -> dict[str, Any]:
+    """The settings that say who may change the replicas; ConfigError: the file has no keys."""
+    from infinilm.server.keys import Keys, keys_of
+
+    keys = keys_of("INFINILM_ADMIN_KEY") if file is None else ()
+    Keys(keys, file, "--admin-key-file")
+    return {"admin_keys": keys, "admin_key_file": file}
+
+
+def _name_and_port(text: str) -> tuple[str, int]:
+    """Argument type: NAME:PORT."""
+    name, _, port = text.rpartition(":")
+    if not name or "/" in name or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"expected NAME:PORT, such as infinilm.default.svc:8000, got {text!r}")
+    return name, int(port)

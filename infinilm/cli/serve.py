@@ -184,7 +184,8 @@ def _be_stage(args: argparse.Namespace) -> int:
     if args.lora or args.merge_lora:
         raise ConfigError("--lora and --merge-lora: stages in processes of their own have no adapters")
     own = ("device", "tensor_parallel_size", "num_threads", "revision")
-    return run_stage(args.model, args.stage, args.stages, {name: getattr(args, name) for name in own}, note)
+    settings = {name: getattr(args, name) for name in own}
+    return run_stage(args.model, args.stage, args.stages, settings, note, listener=getattr(args, "listener", None))
 
 
 def _serve_replicas(args: argparse.Namespace) -> int:

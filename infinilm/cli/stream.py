@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from infinilm.cli.output import put
 
@@ -48,7 +48,6 @@ class CtrlC:
 class Reply:
     """What came out of a stream so far."""
 
-    text: str = ""
     num_tokens: int = 0
     finish_reason: str | None = None
     interrupted: bool = False
@@ -56,18 +55,38 @@ class Reply:
     decode_seconds: float = 0.0  # from the first token to the last
 
 
-def print_stream(events: Iterator[TokenEvent], reply: Reply, as_token_ids: bool = False) -> None:
-    """Print a stream as it comes, with a line end behind it; `reply` is complete even when Ctrl-C cuts it short."""
+class Printer(Protocol):
+    """Prints a text that comes in pieces."""
+
+    def push(self, text: str) -> None:
+        """Take more text."""
+
+    def finish(self) -> None:
+        """End the last line."""
+
+
+class PlainPrinter:
+    """Prints a text as it is."""
+
+    def push(self, text: str) -> None:
+        """Take more text."""
+        if text:
+            put(text)
+
+    def finish(self) -> None:
+        """End the last line."""
+        put("\n")
+
+
+def print_stream(events: Iterator[TokenEvent], reply: Reply, printer: Printer, as_token_ids: bool = False) -> None:
+    """Print a stream as it comes; `reply` is complete even when Ctrl-C cuts it short."""
     try:
         for event in read_stream(events, reply):
-            text = event_text(event, as_token_ids)
-            reply.text += text
-            if text:
-                put(text)
+            printer.push(event_text(event, as_token_ids))
     except KeyboardInterrupt:
         reply.interrupted = True
     finally:
-        put("\n")
+        printer.finish()
 
 
 def event_text(event: TokenEvent, as_token_ids: bool) -> str:
@@ -76,7 +95,7 @@ def event_text(event: TokenEvent, as_token_ids: bool) -> str:
 
 
 def read_stream(events: Iterator[TokenEvent], reply: Reply) -> Iterator[TokenEvent]:
-    """Hand on events, all but their text noted in `reply`, until Ctrl-C or the end."""
+    """Hand on events, noted in `reply`, until Ctrl-C or the end."""
     started = time.perf_counter()
     # Closing the generator frees the slot of what is unfinished.
     with CtrlC() as ctrl_c, contextlib.closing(cast("Generator[TokenEvent]", events)):

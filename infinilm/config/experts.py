@@ -40,6 +40,7 @@ DEEPSEEK_KEYS = frozenset(_DEEPSEEK | {"num_experts", "num_experts_per_tok", "mo
 """Of families that are like DeepSeek V3."""
 
 _MAX_EXPERTS = 2**16
+_MAX_EXPERTS_OF_ALL_LAYERS = 2**17  # five times the most in use; the names of an expert's tensors take a kilobyte
 
 
 class ExpertConfig(Protocol):
@@ -108,6 +109,11 @@ class ExpertFacts:
 def expert_facts(config: ExpertConfig, routing: Routing) -> ExpertFacts:
     """Derive the facts of a configuration and its family; ConfigError for a field that is wrong."""
     as_integer("num_experts", config.num_experts, least=0, below=_MAX_EXPERTS)
+    if config.num_experts * config.num_hidden_layers > _MAX_EXPERTS_OF_ALL_LAYERS:
+        raise ConfigError(
+            f"num_experts {config.num_experts} in each of {config.num_hidden_layers} layers are more than the "
+            f"{_MAX_EXPERTS_OF_ALL_LAYERS} that a model may have"
+        )
     as_boolean("enable_moe_block", config.enable_moe_block, error=ConfigError)
     if routing.beside_mlp and config.enable_moe_block and config.num_experts == 0:
         raise ConfigError("enable_moe_block is true, but num_experts is 0; it must be the number of experts")

@@ -389,7 +389,10 @@ def build_spec(config: ModelConfig, *, dtype: str, max_model_len: int, quantizat
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}")
+        raise ConfigError(
+            f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}; of files that are quantised "
+            "already (AWQ, GPTQ, FP8, GGUF, ...) the format is recognised: leave it out"
+        )
     max_model_len = as_integer("max_model_len", max_model_len)
     facts = model_facts(config, max_model_len)
 

@@ -43,7 +43,7 @@ from infinilm.config.tensor_names import (
     QWEN_VL,
     STARCODER2,
 )
-from infinilm.errors import ConfigError
+from infinilm.config.unsupported import unsupported
 
 __all__ = ["FAMILIES", "Family", "family_of", "family_of_model_type"]
 
@@ -462,18 +462,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def family_of(architecture: str) -> Family:
-    """Return the row of `architecture`. Raises ConfigError naming it and what is supported."""
+    """Return the row of `architecture`. Raises ConfigError naming it, and why it is not supported."""
     try:
         return FAMILIES[architecture]
     except (KeyError, TypeError):
-        supported = ", ".join(FAMILIES)
-        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {supported}") from None
+        raise unsupported("architecture", architecture, FAMILIES) from None
 
 
 def family_of_model_type(model_type: str) -> Family:
-    """Return the row of `model_type`. Raises ConfigError naming it and what is supported."""
+    """Return the row of `model_type`. Raises ConfigError naming it, and why it is not supported."""
     for family in FAMILIES.values():
         if model_type == family.model_type or model_type in family.other_model_types:
             return family
-    supported = ", ".join(family.model_type for family in FAMILIES.values())
-    raise ConfigError(f"model_type {model_type!r} is not supported; supported: {supported}")
+    raise unsupported("model_type", model_type, (family.model_type for family in FAMILIES.values()))

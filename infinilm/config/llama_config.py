@@ -23,9 +23,11 @@ from infinilm.config.field_checks import check_family_keys, check_layer_types, c
 from infinilm.config.keys import INERT, UNSUPPORTED
 from infinilm.config.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.text_part import text_part
+from infinilm.config.unsupported import LIST
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_model_json, what_is_there
+from infinilm.signatures import keyword_parameters, name_keywords
 
 __all__ = ["AutoConfig", "LlamaConfig"]
 
@@ -40,8 +42,8 @@ class LlamaConfig:
     Parameters
     ----------
     model_type, architectures
-        Family: "llama", "mistral", "qwen2" or "qwen3", and its class as in ["LlamaForCausalLM"]. One implies
-        the other; set both to change the family later.
+        The family, such as "llama" or "qwen3" (docs/architectures.md lists all of them), and its class as in
+        ["LlamaForCausalLM"]. One implies the other; set both to change the family later. Default: Llama's.
     vocab_size, hidden_size, intermediate_size
         32000, 4096, 11008.
     num_hidden_layers
@@ -124,6 +126,12 @@ class LlamaConfig:
         An unknown keyword, or token ids of another type.
     ConfigError
         An unknown family, a key the engine cannot honour, or one thing said twice and differently.
+
+    Examples
+    --------
+    >>> from infinilm import LlamaConfig
+    >>> LlamaConfig(hidden_size=256, num_attention_heads=4).head_dim
+    64
     """
 
     model_type: str
@@ -237,8 +245,7 @@ class LlamaConfig:
             No model_type or an unknown one, or a key or value that is not supported; the whole is validated.
         """
         if values.get("model_type") is None:
-            supported = ", ".join(family.model_type for family in families.FAMILIES.values())
-            raise ConfigError(f"model_type is missing; it must name the model's family, one of: {supported}")
+            raise ConfigError(f"model_type is missing; it must name the model's family, such as 'llama'; {LIST}")
         family = _family(values["model_type"], values.get("architectures"))
         if family.text_model_types:
             values = text_part(values, family)
@@ -508,9 +515,9 @@ _OTHER_NAMES = (
 )
 
 # What the constructor takes as a field, and what it looks at besides.
-_ACCEPTED_KEYS = frozenset(
-    {field.name.lstrip("_") for field in fields(LlamaConfig)} | {"num_layers", "rope_parameters", "torch_dtype"}
-)
+_FIELD_TYPES = {field.name.lstrip("_"): field.type for field in fields(LlamaConfig)}
+_ACCEPTED_KEYS = frozenset(_FIELD_TYPES) | {"num_layers", "rope_parameters", "torch_dtype"}
+name_keywords(LlamaConfig.__init__, keyword_parameters(_FIELD_TYPES))
 _KNOWN_KEYS = (
     _ACCEPTED_KEYS
     | INERT

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 from infinilm import _core
 from infinilm.errors import DeviceError
+from infinilm.logs import logger
+
+_LEAST_CAPABILITY = (8, 0)  # of a GPU: `mma.sync` of bfloat16 and `cp.async` came with it
+_DRIVER = Path("/proc/driver/nvidia/version")  # there while NVIDIA's driver is
+# How reasons of the core begin: there is nothing to use; there is a driver, in a build that could use it.
+_NOTHING_TO_USE = ("no NVIDIA driver", "the NVIDIA driver finds no device")
+_UNUSABLE_DRIVER = ("the NVIDIA driver is too old", "CUDA is not usable")
 
 
 def backends() -> dict[str, dict[str, Any]]:
@@ -18,12 +26,13 @@ def backends() -> dict[str, dict[str, Any]]:
     dict
         ``{"cpu": {"available": True, "isa": ..., "isas": [...], "num_threads": ..., "multiplies_bf16": ...},
         "cuda": {"available": bool, "reason": why not, "devices": [{"name", "compute_capability", "total_bytes",
-        "num_sms"}, ..]}}``
+        "num_sms", "reason": why it cannot be used, or ""}, ..]}}``
     """
     devices: list[dict[str, Any]] = []
     reason = ""
     try:
         devices = _cuda_devices()
+        reason = "" if usable_gpus(devices) else _none_usable(devices)
     except DeviceError as error:
         reason = str(error)
     return {
@@ -35,7 +44,7 @@ def backends() -> dict[str, dict[str, Any]]:
             "multiplies_bf16": _core.cpu_multiplies_bf16(),
             "num_threads": _core.default_num_threads(),
         },
-        "cuda": {"available": bool(devices), "reason": reason, "devices": devices},
+        "cuda": {"available": not reason, "reason": reason, "devices": devices},
     }
 
 
@@ -43,15 +52,37 @@ _has_found_gpus = False  # in this process, or in one that it was forked from
 
 
 def _cuda_devices() -> list[dict[str, Any]]:
-    """Those of `_core`, and that there were any is remembered."""
+    """Those of `_core`, with why each cannot be used, if so; that one could be used is remembered."""
     global _has_found_gpus
-    devices = _core.cuda_devices()
-    _has_found_gpus = bool(devices)
+    devices = [{**device, "reason": _why_not(device)} for device in _core.cuda_devices()]
+    _has_found_gpus = bool(usable_gpus(devices))
     return devices
 
 
+def _why_not(device: dict[str, Any]) -> str:
+    major, _, minor = device["compute_capability"].partition(".")
+    if (int(major), int(minor)) >= _LEAST_CAPABILITY:
+        return ""
+    needed = ".".join(map(str, _LEAST_CAPABILITY))
+    return f"has compute capability {device['compute_capability']}; infinilm needs {needed} or later"
+
+
+def _none_usable(devices: list[dict[str, Any]]) -> str:
+    listed = "; ".join(f"cuda:{i} ({device['name']}) {device['reason']}" for i, device in enumerate(devices))
+    return f"no GPU here can be used: {listed}; use device='cpu'"
+
+
+def usable_gpus(devices: list[dict[str, Any]] | None = None) -> list[int]:
+    """Indices of the GPUs that an engine can run on; DeviceError: there is no GPU at all, or no driver."""
+    found = _cuda_devices() if devices is None else devices
+    return [index for index, device in enumerate(found) if not device["reason"]]
+
+
 def resolve_device(device: str) -> str:
-    """What `device="auto"` means here: the first GPU if one is usable, else the CPU; others are only checked.
+    """What `device="auto"` means here: the first GPU that is usable, else the CPU; others are only checked.
+
+    Where there is a GPU or a driver and neither can be used, a warning says why, once: an answer at the speed of a CPU
+    would be laid at the engine's door.
 
     Raises
     ------
@@ -65,12 +96,24 @@ def resolve_device(device: str) -> str:
         _core.parse_device(device)
         return device
     try:
-        _cuda_devices()
-    except DeviceError:
+        devices = _cuda_devices()
+    except DeviceError as error:
         if _has_found_gpus:
             raise
+        reason = str(error)
+        if reason.startswith(_UNUSABLE_DRIVER) or (_DRIVER.exists() and not reason.startswith(_NOTHING_TO_USE)):
+            _warn_once(reason)
         return "cpu"
-    return "cuda"
+    usable = usable_gpus(devices)
+    if not usable:
+        _warn_once(_none_usable(devices))
+        return "cpu"
+    return f"cuda:{usable[0]}" if usable[0] else "cuda"
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    logger.warning("running on the CPU: %s", reason)
 
 
 def device_free_memory(device: str) -> int:

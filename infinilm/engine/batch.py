@@ -18,6 +18,7 @@ from infinilm.cache import CacheLayout
 from infinilm.checks import short_repr
 from infinilm.devices.arrays import as_tensor
 from infinilm.errors import CacheFullError, RequestError, did_you_mean
+from infinilm.signatures import name_keywords
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -118,6 +119,13 @@ class Output:
 
     output_ids: _core.Tensor  # [num_requests] int32: a sampled token each
     logits: _core.Tensor | None = None  # [num_requests, vocab_size] float32 of each last token, when asked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputWithLogits(Output):
+    """The result of a forward that was asked for logits: type checkers know that they are there."""
+
+    logits: _core.Tensor
 
 
 @dataclass(slots=True)
@@ -458,3 +466,6 @@ def _check(name: str, values: npt.NDArray[Any], good: npt.NDArray[np.bool_], exp
 
 def _short(value: Any) -> str:
     return short_repr(value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+name_keywords(Input.__init__)

@@ -468,9 +468,13 @@ def _check_fits_any_model(pattern: str) -> None:
     """Refuse a pattern that no site of a model of any depth fits."""
     fits = _matcher(pattern)
     if not any(fits(alias) for aliases in _all_aliases(pattern) for alias in aliases):
-        examples = [alias for site in SITES for layer in ("0", "*") for alias in site.aliases(layer)]
+        mentioned = re.search(r"\d+", pattern)
+        layers = ("0" if mentioned is None else mentioned[0], "*")
+        examples = [alias for site in SITES for layer in layers for alias in site.aliases(layer)]
         examples += [f"*_{site.name}" for site in SITES if site.in_layer]
-        hint = did_you_mean(pattern, examples, count=2)
+        below = f"{pattern}.*"  # a module of transformers, such as model.layers.0.mlp, has sites inside
+        inside = _matcher(below)
+        hint = did_you_mean(pattern, [below] if any(map(inside, examples)) else examples, count=2)
         raise ConfigError(
             f"hook pattern {pattern!r} fits no site of any model; names are like 'layer0_q_proj' or "
             f"'layers.0.self_attn.q_proj', infinilm.engine.hooks.SITES lists them{hint}"

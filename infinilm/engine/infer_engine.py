@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias, overload
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from infinilm.errors import (
     WeightError,
     did_you_mean,
 )
+from infinilm.signatures import name_keywords
 
 __all__ = ["InferEngine"]
 
@@ -126,8 +127,9 @@ class InferEngine(OfThisProcess):
             known = ("config", "distributed_config", "device_type", "cache_config", "quantization")
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
         self.config: LlamaConfig = _read_config(config)
-        dist_config = DistConfig() if distributed_config is None else distributed_config
-        kind = _device_kind(device_type)
+        kind, _, index = _device_kind(device_type).partition(":")
+        own = DistConfig(tp_device_ids=[int(index or 0)])  # with "auto", GPUs before it may be too old
+        dist_config = own if distributed_config is None else distributed_config
         group = CommunicationGroup(dist_config, kind)
         self.ranks: tuple[RankInfo, ...] = group.ranks
         """The rank of each device."""
@@ -313,6 +315,12 @@ class InferEngine(OfThisProcess):
 
     # ---- running ----
 
+    @overload
+    def forward(self, input: batches.Input, *, return_logits: Literal[True]) -> batches.OutputWithLogits: ...
+
+    @overload
+    def forward(self, input: batches.Input, *, return_logits: bool = False) -> batches.Output: ...
+
     def forward(self, input: batches.Input, *, return_logits: bool = False) -> batches.Output:
         """Run one step: compute the new tokens of every request, put their keys and values into the cache, sample.
 
@@ -359,7 +367,9 @@ class InferEngine(OfThisProcess):
             finally:
                 self._hooks.take_back()
         assert step.ids is not None  # sampling parameters were given
-        return batches.Output(step.ids, step.logits)
+        if step.logits is not None:
+            return batches.OutputWithLogits(step.ids, step.logits)
+        return batches.Output(step.ids)
 
     def set_hook_registry(self, registry: HookRegistry | None) -> None:
         """Use the hooks of a registry from the next forward on, or none.
@@ -497,3 +507,6 @@ def _copied(tensor: Any, dtype: str, name: str) -> _core.Tensor:
     if stored == dtype:
         return _core.from_numpy(array.copy(), dtype)
     return _core.from_numpy(convert(array, stored, dtype, name=name), dtype)
+
+
+name_keywords(InferEngine.__init__)

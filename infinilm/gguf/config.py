@@ -26,7 +26,7 @@ _NO_MODELS = {  # by general.type, or by general.architecture
     "mmproj": "the part of a model that sees or hears: pass the GGUF file of its language model",
     "clip": "the part of a model that sees or hears: pass the GGUF file of its language model",
     "imatrix": "an importance matrix, which a model was quantised by: pass the GGUF file of the model",
-    "controlvector": "a control vector, which is not read: pass the GGUF file of a model",
+    "controlvector": "a control vector, not a model: pass the GGUF file of its model, and this one as --control-vector",
 }
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,15 +18,30 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.errors import ConfigError, WeightError
+from infinilm.checks import short_repr
+from infinilm.errors import ConfigError, InfinilmError, WeightError
 from infinilm.files import FETCH_AGAIN, open_regular
 
-__all__ = ["GgufFile", "GgufTensor", "find_gguf", "is_gguf", "models_among", "open_gguf"]
+__all__ = [
+    "PLAIN_TYPES",
+    "GgufFile",
+    "GgufTensor",
+    "find_gguf",
+    "is_gguf",
+    "models_among",
+    "open_gguf",
+    "read_header",
+    "reading",
+]
 
 _FIRST_READ = 1 << 20  # bytes; a vocabulary of 150,000 tokens takes some 8 MB
 _LARGEST_HEADER = 1 << 30
 _BESIDE_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in names of files that come with a model
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+"""Types of tensors of plain numbers; others are of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,23 @@ class GgufTensor:
     file: Path
     offset: int
     nbytes: int
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while metadata are interpreted into a ConfigError.
+
+    A key may hold a value of any type, so any step from it to a setting may fail in a way of its own.
+    """
+    try:
+        yield
+    except (InfinilmError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{path}: a value of the metadata has not the type or the form that its key asks for "
+            f"({type(error).__name__}: {short_repr(str(error))}); convert the model again"
+        ) from error
 
 
 class _Metadata(Mapping[str, Any]):
@@ -106,6 +139,8 @@ class GgufFile:
                 header = _read_header(part)
                 _check_part(part, header, number, count)
             for name, type_name, shape, offset, nbytes in header.tensors:
+                if not shape:
+                    raise WeightError(f"{part}: tensor {name!r} has no dimensions; {FETCH_AGAIN}")
                 if name in tensors:
                     raise WeightError(f"tensor {name!r} is in two files, {tensors[name].file} and {part}")
                 tensors[name] = GgufTensor(name, type_name, shape, part, offset, nbytes)
@@ -136,6 +171,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     Any part of a split model stands for all. Raises what `GgufFile` raises.
     """
     path = Path(path)
+    with reading(path):
+        return _open_parts(path)
+
+
+def _open_parts(path: Path) -> GgufFile:
     match = _PART.fullmatch(path.name)
     if not match:
         return _open(path, _state(path))
@@ -194,23 +234,30 @@ def find_gguf(folder: Path) -> Path | None:
 
 def _read_header(path: Path) -> _core.GgufHeader:
     with open_regular(path, WeightError) as file:
-        size = os.fstat(file.fileno()).st_size
-        raw, wanted = b"", _FIRST_READ
-        while True:
-            raw += file.read(wanted - len(raw))
-            if raw.startswith(b"version https://git-lfs"):
-                raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
-            try:
-                header = _core.GgufHeader.parse(raw, size)
-            except WeightError as error:
-                raise WeightError(f"{path}: {error}") from None
-            if header is not None:
-                return header
-            if len(raw) < wanted:
-                raise WeightError(f"{path}: shrank while it was being read; {FETCH_AGAIN}")
-            if wanted >= _LARGEST_HEADER:
-                raise WeightError(f"{path}: the header has more than {_LARGEST_HEADER} bytes; {FETCH_AGAIN}")
-            wanted *= 8
+        return read_header(path, file.read, os.fstat(file.fileno()).st_size)
+
+
+def read_header(path: Path, read: Callable[[int], bytes], size: int) -> _core.GgufHeader:
+    """Read the header of a file of `size` bytes; `read` gives the next so many of them, from the first on.
+
+    WeightError: it is damaged, which `path` names.
+    """
+    raw, wanted = b"", _FIRST_READ
+    while True:
+        raw += read(wanted - len(raw))
+        if raw.startswith(b"version https://git-lfs"):
+            raise WeightError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in the folder")
+        try:
+            header = _core.GgufHeader.parse(raw, size)
+        except WeightError as error:
+            raise WeightError(f"{path}: {error}") from None
+        if header is not None:
+            return header
+        if len(raw) < wanted:
+            raise WeightError(f"{path}: shrank while it was being read; {FETCH_AGAIN}")
+        if wanted >= _LARGEST_HEADER:
+            raise WeightError(f"{path}: the header has more than {_LARGEST_HEADER} bytes; {FETCH_AGAIN}")
+        wanted *= 8
 
 
 def _parts(path: Path, count: Any) -> tuple[Path, ...]:
@@ -218,8 +265,8 @@ def _parts(path: Path, count: Any) -> tuple[Path, ...]:
     match = _PART.fullmatch(path.name)
     if not isinstance(count, int) or not 1 < count <= 99999 or not match or int(match["count"]) != count:
         raise WeightError(
-            f"{path}: the first of {count} parts, whose name must end in -00001-of-{count:05}.gguf; rename the parts, "
-            "or fetch them again"
+            f"{path}: the first of {count} parts (split.count), whose name must end in their number, such as "
+            "-00001-of-00002.gguf; rename the parts, or fetch them again"
         )
     parts = _part_paths(path.parent, match["stem"], count)
     _check_present(path, parts)

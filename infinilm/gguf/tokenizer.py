@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infinilm.errors import ConfigError
@@ -219,16 +219,40 @@ def _merges_by_score(vocab: dict[str, int], scores: Sequence[float], types: list
 
     Pairs with the same third are in the order that conversion to tokenizer.json gives them.
     """
-    normal = {text: i for text, i in vocab.items() if types[i] == NORMAL}
+    normal = {text: i for text, i in vocab.items() if types[i] == NORMAL and text}
+    shorter = _longest_beginnings(normal)
+    ends = {text[::-1]: end[::-1] for text, end in _longest_beginnings(text[::-1] for text in normal).items()}
     merges: list[tuple[float, int, int, int, int, str, str]] = []
     for text, i in normal.items():
-        for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in normal and right in normal:
+        rights = {len(text) - len(right): right for right in _chain(text, ends)}  # by where they begin
+        for left in _chain(text, shorter):
+            if (right := rights.get(len(left))) is not None:
                 key = (-scores[i], -len(left), -len(right), normal[left], normal[right])
                 merges.append((*key, left, right))
     merges.sort()
     return [(left, right) for *_, left, right in merges]
+
+
+def _longest_beginnings(texts: Iterable[str]) -> dict[str, str]:
+    """For each text the longest other one that it begins with, or the empty text.
+
+    In the order of the alphabet, those that a text begins with are what is left of a stack. So all of this takes as
+    long as sorting does, however long a text is.
+    """
+    found: dict[str, str] = {}
+    stack = [""]
+    for text in sorted(texts):
+        while not text.startswith(stack[-1]):
+            stack.pop()
+        found[text] = stack[-1]
+        stack.append(text)
+    return found
+
+
+def _chain(text: str, longest: Mapping[str, str]) -> Iterator[str]:
+    """All texts that a text begins (or ends) with, longest first, without itself."""
+    while text := longest[text]:
+        yield text
 
 
 def _unigram(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[_Json, bool, bool]:

@@ -26,6 +26,7 @@ from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import build_spec, family_of
 from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import WeightError
+from infinilm.hub import download_folder
 from infinilm.lora.settings import CONFIG_FILE, LoraSettings
 
 __all__ = ["LoraWeight", "PeftAdapter", "read_adapter"]
@@ -113,6 +114,7 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig, *, merged:
     Parameters
     ----------
     folder : path
+        Or a hub id, of which it is fetched.
     config : LlamaConfig
         Of the model.
     merged : bool
@@ -127,7 +129,7 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig, *, merged:
     WeightError
         Its tensors do not fit the model, or are damaged: names the tensor.
     """
-    path = Path(folder).expanduser()
+    path = Path(download_folder(folder, (CONFIG_FILE, _FILE))).expanduser()
     if not (path / CONFIG_FILE).exists():
         raise FileNotFoundError(
             f"{path}: expected the folder of a LoRA adapter as PEFT saves it, with {CONFIG_FILE} and {_FILE}"

@@ -1,12 +1,11 @@
 """adapter_config.json: which modules an adapter changes, and by how much; what is not supported is refused by its key.
 
-Sources: PEFT's LoraConfig and `get_pattern_key` (https://github.com/huggingface/peft), rsLoRA (arXiv 2312.03732).
+Sources: PEFT's LoraConfig and `get_pattern_key` (https://github.com/huggingface/peft), rsLoRA (https://arxiv.org/abs/2312.03732).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from infinilm.checks import short_repr
 from infinilm.errors import ConfigError
 from infinilm.files import read_json
+from infinilm.patterns import Pattern
 
 __all__ = ["CONFIG_FILE", "LoraSettings"]
 
@@ -59,7 +59,9 @@ class LoraSettings:
         B A is multiplied by alpha / sqrt(rank) instead of alpha / rank.
     target_modules : str or tuple of str
         Names or ends of names of modules; a regular expression; or "all-linear".
-    rank_pattern, alpha_pattern : Mapping of str to number
+    target_pattern : Pattern or None
+        `target_modules` where it is a regular expression.
+    rank_pattern, alpha_pattern : Mapping of str to (Pattern, number)
         Regular expressions of the ends of names, and what holds there instead.
     """
 
@@ -68,8 +70,9 @@ class LoraSettings:
     alpha: float
     use_rslora: bool
     target_modules: str | tuple[str, ...]
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    target_pattern: Pattern | None
+    rank_pattern: Mapping[str, tuple[Pattern, int]]
+    alpha_pattern: Mapping[str, tuple[Pattern, float]]
 
     @classmethod
     def read(cls, folder: Path) -> LoraSettings:
@@ -108,27 +111,32 @@ class LoraSettings:
                 raise refuse(key, f"expected a positive {'integer' if kind is int else 'number'}")
             return kind(value)
 
+        def compiled(key: str, text: str) -> Pattern:
+            try:
+                return Pattern(text)
+            except ValueError as error:
+                raise refuse(key, str(error)) from None
+
         def pattern(key: str, kind: type) -> Mapping[str, Any]:
             given = values.get(key) or {}
             if not isinstance(given, dict):
                 raise refuse(key, "expected an object of patterns and numbers")
-            for name in given:
-                _check_pattern(name, refuse(key, f"{name!r} is no regular expression"))
-            return {name: positive(key, number, kind) for name, number in given.items()}
+            return {name: (compiled(key, name), positive(key, number, kind)) for name, number in given.items()}
 
-        targets = values.get("target_modules")
+        targets, target_pattern = values.get("target_modules"), None
         if isinstance(targets, list) and targets and all(isinstance(target, str) for target in targets):
             targets = tuple(targets)
         elif not isinstance(targets, str) or not targets:
             raise refuse("target_modules", "expected names of modules, a regular expression or 'all-linear'")
         elif targets != "all-linear":
-            _check_pattern(targets, refuse("target_modules", "it is no regular expression"))
+            target_pattern = compiled("target_modules", targets)
         return cls(
             path,
             positive("r", values.get("r"), int),
             positive("lora_alpha", values.get("lora_alpha"), float),
             bool(values.get("use_rslora")),
             targets,
+            target_pattern,
             pattern("rank_pattern", int),
             pattern("alpha_pattern", float),
         )
@@ -137,7 +145,7 @@ class LoraSettings:
         """Whether `target_modules` means a module of the base model, such as "model.layers.0.self_attn.q_proj"."""
         targets = self.target_modules
         if isinstance(targets, str):
-            return targets == "all-linear" or re.fullmatch(targets, module) is not None
+            return self.target_pattern is None or self.target_pattern.matches(module, whole=True)
         return any(module == target or module.endswith(f".{target}") for target in targets)
 
     def rank_of(self, module: str) -> int:
@@ -150,13 +158,10 @@ class LoraSettings:
         return _of_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def _check_pattern(pattern: str, error: ConfigError) -> None:
-    try:
-        re.compile(pattern)
-    except re.error:
-        raise error from None
-
-
-def _of_pattern(pattern: Mapping[str, Number], module: str, otherwise: Number) -> Number:
-    """The value of the first pattern that an end of the name matches, as PEFT looks it up."""
-    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), otherwise)
+def _of_pattern(patterns: Mapping[str, tuple[Pattern, Number]], module: str, otherwise: Number) -> Number:
+    """The value of the first pattern that an end of the name is, whole or behind a dot, as PEFT looks it up."""
+    begins = [0, *(i + 1 for i, character in enumerate(module) if character == ".")]
+    for pattern, value in patterns.values():
+        if any(pattern.matches(module, begin, whole=True) for begin in begins):
+            return value
+    return otherwise

@@ -14,6 +14,7 @@ from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.models.causal_lm import CausalLM
 from infinilm.models.reference import ReferenceModel
+from infinilm.signatures import name_keywords
 from infinilm.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -196,6 +197,8 @@ def _one_device(device_map: Any) -> str | None:
     if len(devices) != 1:
         raise ConfigError(f"device_map: expected 'auto' or one device for all, got {device_map!r:.80}")
     (device,) = devices
+    if device.isdigit():  # a GPU by its number, as {"": 0} has it
+        return f"cuda:{device}"
     return None if device == "auto" else device
 
 
@@ -242,3 +245,7 @@ def _check_plain(device: str | None, distributed_config: DistConfig | None, cach
         raise ConfigError(f"backend='python' runs on one device, got {distributed_config}; use backend='cpp'")
     if cache_config is not None:
         raise ConfigError(f"backend='python' has a cache that grows by itself, got {cache_config!r}; leave it out")
+
+
+for _class in (AutoLlamaModel, AutoModelForCausalLM):
+    name_keywords(_class.from_pretrained)

@@ -8,14 +8,17 @@ torch and transformers are not needed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import RequestError, did_you_mean
+from infinilm.checks import dtype_name
+from infinilm.errors import ConfigError, RequestError, did_you_mean
 from infinilm.generation import pad_rows
+from infinilm.keywords import unknown_attribute
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.token_ids import host_array
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
@@ -104,6 +107,38 @@ class CausalLM:
     def set_hook_registry(self, registry: HookRegistry | None) -> None:
         """Use the hooks of a registry; see `InferEngine.set_hook_registry`."""
         self.model.set_hook_registry(registry)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to be called: a TypeError that says where logits are."""
+        raise TypeError(
+            "CausalLM is not called, it has generate(): logits of every position, [num_tokens, vocab_size], are given "
+            "by infinilm.LLM(path).forward(token_ids)"
+        )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of transformers are called here."""
+            raise unknown_attribute("CausalLM", name, dir(self))
+
+    def to(self, *wanted: Any, device: Any = None, dtype: Any = None) -> CausalLM:
+        """Return the model, if it is on this device and of this dtype already.
+
+        ConfigError: it is not, and a model cannot move: pass `device` and `dtype` to `from_pretrained`.
+        """
+        for item in (*wanted, device, dtype):
+            # torch's devices and dtypes, and their names; "cuda" is any GPU.
+            text = dtype_name(item)
+            if item is not None and text not in (self.device, self.device.partition(":")[0], self.dtype):
+                raise ConfigError(
+                    f"the model is in {self.dtype} on {self.device} and stays so; asked for {text}: pass device= or "
+                    "dtype= to from_pretrained"
+                )
+        return self
+
+    def cpu(self) -> CausalLM:
+        """As `to`, for the CPU."""
+        return self.to("cpu")
 
     def eval(self) -> CausalLM:
         """Return the model: there is nothing to train here."""
@@ -267,7 +302,7 @@ def _rows(input_ids: Any) -> list[Int64Array]:
     """Rows as they were given, padding included, not checked yet."""
     if isinstance(input_ids, (str, bytes)):
         raise TypeError("input_ids: expected token ids, got a text: pass tokenizer(text)['input_ids']")
-    array = _host(input_ids)
+    array = host_array(input_ids)
     if isinstance(array, np.ndarray):
         if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
             raise RequestError(
@@ -289,21 +324,12 @@ def _integers(row: Any) -> Int64Array:
     return array.astype(np.int64)
 
 
-def _host(value: Any) -> Any:
-    """An array of numpy of what is an array, wherever it lies; lists as they are."""
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
-        value = value.detach().cpu()
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    return np.from_dlpack(value) if hasattr(value, "__dlpack__") else value
-
-
 def _unpadded(rows: Sequence[Int64Array], attention_mask: Any, pad: int | None) -> list[Int64Array]:
     """The tokens of each row without the padding at its ends."""
     if attention_mask is None:
         masks = [np.ones(len(row), np.bool_) if pad is None else row != pad for row in rows]
     else:
-        given = np.atleast_2d(np.asarray(_host(attention_mask)))
+        given = np.atleast_2d(np.asarray(host_array(attention_mask)))
         if given.shape != (len(rows), len(rows[0]) if rows else 0) or len({len(row) for row in rows}) > 1:
             raise RequestError(
                 f"attention_mask: expected the shape of input_ids, rows of {[len(row) for row in rows]}, got "

@@ -103,6 +103,9 @@ class ReferenceModel(GenerationMixin):
         )
         self._registry: HookRegistry | None = None
 
+    def __repr__(self) -> str:
+        return f"<ReferenceModel {self.config.model_type}, {self.dtype} in numpy>"
+
     @classmethod
     def from_pretrained(
         cls, path: str | os.PathLike[str], *, dtype: str = "float32", max_model_len: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ def run_stage(
     addresses: Sequence[str],
     settings: Mapping[str, Any],
     tell: Callable[[str], object] = print,
+    *,
+    listener: int | None = None,
 ) -> int:
     """Be a stage until the first one ends; returns the exit code of the process.
 
@@ -49,6 +52,8 @@ def run_stage(
         `revision`. Others are those of the first stage.
     tell : callable
         Gets a line for the user: where it listens.
+    listener : int, optional
+        The descriptor of a socket that listens at its address already.
 
     Raises
     ------
@@ -63,12 +68,12 @@ def run_stage(
             "is none of them"
         )
     key = read_key(list(addresses))
-    with listen(addresses[stage - 1]) as listener:
+    with listen(addresses[stage - 1]) if listener is None else socket.socket(fileno=listener) as door:
         tell(f"stage {stage} of {len(addresses) + 1} listens at {addresses[stage - 1]}")
-        front, greeting = accept(listener, key, lambda greeting: _why_not_front(greeting, stage, addresses))
+        front, greeting = accept(door, key, lambda greeting: _why_not_front(greeting, stage, addresses))
         agent = _Agent(model, stage, addresses, key, front)
         try:
-            agent.start(listener, {**greeting["settings"], **settings})
+            agent.start(door, {**greeting["settings"], **settings})
         except BaseException as error:
             with contextlib.suppress(OSError):
                 front.send("refused", error=str(error))

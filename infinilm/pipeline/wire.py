@@ -46,9 +46,11 @@ ALIVE_SECONDS = 1.0  # between two words of a stage that it is there
 _LENGTHS = struct.Struct("<4sIQ")  # magic, bytes of the head and of the payload
 _MAGIC = b"ILS1"
 _MOST_HEAD, _MOST_PAYLOAD = 1 << 20, 1 << 32
+_MOST_GREETING = 1 << 16  # bytes of its head; it has no payload
+_MOST_GUESTS = 64  # connections whose greetings are not complete
 _ALIGNMENT = 8  # of arrays in a payload
 _DTYPES = ("int32", "int64", "float32")
-_GREETING_SECONDS = 10.0
+_GREETING_SECONDS = 10.0  # until a greeting is complete
 _TELL_SECONDS = 5.0  # until the log says what is waited for
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -102,6 +104,7 @@ class Connection:
             raise OSError(f"{self.name} is no stage of infinilm of this version")
         try:
             head = json.loads(bytes(self._read(num_head)))
+            what = str(head["what"])
             payload, arrays, begin = self._read(num_payload), {}, 0
             for name, dtype, shape in head.pop("arrays"):
                 if dtype not in _DTYPES:
@@ -110,15 +113,17 @@ class Connection:
                 array = np.frombuffer(payload, dtype, count, begin).reshape(shape)
                 arrays[name] = array
                 begin += array.nbytes + -array.nbytes % _ALIGNMENT
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise OSError(f"{self.name} is no stage of infinilm of this version ({error})") from None
-        if head["what"] == "refused" or (expected is not None and head["what"] != expected):
-            raise ConfigError(f"{self.name}: {head.get('error', 'it said ' + str(head['what']))}")
+        if what == "refused" or (expected is not None and what != expected):
+            raise ConfigError(f"{self.name}: {head.get('error', f'it said {what}')}")
         return head, arrays
 
     def has_more(self, seconds: float) -> bool:
         """Whether there is something to receive, or the end, within so many seconds."""
-        return bool(select.select([self.sock], [], [], seconds)[0])
+        poll = select.poll()  # `select` itself fails with descriptors beyond 1023
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -196,30 +201,106 @@ def connect(address: str, name: str, greeting: Mapping[str, Any], seconds: float
     return connection
 
 
+class _Guest:
+    """A connection that has not greeted yet, and what it has sent so far."""
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self.sock, self.name = sock, name
+        self.end = time.monotonic() + _GREETING_SECONDS
+        self._data, self._missing = b"", _LENGTHS.size
+        sock.setblocking(False)
+
+    def read(self) -> bool:
+        """Take what there is; whether the greeting is complete. OSError: it cannot become one."""
+        data = self.sock.recv(self._missing)
+        self._data += data
+        self._missing -= len(data)
+        if not data:
+            raise ConnectionError(f"{self.name} has ended")
+        if len(self._data) == _LENGTHS.size:
+            magic, self._missing, num_payload = _LENGTHS.unpack(self._data)
+            if magic != _MAGIC or self._missing > _MOST_GREETING or num_payload:
+                raise OSError(f"{self.name} does not greet as a stage does")
+        return self._missing == 0
+
+    def greeting(self) -> dict[str, Any]:
+        """The greeting, once it is complete; any exception: it is none."""
+        head = json.loads(self._data[_LENGTHS.size :])
+        if head["what"] != "greeting":
+            raise ValueError(head["what"])
+        return dict(head)
+
+
 def accept(
     listener: socket.socket, key: str, wanted: Callable[[dict[str, Any]], str | None]
 ) -> tuple[Connection, dict[str, Any]]:
     """Wait for a connection whose greeting is right, and refuse others.
 
+    Whoever reaches the port can connect, so greetings are read side by side, each with an end of its own: one that is
+    slow keeps no other waiting. Whatever is wrong with one ends its connection alone.
+
     Parameters
     ----------
     listener : socket.socket
+        Its timeout is kept: TimeoutError.
     key : str
     wanted : callable
         Of the greeting: what is wrong with it, or None.
     """
-    while True:
+    limit = listener.gettimeout()
+    end = None if limit is None else time.monotonic() + limit
+    guests: dict[int, _Guest] = {}
+    try:
+        while True:
+            now = time.monotonic()
+            if end is not None and now >= end:
+                raise TimeoutError("no stage has connected")
+            for number in [number for number, guest in guests.items() if now >= guest.end]:
+                guests.pop(number).sock.close()
+            poll = select.poll()
+            for number in (listener.fileno(), *guests):
+                poll.register(number, select.POLLIN)
+            ends = [guest.end for guest in guests.values()] + ([] if end is None else [end])
+            for number, _ in poll.poll(1000 * (min(ends) - now) if ends else None):
+                if number == listener.fileno():
+                    _let_in(listener, guests)
+                elif number in guests and (found := _greeted(guests, number, key, wanted)) is not None:
+                    return found
+    finally:
+        for guest in guests.values():
+            guest.sock.close()
+
+
+def _let_in(listener: socket.socket, guests: dict[int, _Guest]) -> None:
+    """Take a connection; where there are too many, the oldest goes, as a stage greets at once."""
+    try:
         sock, peer = listener.accept()
-        try:
-            connection = Connection(sock, f"{peer[0]}:{peer[1]}")
-            sock.settimeout(_GREETING_SECONDS)
-            greeting, _ = connection.receive("greeting")
-            right = hmac.compare_digest(str(greeting.get("key", "")).encode(), key.encode())
-            why = wanted(greeting) if right else f"its {KEY_VARIABLE} is not the one of this stage"
-            if why is None:
-                sock.settimeout(None)
-                return connection, greeting
-            connection.send("refused", error=why)
-            connection.close()
-        except (OSError, ConfigError):
-            sock.close()
+    except OSError:  # it has gone before it was taken
+        return
+    if len(guests) >= _MOST_GUESTS:
+        guests.pop(next(iter(guests))).sock.close()
+    guests[sock.fileno()] = _Guest(sock, f"{peer[0]}:{peer[1]}")
+
+
+def _greeted(
+    guests: dict[int, _Guest], number: int, key: str, wanted: Callable[[dict[str, Any]], str | None]
+) -> tuple[Connection, dict[str, Any]] | None:
+    """What a guest has become, if its greeting is complete and right; a wrong one is no guest any more."""
+    guest = guests[number]
+    try:
+        if not guest.read():
+            return None
+        greeting = guest.greeting()
+        connection = Connection(guest.sock, guest.name)
+        right = hmac.compare_digest(str(greeting.get("key", "")).encode(), key.encode())
+        why = wanted(greeting) if right else f"its {KEY_VARIABLE} is not the one of this stage"
+        if why is None:
+            del guests[number]
+            return connection, greeting
+        connection.send("refused", error=why)
+    except BlockingIOError:  # there was nothing to read
+        return None
+    except Exception:  # of a stranger, who may send anything
+        pass
+    guests.pop(number).sock.close()
+    return None

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from infinilm.errors import ConfigError, InfinilmError
+from infinilm.errors import ConfigError, InfinilmError, told
 from infinilm.router.processes import Running, ServerProcess, replica_options, supervised
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
@@ -105,9 +105,9 @@ def cluster_replicas(args: argparse.Namespace, count: int, address: str, drain_s
             return _OnNode(actors[index], await actors[index].start.remote())
         except ray.exceptions.RayTaskError as error:
             is_setting = isinstance(error.cause, ConfigError)
-            raise (ConfigError if is_setting else InfinilmError)(str(error.cause)) from None
+            raise (ConfigError if is_setting else InfinilmError)(told(error.cause)) from None
         except ray.exceptions.RayError as error:
-            raise InfinilmError(f"{type(error).__name__}: {error}") from error
+            raise InfinilmError(f"Ray: {type(error).__name__}: {error}") from error
 
     launch = supervised(start, count, key, drain_seconds)
 
@@ -130,7 +130,7 @@ def connect(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, namespace="infinilm", log_to_driver=True, logging_level=logging.WARNING)
     except (RuntimeError, ValueError, OverflowError, OSError) as error:
-        raise ConfigError(f"ray_address: there is no Ray cluster at {address!r}: {error}") from None
+        raise ConfigError(f"ray_address: there is no Ray cluster at {address!r}: {told(error)}") from None
 
 
 def needs_of(args: argparse.Namespace, count: int, address: str, what: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -27,22 +27,23 @@ class _Stage:
     """What an actor has: the process of a stage, which ends with it."""
 
     def __init__(self) -> None:
-        self._address = socket.create_server((ray.util.get_node_ip_address(), 0))
+        self._listener = socket.create_server((ray.util.get_node_ip_address(), 0))
         self._process: subprocess.Popen[bytes] | None = None
 
     def address(self) -> str:
-        """Where the stage will listen."""
-        host, port = self._address.getsockname()[:2]
+        """Where the stage listens."""
+        host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
     def start(self, options: Mapping[str, Any], key: str) -> None:
-        """Start it."""
-        self._address.close()
+        """Start it; it takes the listener over, so that nothing else can have its port in between."""
         command = [sys.executable, "-m", "infinilm.cli.replica"]
         environment = {**os.environ, KEY_VARIABLE: key}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        listener = self._listener.fileno()
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[listener])
+        self._listener.close()
         assert self._process.stdin is not None  # which stays open: its end is that of the process
-        self._process.stdin.write(json.dumps(options).encode() + b"\n")
+        self._process.stdin.write(json.dumps({**options, "listener": listener}).encode() + b"\n")
         self._process.stdin.flush()
 
 

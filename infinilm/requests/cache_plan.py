@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig, resolve_cache_dtype
@@ -18,16 +19,23 @@ from infinilm.requests.sizes import format_bytes, parse_size
 from infinilm.requests.stages import StageMemory, StagePart
 from infinilm.requests.states import plan_states, snapshot_interval
 
+# Of what is free. A GPU mostly serves one model, beside which little else comes; other programs, and the files that the
+# system keeps for reading, share a machine's memory.
+_DEFAULT_SHARES = {"cpu": 0.5, "cuda": 0.88}
 
-def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
+
+def parse_cache_budget(kv_cache: int | str | None, free_bytes: int, device: str = "cpu") -> int:
     """Bytes the KV cache may take.
 
     Parameters
     ----------
     kv_cache
-        Bytes, a size such as "4GiB" or "500MB", a share of what is free such as "50%", or None for half of it.
+        Bytes, a size such as "4GiB" or "500MB", a share of what is free such as "50%", or None: half of it on a CPU,
+        88% on a GPU.
     free_bytes
         What is free once the weights and the workspace are in memory.
+    device
+        Where it is, such as "cuda:1".
 
     Raises
     ------
@@ -35,7 +43,7 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int) -> int:
         If `kv_cache` is none of these or not positive.
     """
     if kv_cache is None:
-        return free_bytes // 2
+        return int(free_bytes * _DEFAULT_SHARES[device.partition(":")[0]])
     if isinstance(kv_cache, str) and (match := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", kv_cache)):
         share = 0.0
         with contextlib.suppress(ValueError):
@@ -137,6 +145,10 @@ class MemoryPlan:
             f" and {states} states of {format_bytes(self.state_bytes)}" if states else ""
         )
 
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """Show IPython and Jupyter the sentence of `str`."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return (
             f"weights {format_bytes(self.weight_bytes)}; workspace {format_bytes(self.workspace_bytes)}; "
@@ -204,7 +216,7 @@ def divide_memory(
         budget += num_states * state_bytes
         given = f"{most_blocks} blocks of {block_size}"
     else:
-        budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0)), DEFAULT_BLOCK_SIZE
+        budget, block_size = parse_cache_budget(kv_cache, max(free_bytes, 0), cache.device), DEFAULT_BLOCK_SIZE
         if budget == 0:  # a share of nothing
             raise CacheFullError(
                 _no_room(weight_bytes, workspace_bytes, max(1 - free_bytes, 1), max_num_seqs, bool(cache.parts))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from infinilm.outputs import RequestOutput, TokenEvent
-from infinilm.requests.prompts import Conversations, Params, Prompts, RequestMaker
-from infinilm.sampling_params import SamplingKeywords
+from infinilm.requests.prompts import Conversations, Params, PromptDict, Prompts, RequestMaker
+from infinilm.sampling_params import SAMPLING, SamplingKeywords, check_keywords
+from infinilm.signatures import name_keywords
+from infinilm.text.answers import AnswerFormat, ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.tokenizer import Tokenizer
 
@@ -64,8 +67,8 @@ class ChatMethods:
         Parameters
         ----------
         messages
-            A list of ``{"role": ..., "content": ...}``, or a list of such lists; see `ChatTemplate.render`. The
-            `prompt` of an output is the text that the template made.
+            A list of ``{"role": ..., "content": ...}``, or any number of such lists: a list of them, a column of a
+            table, a generator; see `ChatTemplate.render`. The `prompt` of an output is the text that the template made.
         sampling_params, use_tqdm, **sampling
             As in `generate`.
         tools
@@ -77,17 +80,29 @@ class ChatMethods:
         chat_template_kwargs
             More variables for the template, for example ``{"enable_thinking": False}``.
 
+        Returns
+        -------
+        list[RequestOutput]
+            One per conversation. Its completions have `reasoning`, `content` and `tool_calls` besides the whole `text`.
+
         Raises
         ------
         RequestError
             As in `generate`, and for conversations that are malformed or that the template refuses.
         ConfigError
             The model has no chat template.
+
+        Examples
+        --------
+        >>> messages = [{"role": "user", "content": "Tell me a story."}]
+        >>> answer = llm.chat(messages, temperature=0)[0].outputs[0]  # doctest: +SKIP
+        >>> messages += [{"role": "assistant", "content": answer.content}]  # doctest: +SKIP
         """
-        prompts = self._requests.of_chats(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
         )
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
+        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
+        return [self._parsed(output, tools) for output in outputs]
 
     def stream_chat(
         self,
@@ -100,9 +115,9 @@ class ChatMethods:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
-        """`chat` token by token, see `stream`."""
-        prompts = self._requests.of_chats(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        """`chat` token by token, see `stream`. The texts of the events are whole; `chat_parser` divides them."""
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
         )
         return self.stream(prompts, sampling_params, **sampling)
 
@@ -118,10 +133,11 @@ class ChatMethods:
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._requests.of_chats(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
         )
-        return await self.agenerate(prompts, sampling_params, **sampling)
+        outputs = await self.agenerate(prompts, sampling_params, **sampling)
+        return [self._parsed(output, tools) for output in outputs]
 
     def astream_chat(
         self,
@@ -135,10 +151,58 @@ class ChatMethods:
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`chat` token by token for asyncio, see `astream`."""
+        prompts = self._chat_prompts(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        )
+        return self.astream(prompts, sampling_params, **sampling)
+
+    def chat_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ChoiceMaker:
+        """Make what divides one answer to a rendered conversation into reasoning, content and tool calls.
+
+        Its ``push(text, final=False)`` takes the text in pieces of any sizes, such as those of `stream_chat`, and
+        returns what is certain now, with `reasoning`, `content` and `tool_calls`. Where calls are marked by special
+        tokens, as Mistral's are, `chat` and its siblings keep these in the text if there are tools.
+
+        Parameters
+        ----------
+        prompt
+            The text that the chat template made, which may end inside the reasoning.
+        tools
+            As in `chat`.
+        """
+        return self._answer_format(tools).maker(prompt, tools or ())
+
+    def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
+        return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+
+    def _chat_prompts(
+        self,
+        messages: Conversations,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        sampling: SamplingKeywords,
+    ) -> Iterable[PromptDict]:
+        """Prompts of conversations; `sampling` gets what finding the calls of the answers needs."""
+        check_keywords(sampling, "chat()", _CHAT_KEYWORDS)
         prompts = self._requests.of_chats(
             messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
         )
-        return self.astream(prompts, sampling_params, **sampling)
+        if tools and self._answer_format(tools).needs_special_tokens:
+            sampling.setdefault("skip_special_tokens", False)
+        return prompts
+
+    def _parsed(self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None) -> RequestOutput:
+        """The output with the parts of its answers."""
+        form = self._answer_format(tools)
+        completions = []
+        for completion in output.outputs:
+            said = form.maker(output.prompt or "", tools or ()).push(completion.text, final=True)
+            calls = [{key: value for key, value in call.items() if key != "index"} for call in said.tool_calls]
+            reasoning = None if form.reasoning is None else said.reasoning
+            completions.append(replace(completion, reasoning=reasoning, content=said.content, tool_calls=calls))
+        return replace(output, outputs=completions)
 
     def render_chat(
         self,
@@ -156,3 +220,9 @@ class ChatMethods:
         return self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )
+
+
+_CHAT_KEYWORDS = tuple(ChatMethods.chat.__kwdefaults__ or ())
+
+for _method in (ChatMethods.chat, ChatMethods.stream_chat, ChatMethods.achat, ChatMethods.astream_chat):
+    name_keywords(_method, SAMPLING)

@@ -11,6 +11,7 @@ __all__ = ["Counters"]
 
 
 _NUM_RECENT = 100  # steps over which speeds are told
+_NUM_SIZES = 33  # of steps, by powers of two: the last is beyond what a step can have
 
 
 class Counters:
@@ -19,6 +20,7 @@ class Counters:
     def __init__(self) -> None:
         self.num_finished = 0
         self._num_steps = 0
+        self._step_sizes = [0] * _NUM_SIZES
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._recent: deque[tuple[int, int, float]] = deque([(0, 0, 0.0)] * _NUM_RECENT)  # of steps, see `_sums`
@@ -27,6 +29,7 @@ class Counters:
     def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
         """Count a step: tokens of prompts that were computed, tokens that were sampled."""
         self._num_steps += 1
+        self._step_sizes[(max(num_prompt + num_sampled, 1) - 1).bit_length()] += 1
         self._num_prompt_tokens += num_prompt
         self._num_output_tokens += num_sampled
         last = self._recent.popleft()
@@ -43,9 +46,11 @@ class Counters:
         num_prompt, num_sampled, seconds = self._sums  # servers ask for this at every request
         return EngineMetrics(
             num_running=stats.num_running,
-            num_waiting=max(num_open - stats.num_running, 0),
+            num_waiting=(num_waiting := max(num_open - stats.num_running, 0)),
+            num_deferred=max(num_waiting - stats.num_waiting, 0),
             num_finished=self.num_finished,
             num_steps=self._num_steps,
+            step_sizes=tuple(self._step_sizes),
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=self._num_output_tokens,
             num_preemptions=stats.num_preemptions,

@@ -22,7 +22,8 @@ class RequestLimits:
     ----------
     max_queued_seqs : int
         Sequences that may wait, beyond the `max_num_seqs` that run. A request with n > 1 counts as n, and one with
-        `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`.
+        `prompt_logprobs` as one more. Further requests are refused with `QueueFullError`; a call with many prompts
+        draws them as there is room.
     max_seconds : float or None
         Time that a request may take, in the queue and while it runs: prompts that are scored or embedded, too. Then it
         ends after the current step, with what it has and a `TimeLimitError`. None: as long as it likes.
@@ -32,6 +33,8 @@ class RequestLimits:
         `logprobs` and `prompt_logprobs` of `SamplingParams`, and `top` of `LLM.score`.
     max_logit_bias : int
         Entries of `logit_bias`.
+    max_stop_token_ids : int
+        Ids in `stop_token_ids`.
     max_stop : int
         Strings in `stop`.
     max_stop_len : int
@@ -48,6 +51,7 @@ class RequestLimits:
     max_n: int = 1024
     max_logprobs: int = 1024
     max_logit_bias: int = 4096
+    max_stop_token_ids: int = 4096
     max_stop: int = 64
     max_stop_len: int = 1024
 
@@ -78,6 +82,8 @@ class RequestLimits:
         _check("n", params.n, "max_n", self.max_n)
         num_entries, lengths = len(params.logit_bias or ()), [len(text) for text in params.stop]
         _check("logit_bias: the number of entries", num_entries, "max_logit_bias", self.max_logit_bias)
+        num_ids = len(params.stop_token_ids)
+        _check("stop_token_ids: the number of ids", num_ids, "max_stop_token_ids", self.max_stop_token_ids)
         _check("stop: the number of strings", len(lengths), "max_stop", self.max_stop)
         _check("stop: the length of a string", max(lengths, default=0), "max_stop_len", self.max_stop_len)
 

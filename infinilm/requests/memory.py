@@ -7,6 +7,7 @@ that load and run a model. On a CPU, weights used in place are pages of the chec
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from infinilm.requests.scheduler import MAX_COLLECTED_ROWS
 from infinilm.requests.sizes import parse_size
 from infinilm.requests.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.requests.steps import tokens_of_a_step
+from infinilm.signatures import name_keywords
 
 if TYPE_CHECKING:
     from infinilm.config.llama_config import LlamaConfig
@@ -97,10 +99,12 @@ def plan_model(
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
     stage: int | None = None,
+    use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
+    `use_tqdm`: show a bar while a model of the hub is fetched.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -118,7 +122,7 @@ def plan_model(
     if num_threads is not None:
         num_threads = as_integer("num_threads", num_threads)
     given = None if memory is None else parse_size("memory", memory)
-    path = resolve_model(model, revision)
+    path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # of which only the headers are read
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
@@ -279,7 +283,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     Parameters
     ----------
     model
-        As for `LLM`.
+        As for `LLM`. Of a hub id only the configuration and the headers of the weights are fetched.
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
@@ -293,12 +297,28 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         Another keyword.
     ConfigError, WeightError, CacheFullError, DeviceError
         The model, the checkpoint or the settings do not fit; the message says what to do.
+
+    Examples
+    --------
+    >>> import infinilm
+    >>> infinilm.plan_memory("demo", memory="1GiB", device="cpu").max_num_seqs
+    64
     """
-    known = [name for name in plan_model.__kwdefaults__ or () if name != "stage"]
+    from infinilm.checkpoint.sketch import open_headers
+
     for name in settings:
-        if name not in known:
-            raise unknown_parameter("plan_memory", name, known)
-    return plan_model(model, **settings).memory
+        if name not in _SETTINGS:
+            raise unknown_parameter("plan_memory", name, _SETTINGS)
+    with open_headers(model, settings.pop("revision", None)) as headers:
+        return plan_model(headers.path, **settings).memory
+
+
+_SETTINGS = {
+    item.name: item
+    for item in inspect.signature(plan_model).parameters.values()
+    if item.kind is item.KEYWORD_ONLY and item.name not in ("stage", "use_tqdm")
+}
+name_keywords(plan_memory, _SETTINGS.values())
 
 
 def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:

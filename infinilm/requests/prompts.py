@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, cast
 
@@ -16,6 +16,7 @@ from infinilm.config.llama_config import LlamaConfig
 from infinilm.errors import RequestError
 from infinilm.requests import steps
 from infinilm.requests.adapters import Adapters
+from infinilm.requests.feed import Drawn
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
@@ -25,7 +26,7 @@ from infinilm.text.constraint import Grammars
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.token_ids import TokenIds, check_token_ids
+from infinilm.token_ids import TokenIds, check_token_ids, host_array
 
 __all__ = ["Conversations", "Prompt", "PromptDict", "Prompts", "RequestMaker"]
 
@@ -43,10 +44,22 @@ class PromptDict(TypedDict, total=False):
 
 
 Prompt = str | TokenIds | PromptDict
-Prompts = Prompt | Sequence[Prompt]
-Conversations = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
+Prompts = Prompt | Iterable[Prompt]
+"""One or several; those without a length, such as a generator, are drawn as the engine has room for them."""
+Conversations = Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 """Of all prompts of a call, or one for each; None: the model's defaults."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A prompt that was read and checked, of which a request can be made."""
+
+    prompt_index: int
+    text: str | None
+    ids: npt.NDArray[np.int32]  # [num_tokens]
+    given: list[int]  # the beginning of its output
+    params: SamplingParams
 
 
 class RequestMaker:
@@ -99,27 +112,61 @@ class RequestMaker:
         self._request_ids = itertools.count()
 
     def make(self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]) -> list[GenerationRequest]:
-        """Requests of a call, one per prompt. RequestError: one of them can never be served."""
-        listed = as_prompt_list(prompts)
+        """Requests of a call, one per prompt, that run or wait at once.
+
+        RequestError: one of them can never be served, or they are too many.
+        """
+        listed = list(itertools.islice(as_prompts(prompts), self._max_open + 1))
+        self._check_number(len(listed))
+        requests: list[GenerationRequest] = []
+        count = 0
+        for request in self.draw(listed, params, overrides).units:
+            count += len(request.all_works)
+            self._check_number(count)
+            requests.append(request)
+        return requests
+
+    def draw(self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]) -> Drawn[GenerationRequest]:
+        """Requests of a call, one per prompt, made as they are drawn.
+
+        Prompts that have a length are all read and checked here, others as they are drawn. RequestError: one of them
+        can never be served.
+        """
+        source = as_prompts(prompts)
+        each: Iterable[SamplingParams]
         if params is None or isinstance(params, SamplingParams):
             base = self._generation_config.sampling_params if params is None else params
-            each = [make_sampling_params(base, overrides)] * len(listed)
+            one = make_sampling_params(base, overrides)
+            self._check_params(one)
+            each = itertools.repeat(one)
         elif not isinstance(params, (list, tuple)):
             raise TypeError(
                 f"sampling_params: expected SamplingParams, a list of them, or None, got {type(params).__name__}; pass "
                 "single settings as keywords, for example temperature=0"
             )
-        elif len(params) == len(listed):
-            each = [make_sampling_params(p, overrides) for p in params]
         else:
-            raise RequestError(f"expected one SamplingParams, or one per prompt ({len(listed)}), got {len(params)}")
-        for one in {id(p): p for p in each}.values():  # usually one object for all prompts
-            self._check_params(one)
-        self._check_number(sum(p.n + (p.prompt_logprobs is not None) for p in each))
+            source = list(source)  # there are as many as parameters
+            if len(params) != len(source):
+                raise RequestError(f"expected one SamplingParams, or one per prompt ({len(source)}), got {len(params)}")
+            each = [make_sampling_params(p, overrides) for p in params]
+            for one in {id(p): p for p in each}.values():
+                self._check_params(one)
         has_max_length = self._generation_config.max_length is not None
         uses_max_length = has_max_length and params is None and "max_tokens" not in overrides
-        pairs = zip(listed, each, strict=True)
-        return [self._make_one(i, prompt, p, uses_max_length) for i, (prompt, p) in enumerate(pairs)]
+        drafts: Iterable[_Draft]
+        pairs = enumerate(zip(source, each, strict=False))  # which may be endless
+        drafts = (self._read_one(i, prompt, one, uses_max_length) for i, (prompt, one) in pairs)
+        total = None
+        if isinstance(source, list):
+            drafts = list(drafts)
+            total = sum(draft.params.n for draft in drafts)
+        return Drawn(map(self._build, drafts), total, self.room(is_sized=total is not None))
+
+    def room(self, *, is_sized: bool) -> int:
+        """Works that one call may have open: enough to keep the engine busy, if it draws its prompts as it goes."""
+        if is_sized:
+            return self._max_open
+        return min(self._max_open, 4 * (self._max_open - self._limits.max_queued_seqs))
 
     def read(self, prompt: Prompt, name: str, room: int) -> tuple[str | None, npt.NDArray[np.int32]]:
         """Text (or None) and token ids [num_tokens] of a prompt; `room` tokens must be left for the output.
@@ -128,9 +175,62 @@ class RequestMaker:
         """
         text, ids = _text_and_ids(prompt, name)
         if text is not None and ids is None:
-            ids = self._tokenizer.encode(text, add_special_tokens=True)
+            ids = self._encode(text, name, room, add_special_tokens=True)
         array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
         return text, array
+
+    def read_pairs(self, prompts: Prompts, continuations: Prompts) -> list[tuple[PromptDict, int]]:
+        """Prompts with continuations behind them, and which of their tokens is the first that counts.
+
+        One prompt goes with each continuation, one continuation with each prompt, or else they are pairs.
+
+        Where both are texts the whole is tokenised at once, as it is tokenised in a longer text, so that tokens may
+        reach across the border. What counts begins with the first token that is not as in the prompt alone. Of several
+        continuations of one prompt the first of these places is that of all: their log-probabilities are of the same
+        text behind the same tokens, and can be compared.
+
+        Raises
+        ------
+        RequestError
+            Numbers that do not go together; an empty continuation; no token of the prompt is left before it.
+        """
+        befores, behinds = list(as_prompts(prompts)), list(as_prompts(continuations))
+        if len(befores) != len(behinds) and 1 not in (len(befores), len(behinds)):
+            raise RequestError(
+                f"continuation: expected one, or one per prompt ({len(befores)}), got {len(behinds)}; one prompt takes "
+                "any number"
+            )
+        count = max(len(befores), len(behinds)) if befores and behinds else 0
+        pairs = [
+            self._read_pair(befores[i if len(befores) > 1 else 0], behinds[i if len(behinds) > 1 else 0], i)
+            for i in range(count)
+        ]
+        if len(befores) == 1 and pairs:
+            start = min(start for _, start in pairs)
+            pairs = [(pair, start) for pair, _ in pairs]
+        for i, (_, start) in enumerate(pairs):
+            if start == 0:
+                raise RequestError(
+                    f"continuation {i}: no token of the prompt is left as it is, so nothing stands before what is "
+                    "scored: give the prompt another beginning, such as the BOS token"
+                )
+        return pairs
+
+    def _read_pair(self, prompt: Prompt, continuation: Prompt, index: int) -> tuple[PromptDict, int]:
+        text, before = self.read(prompt, f"prompt {index}", room=0)
+        name = f"continuation {index}"
+        more, ids = _text_and_ids(continuation, name)
+        if more is not None and ids is None and text is not None:
+            if not more:
+                raise RequestError(f"{name} is empty: there is nothing to score")
+            whole = np.array(self._encode(text + more, name, 0, add_special_tokens=True), np.int32)
+            size = min(len(before), len(whole))
+            differ = np.flatnonzero(before[:size] != whole[:size])
+            return {"prompt": text + more, "prompt_token_ids": whole}, int(differ[0]) if differ.size else size
+        if more is not None and ids is None:
+            ids = self._encode(more, name, 0, add_special_tokens=False)
+        behind = self.check_ids(ids, name, room=0, expected="a text or a flat list of token ids")
+        return {"prompt_token_ids": np.concatenate([before, behind])}, len(before)
 
     def of_chats(
         self,
@@ -139,36 +239,62 @@ class RequestMaker:
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
-    ) -> list[PromptDict]:
-        """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`."""
-        several = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
+    ) -> Iterable[PromptDict]:
+        """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`.
+
+        Those of conversations that have no length are made as they are drawn.
+        """
         options = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             **(template_kwargs or {}),
         }
-        texts = [self._chat_template.render(conversation, **options) for conversation in conversations]
-        # The template writes the special tokens itself.
-        return [{"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, False)} for text in texts]
+
+        def prompt_of(conversation: Any) -> PromptDict:
+            text = self._chat_template.render(conversation, **options)
+            # The template writes the special tokens itself.
+            return {"prompt": text, "prompt_token_ids": self._encode(text, "the prompt", 1, add_special_tokens=False)}
+
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+            return [prompt_of(messages)]  # which says what it should be
+        each: Iterator[Any] = iter(messages)
+        first = next(each, None)
+        if first is None or isinstance(first, (str, Mapping)):  # the messages of one conversation
+            return [prompt_of([] if first is None else [first, *each])]
+
+        def prompt_of_one(index: int, conversation: Any) -> PromptDict:
+            try:  # tables of pandas have arrays of messages
+                return prompt_of(conversation.tolist() if isinstance(conversation, np.ndarray) else conversation)
+            except RequestError as error:
+                raise RequestError(f"conversation {index}: {error}") from error
+
+        prompts = itertools.starmap(prompt_of_one, enumerate(itertools.chain([first], each)))
+        return list(prompts) if isinstance(messages, Sized) else prompts
 
     def check_ids(
         self, ids: TokenIds | None, name: str, room: int, *, expected: str = "a flat list of token ids"
     ) -> npt.NDArray[np.int32]:
         """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
         array = check_token_ids(ids, name, self._config.vocab_size, expected=expected)
-        if array.size + room > self._max_model_len:
+        self._check_length(array.size, f"{array.size}", name, room)
+        return array
+
+    def _encode(self, text: str, name: str, room: int, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; RequestError, before it is tokenised, if it cannot fit the context."""
+        least = self._tokenizer.least_tokens(text)
+        self._check_length(least, f"at least {least}", name, room)
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def _check_length(self, num_tokens: int, shown: str, name: str, room: int) -> None:
+        if num_tokens + room > self._max_model_len:
             raise RequestError(
-                f"{name} has {array.size} tokens; the context holds {self._max_model_len}"
+                f"{name} has {shown} tokens; the context holds {self._max_model_len}"
                 f"{' and one must be left for the answer' if room else ''}: shorten it, or raise max_model_len "
                 f"(the model was made for {self._config.max_position_embeddings} positions)"
             )
-        return array
 
-    def _make_one(
-        self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool
-    ) -> GenerationRequest:
+    def _read_one(self, prompt_index: int, prompt: Prompt, params: SamplingParams, uses_max_length: bool) -> _Draft:
         name = f"prompt {prompt_index}"
         given: list[int] = []
         if isinstance(prompt, Mapping) and "output_token_ids" in prompt:
@@ -177,6 +303,10 @@ class RequestMaker:
         text, ids = self.read(prompt, name, room=1)
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
+        return _Draft(prompt_index, text, ids, given, params)
+
+    def _build(self, draft: _Draft) -> GenerationRequest:
+        ids, params = draft.ids, draft.params
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
         seed = params.seed if params.seed is not None else self._new_seed()
@@ -187,20 +317,23 @@ class RequestMaker:
         completions = [
             Completion(
                 request_id,
-                prompt_index,
+                draft.prompt_index,
                 index,
                 steps.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter),
                 make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
                 room if params.max_tokens is None else min(params.max_tokens, room),
+                self._tokenizer if self._tokenizer.available else None,
             )
             for index in range(params.n)
         ]
-        matcher = None if params.constraint is None else self._grammars.matcher(params.constraint)
-        request = GenerationRequest(request_id, text, completions, matcher)
-        if given:
-            completions[0].go_on(given)
+        matcher = None
+        if params.constraint is not None:
+            matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
+        request = GenerationRequest(request_id, draft.text, completions, matcher)
+        if draft.given:
+            completions[0].go_on(draft.given)
         return request
 
     def _read_given(self, ids: TokenIds, name: str, params: SamplingParams) -> list[int]:
@@ -213,6 +346,7 @@ class RequestMaker:
     def _check_params(self, params: SamplingParams) -> None:
         """Check what `SamplingParams` cannot check without the model and the limits."""
         self._limits.check(params)
+        self._check_number(params.n + (params.prompt_logprobs is not None))
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size
@@ -257,7 +391,10 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
     unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
     if unknown or (text is None and ids is None):
         got = f"the key {unknown[0]!r}" if unknown else "neither"
-        raise RequestError(f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, got {got}")
+        raise RequestError(
+            f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, and to be generated from also "
+            f"'output_token_ids', the beginning of the answer; got {got}"
+        )
     if not isinstance(text, (str, type(None))):
         raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
     return text, ids
@@ -267,15 +404,27 @@ def _no_text() -> None:
     """Stands for `make_text` in a model without a tokenizer."""
 
 
-def as_prompt_list(prompts: Prompts) -> list[Prompt]:
-    """One prompt or several as a list. TypeError: neither."""
+def as_prompts(prompts: Prompts) -> list[Prompt] | Iterator[Prompt]:
+    """One prompt or several: a list, or an iterator where they have no length. TypeError: neither."""
     if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray, Set)) or not isinstance(prompts, Iterable):  # a set has no order
-        raise TypeError(f"prompts: expected a text, token ids, or a list of either, got {type(prompts).__name__}")
-    listed: list[Any] = list(prompts)
-    if not listed:
-        return []
-    if all(isinstance(p, (int, np.integer)) for p in listed):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, (bytes, bytearray, Set)):  # a set has no order
+        raise TypeError(_EXPECTED.format(type(prompts).__name__))
+    given: Any = host_array(prompts)
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu" and given.size:
+        return [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(_EXPECTED.format(type(prompts).__name__))
+    if not isinstance(given, Sized):
+        each = iter(given)
+        first = next(each, None)
+        if isinstance(first, (int, np.integer)):  # the ids of one prompt
+            return [[int(first), *cast(Iterator[int], each)]]
+        return iter(()) if first is None else itertools.chain([first], each)
+    listed: list[Any] = list(given)
+    if listed and all(isinstance(p, (int, np.integer)) for p in listed):
         return [listed]
     return listed
+
+
+_EXPECTED = "prompts: expected a text, token ids, or an iterable of either, got {}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.progress import progress_bar
 from infinilm.requests import steps
 from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.prompts import Prompts, RequestMaker, as_prompt_list
+from infinilm.requests.feed import Drawn
+from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompts
 from infinilm.requests.reducers import HiddenPool, PromptLogprobs
 from infinilm.requests.request import LogitsWork
 from infinilm.requests.streams import arun_prompts, run_prompts
@@ -20,7 +22,8 @@ __all__ = ["areduce_prompts", "reduce_prompts"]
 
 _GREEDY = SamplingParams(temperature=0.0)  # nothing is drawn
 Reducer = TypeVar("Reducer", PromptLogprobs, HiddenPool)
-Reduced = list[tuple[str | None, npt.NDArray[np.int32], Reducer]]
+Reducing = tuple[str | None, npt.NDArray[np.int32], Reducer]
+Reduced = list[Reducing[Reducer]]
 
 
 def reduce_prompts(
@@ -31,6 +34,7 @@ def reduce_prompts(
     *,
     lora: str | None,
     hidden: bool = False,
+    description: str = "",
 ) -> Reduced[Reducer]:
     """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
 
@@ -42,14 +46,17 @@ def reduce_prompts(
         The adapter that they run through.
     hidden : bool
         Hidden states after the final norm instead of logits.
+    description : str
+        What a progress bar says is done; empty: none is shown.
 
     Raises
     ------
     RequestError
-        A prompt that can never be served. Nothing was run then.
+        A prompt that can never be served. Nothing was run then, unless the prompts are drawn from an iterator.
     """
-    reduced, works = _works_of(requests, prompts, make, lora, hidden)
-    run_prompts(thread, works)
+    reduced, drawn = _draw(requests, prompts, make, lora, hidden)
+    with progress_bar(drawn.total, description, "prompt", wanted=bool(description) and drawn.total != 0) as advance:
+        run_prompts(thread, drawn, advance)
     return reduced
 
 
@@ -63,24 +70,34 @@ async def areduce_prompts(
     hidden: bool = False,
 ) -> Reduced[Reducer]:
     """`reduce_prompts` for asyncio. Cancelling the task cancels the prompts."""
-    reduced, works = _works_of(requests, prompts, make, lora, hidden)
-    await arun_prompts(thread, works)
+    reduced, drawn = _draw(requests, prompts, make, lora, hidden)
+    await arun_prompts(thread, drawn)
     return reduced
 
 
-def _works_of(
+def _draw(
     requests: RequestMaker,
     prompts: Prompts,
     make: Callable[[npt.NDArray[np.int32]], Reducer],
     lora: str | None,
     hidden: bool,
-) -> tuple[Reduced[Reducer], list[LogitsWork]]:
+) -> tuple[Reduced[Reducer], Drawn[LogitsWork]]:
+    """What will be filled, and the works that fill it, made as they are drawn."""
     reduced: Reduced[Reducer] = []
-    works: list[LogitsWork] = []
     adapter = requests.adapters.get(lora)
-    for i, prompt in enumerate(as_prompt_list(prompts)):
-        text, ids = requests.read(prompt, f"prompt {i}", room=0)
+    source = as_prompts(prompts)
+
+    def read(numbered: tuple[int, Prompt]) -> Reducing[Reducer]:
+        text, ids = requests.read(numbered[1], f"prompt {numbered[0]}", room=0)
         reduced.append((text, ids, make(ids)))
-        sequence = steps.Sequence(ids, _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden, adapter=adapter)
-        works.append(LogitsWork(sequence, reduced[-1][2].take))
-    return reduced, works
+        return reduced[-1]
+
+    def work_of(one: Reducing[Reducer]) -> LogitsWork:
+        sequence = steps.Sequence(one[1], _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden, adapter=adapter)
+        return LogitsWork(sequence, one[2].take)
+
+    each: Iterator[Reducing[Reducer]] = map(read, enumerate(source))
+    total = None
+    if isinstance(source, list):
+        each, total = iter(list(each)), len(source)
+    return reduced, Drawn(map(work_of, each), total, requests.room(is_sized=total is not None))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import RequestError
+from infinilm.outputs import Logprob, TokenBytes, name_logprobs
 from infinilm.requests import logits as lg
 
 __all__ = ["HiddenPool", "PromptLogprobs"]
@@ -74,9 +73,13 @@ class PromptLogprobs:
         """Whether every token has its log-probability. False if the work failed or was cancelled."""
         return len(self.logprobs) == len(self._token_ids)
 
-    def merged(self) -> list[Mapping[int, float] | None]:
+    def top(self, tokenizer: TokenBytes | None) -> list[dict[int, Logprob] | None]:
+        """Per token, log-probabilities of the most probable tokens; None for the first."""
+        return [None if top is None else name_logprobs(top, self._top, tokenizer) for top in self.top_logprobs]
+
+    def merged(self, tokenizer: TokenBytes | None) -> list[dict[int, Logprob] | None]:
         """Per token, log-probabilities of the most probable tokens and of the token itself; None for the first."""
         return [
-            None if logprob is None or top is None else top | {int(token_id): logprob}
-            for token_id, logprob, top in zip(self._token_ids, self.logprobs, self.top_logprobs, strict=True)
+            None if logprob is None or top is None else name_logprobs(top | {int(i): logprob}, self._top, tokenizer)
+            for i, logprob, top in zip(self._token_ids, self.logprobs, self.top_logprobs, strict=True)
         ]

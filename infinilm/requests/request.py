@@ -21,7 +21,15 @@ import numpy.typing as npt
 
 from infinilm._core import MAX_LOGPROBS
 from infinilm.errors import RequestError, own_copy
-from infinilm.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenEvent
+from infinilm.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenBytes,
+    TokenEvent,
+    name_logprobs,
+)
 from infinilm.requests import logits as lg
 from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.reducers import PromptLogprobs
@@ -131,6 +139,17 @@ class LogitsWork(Work):
         self._reduce = reduce
         self._num_reduced = 0
 
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Itself, as `GenerationRequest.works`: what is submitted."""
+        return (self,)
+
+    all_works = ends = works
+
+    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
+        """Let the engine thread call `deliver` with the news, which are one: the end."""
+        self.deliver = deliver
+
     def take_logits(self) -> News | None:
         """Pass the collected logits to `reduce`; returns the last news when the prompt is done."""
         sequence = self.sequence
@@ -161,6 +180,8 @@ class Completion(Work):
     eos_token_ids : frozenset of int
     max_new_tokens : int
         The limit that follows from max_tokens and from the room in the context.
+    tokenizer : TokenBytes, optional
+        Has the texts of tokens with log-probabilities; None: there is none.
     """
 
     def __init__(
@@ -173,8 +194,10 @@ class Completion(Work):
         pipeline: lg.LogitsPipeline,
         eos_token_ids: frozenset[int],
         max_new_tokens: int,
+        tokenizer: TokenBytes | None = None,
     ) -> None:
         super().__init__(sequence)
+        self.tokenizer = tokenizer
         self.request_id = request_id
         self.prompt_index = prompt_index
         self.index = index
@@ -363,8 +386,12 @@ class CompletionReader:
             reason,
             completion=completion.index,
             error=error,
-            top_logprobs=news.top_logprobs,
+            top_logprobs=None if news.top_logprobs is None else self._named(news.top_logprobs),
         )
+
+    def _named(self, logprobs: Mapping[int, float]) -> dict[int, Logprob]:
+        completion = self._completion
+        return name_logprobs(logprobs, completion.sequence.params.logprobs or 0, completion.tokenizer)
 
     @property
     def has_more(self) -> bool:
@@ -433,7 +460,7 @@ class CompletionReader:
             index=completion.index,
             text=text.text if text is not None else "",
             token_ids=list(sequence.output_token_ids),
-            logprobs=list(completion.logprobs) if wanted else None,
+            logprobs=[self._named(one) for one in completion.logprobs] if wanted else None,
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
             finish_reason=completion.finish_reason if self._error is None else "error",
             stop_reason=completion.stop_reason,
@@ -491,9 +518,19 @@ class GenerationRequest:
             self.works = [work]
 
     @property
+    def ends(self) -> list[Completion]:
+        """The works whose ends are told: the completions."""
+        return self.completions
+
+    @property
     def all_works(self) -> list[Work]:
         """All works, including followers."""
         return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that computes the prompt: that of the first completion, or one that scores the prompt before."""
+        return self.works[0].sequence
 
     @property
     def has_begun(self) -> bool:
@@ -523,7 +560,7 @@ class GenerationRequest:
         `readers`: readers that have the text, by completion; None: those of the completions themselves.
         """
         first = self.completions[0]
-        leader = self.works[0].sequence
+        leader = self.leader
         metrics = RequestMetrics.from_times(
             self.arrival,
             leader.first_scheduled or None,
@@ -538,6 +575,6 @@ class GenerationRequest:
             prompt_token_ids=self._prompt_token_ids.tolist(),
             outputs=[(c.reader if readers is None else readers[c]).output() for c in self.completions],
             finished=self.finished,
-            prompt_logprobs=scores.merged() if scores is not None and scores.is_complete else None,
+            prompt_logprobs=scores.merged(first.tokenizer) if scores is not None and scores.is_complete else None,
             metrics=metrics,
         )

@@ -2,54 +2,137 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 from infinilm.errors import own_copy
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.progress import can_show, progress_bar
 from infinilm.requests.engine_thread import EngineThread
+from infinilm.requests.feed import Drawn, Feed
 from infinilm.requests.mailbox import current_mailbox
 from infinilm.requests.request import Completion, Delta, GenerationRequest, LogitsWork, News, Work
 
-__all__ = ["AsyncRequests", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
+__all__ = ["AsyncRequests", "afinish", "arun_prompts", "astream", "finish", "run_prompts", "stream"]
 
 
 def stream(
-    llm: object, thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+    llm: object,
+    thread: EngineThread,
+    drawn: Drawn[GenerationRequest],
+    *,
+    ends_only: bool = False,
+    take: Callable[[GenerationRequest], object] | None = None,
 ) -> Iterator[TokenEvent]:
     """Run requests and yield their events, or only the last event of each sequence. Leaving the loop cancels them.
 
-    `llm` is kept alive until then: an LLM that nobody holds closes its thread. If no request succeeded, raises the
-    first exception after the last event.
+    `take` gets each request when it has ended. `llm` is kept alive until then: an LLM that nobody holds closes its
+    thread. If no request succeeded, raises the first exception after the last event.
     """
     inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
-    num_open = _listen(requests, inbox.put, ends_only)
+    feed = Feed(thread, drawn, inbox.put, ends_only=ends_only)
+    results = _Results(take)
     try:
-        thread.submit([work for request in requests for work in request.works])
-        while num_open:
+        while feed.fill(inbox.empty):
             thread.check_caller()
-            event = _event(thread, inbox.get())
-            if event is not None:
-                num_open -= event.finish_reason is not None
-                yield event
+            with contextlib.suppress(queue.Empty):
+                event = results.hear(thread, feed, inbox.get(timeout=feed.patience))
+                if event is not None:
+                    yield event
     finally:
-        thread.cancel(_all_works(requests))
-    _raise_failure(requests)
+        feed.cancel()
+    results.raise_failure()
 
 
-def finish(llm: object, thread: EngineThread, requests: list[GenerationRequest], *, use_tqdm: bool) -> None:
+def finish(
+    llm: object, thread: EngineThread, drawn: Drawn[GenerationRequest], *, use_tqdm: bool
+) -> list[RequestOutput]:
     """Run requests to their ends, with a progress bar if `use_tqdm` is true and there is a terminal or notebook."""
-    completions = [completion for request in requests for completion in request.completions]
+    outputs: dict[int, RequestOutput] = {}
+
+    def take(request: GenerationRequest) -> None:
+        outputs[request.completions[0].prompt_index] = request.output()
+        rates.add(len(request.completions[0].sequence.prompt_token_ids), sum(map(_num_tokens, request.completions)))
+
     # The bar counts the tokens of a single sequence, after a delay, or the finished ones of several sequences.
-    is_alone = len(completions) == 1 and use_tqdm and can_show()
-    total, unit = (completions[0].max_new_tokens, "token") if is_alone else (len(completions), "prompt")
-    wanted = use_tqdm and bool(completions)
-    with progress_bar(total, "generating", unit, wanted=wanted, delay=1.0 if is_alone else 0.0) as advance:
-        for _ in stream(llm, thread, requests, ends_only=not is_alone):
-            advance()
+    total, unit, delay = drawn.total, "prompt", 0.0
+    is_alone = total == 1 and use_tqdm and can_show()
+    if is_alone:
+        (request,) = drawn.units
+        total, unit, delay = request.completions[0].max_new_tokens, "token", 1.0
+        drawn = Drawn(iter((request,)), 1, drawn.room)
+    with progress_bar(total, "generating", unit, wanted=use_tqdm and total != 0, delay=delay) as advance:
+        rates = _Rates()
+        for _ in stream(llm, thread, drawn, ends_only=not is_alone, take=take):
+            advance(1, "" if is_alone else rates)
+    return [outputs[index] for index in sorted(outputs)]
+
+
+def _num_tokens(completion: Completion) -> int:
+    return len(completion.sequence.output_token_ids)
+
+
+class _Rates:
+    """Tokens per second of a call so far: as text, what a progress bar shows behind the number of prompts."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._num_in = self._num_out = 0
+
+    def add(self, num_in: int, num_out: int = 0) -> None:
+        self._num_in += num_in
+        self._num_out += num_out
+
+    def __str__(self) -> str:
+        seconds = max(time.perf_counter() - self._begin, 1e-9)
+        generated = f", out {self._num_out / seconds:.0f}" if self._num_out else ""
+        return f"in {self._num_in / seconds:.0f}{generated} tokens/s"
+
+
+class _Results:
+    """What has come of the requests of a call.
+
+    Parameters
+    ----------
+    take : callable, optional
+        Gets each request when it has ended.
+    """
+
+    def __init__(self, take: Callable[[GenerationRequest], object] | None) -> None:
+        self._take = take
+        self._has_success = False
+        self._failures: dict[int, BaseException] = {}  # of the first failed prompts; while there is no success
+
+    def hear(self, thread: EngineThread, feed: Feed[GenerationRequest], news: News) -> TokenEvent | None:
+        """The event of news. A completion whose text cannot be decoded is cancelled."""
+        event = _event(thread, news)
+        if event is not None and event.finish_reason is not None:
+            request = feed.hear(news.work)
+            if request is not None:
+                self._end(request)
+        return event
+
+    def _end(self, request: GenerationRequest) -> None:
+        if not self._has_success:
+            failure = request.failure
+            if failure is None:
+                self._has_success = True
+                self._failures.clear()
+            else:
+                index = request.completions[0].prompt_index
+                if index < min(self._failures, default=index + 1):
+                    self._failures = {index: failure}
+        if self._take is not None:
+            self._take(request)
+
+    def raise_failure(self) -> None:
+        """Raise the first failure if no request succeeded. Otherwise the results of the others would be lost."""
+        for failure in self._failures.values():
+            raise failure
 
 
 class AsyncRequests:
@@ -160,6 +243,11 @@ class AsyncRequests:
         return [completion.reader.given() for completion in self._completions if completion.num_given]
 
     @property
+    def requests(self) -> Sequence[GenerationRequest]:
+        """One for each prompt, with all that the engine knows of it now."""
+        return self._requests
+
+    @property
     def seed(self) -> int:
         """Of the first completion: the one that it was given, or that was drawn for it."""
         return self._requests[0].completions[0].sequence.seed
@@ -201,44 +289,80 @@ class AsyncRequests:
 
 
 async def astream(
-    llm: object, thread: EngineThread, requests: list[GenerationRequest], *, ends_only: bool = False
+    llm: object,
+    thread: EngineThread,
+    drawn: Drawn[GenerationRequest],
+    *,
+    ends_only: bool = False,
+    take: Callable[[GenerationRequest], object] | None = None,
 ) -> AsyncIterator[TokenEvent]:
     """`stream` for asyncio."""
-    async with AsyncRequests(llm, thread, requests, ends_only=ends_only) as running:
-        async for events in running.steps():
-            for event in events:
-                yield event
+    import asyncio  # it takes a while, and most programs do without
 
-
-def run_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
-    """Run prompts to their ends; raises the first failure."""
-    ends: queue.SimpleQueue[News] = queue.SimpleQueue()
-    for work in works:
-        work.deliver = ends.put
+    mailbox = current_mailbox()
+    inbox: asyncio.Queue[News] = asyncio.Queue()
+    feed = Feed(thread, drawn, lambda news: mailbox.put(inbox.put_nowait, news), ends_only=ends_only)
+    results = _Results(take)
     try:
-        thread.submit(works)
-        for _ in works:
-            if (error := ends.get().error) is not None:
-                raise own_copy(error)
+        while feed.fill(inbox.empty):
+            thread.check_caller()
+            with contextlib.suppress(asyncio.TimeoutError):
+                event = results.hear(thread, feed, await asyncio.wait_for(inbox.get(), feed.patience))
+                if event is not None:
+                    yield event
     finally:
-        thread.cancel(works)
+        feed.cancel()
+    results.raise_failure()
 
 
-async def arun_prompts(thread: EngineThread, works: list[LogitsWork]) -> None:
+async def afinish(llm: object, thread: EngineThread, drawn: Drawn[GenerationRequest]) -> list[RequestOutput]:
+    """`finish` for asyncio, without a bar."""
+    outputs: dict[int, RequestOutput] = {}
+
+    def take(request: GenerationRequest) -> None:
+        outputs[request.completions[0].prompt_index] = request.output()
+
+    async for _ in astream(llm, thread, drawn, ends_only=True, take=take):
+        pass
+    return [outputs[index] for index in sorted(outputs)]
+
+
+def run_prompts(
+    thread: EngineThread, drawn: Drawn[LogitsWork], advance: Callable[..., None] = lambda count, note: None
+) -> None:
+    """Run prompts to their ends; raises the first failure. `advance` moves a progress bar."""
+    ends: queue.SimpleQueue[News] = queue.SimpleQueue()
+    feed, rates = Feed(thread, drawn, ends.put), _Rates()
+    try:
+        while feed.fill(ends.empty):
+            thread.check_caller()
+            with contextlib.suppress(queue.Empty):
+                _hear_prompt(feed, ends.get(timeout=feed.patience), rates)
+                advance(1, rates)
+    finally:
+        feed.cancel()
+
+
+async def arun_prompts(thread: EngineThread, drawn: Drawn[LogitsWork]) -> None:
     """`run_prompts` for asyncio."""
     import asyncio  # it takes a while, and most programs do without
 
     mailbox = current_mailbox()
     ends: asyncio.Queue[News] = asyncio.Queue()
-    for work in works:
-        work.deliver = lambda news: mailbox.put(ends.put_nowait, news)
+    feed, rates = Feed(thread, drawn, lambda news: mailbox.put(ends.put_nowait, news)), _Rates()
     try:
-        thread.submit(works)
-        for _ in works:
-            if (error := (await ends.get()).error) is not None:
-                raise own_copy(error)
+        while feed.fill(ends.empty):
+            with contextlib.suppress(asyncio.TimeoutError):
+                _hear_prompt(feed, await asyncio.wait_for(ends.get(), feed.patience), rates)
     finally:
-        thread.cancel(works)
+        feed.cancel()
+
+
+def _hear_prompt(feed: Feed[LogitsWork], end: News, rates: _Rates) -> None:
+    feed.hear(end.work)
+    rates.add(len(end.work.sequence.prompt_token_ids))
+    if end.error is not None:
+        raise own_copy(end.error)
 
 
 def _all_works(requests: list[GenerationRequest]) -> list[Work]:

@@ -2,37 +2,82 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import aiohttp
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from infinilm.errors import ConfigError
 from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
-from infinilm.router.replicas import Pool
+from infinilm.router.replicas import Pool, Replica
 from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import new_id
-from infinilm.server.bodies import ApiError
+from infinilm.server.app import handler_of
+from infinilm.server.bodies import ApiError, Body, mapping, text
 from infinilm.server.guard import App, Guard, Message, Receive, Send
+from infinilm.server.keys import Keys
+from infinilm.server.records import Record, log_request
+
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
 
 __all__ = ["make_app"]
 
+_REPLICAS = "/replicas"
+_REPLICA_PATH = f"{_REPLICAS}/"  # and an index
+
 
 def make_app(
-    settings: RouterSettings, pool: Pool, forwarder: Forwarder, session: aiohttp.ClientSession, metrics: RouterMetrics
+    settings: RouterSettings,
+    pool: Pool,
+    forwarder: Forwarder,
+    session: aiohttp.ClientSession,
+    metrics: RouterMetrics,
+    keys: Keys,
+    admin_keys: Keys,
+    traces: Traces | None = None,
 ) -> App:
-    """The application; it checks hosts, keys and sizes as a server does."""
+    """The application; it checks hosts, keys and sizes as a server does.
 
-    async def own(path: str) -> Response | None:
-        if path in ("/health", "/ping"):
+    Parameters
+    ----------
+    settings : RouterSettings
+    pool : Pool
+    forwarder : Forwarder
+    session : aiohttp.ClientSession
+        For the metrics of the replicas.
+    metrics : RouterMetrics
+    keys : Keys
+        Of clients.
+    admin_keys : Keys
+        Of operators, who may add and remove replicas; if there is none, no request may.
+    traces : Traces, optional
+    """
+    changes = _Changes(settings, pool)
+
+    async def own(scope: Message, receive: Receive) -> Response | None:
+        """The answer to a request that is for the router itself; None: it is for a replica."""
+        method, path = scope["method"], scope["path"]
+        if _is_change(method, path):
+            if not admin_keys:
+                raise ApiError("no request may change the replicas of a router without --admin-key-file", 403)
+            if method == "DELETE":
+                return changes.remove(path)
+            return await changes.add(Request(scope, receive))
+        if method != "GET":
+            return None
+        if path in ("/health", "/ping", "/live"):
             num_up = len(pool.up)
             state = "draining" if forwarder.is_draining else "ok" if num_up else "no replica"
             values = {"status": state, "replicas": len(pool.replicas), "replicas_up": num_up}
-            return JSONResponse(values, 200 if state == "ok" else 503)
+            return JSONResponse(values, 200 if state == "ok" or path == "/live" else 503)
         if path == "/metrics":
-            text = await metrics.render(pool, session, settings.health_timeout)
-            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-        if path == "/replicas":
-            names = ("url", "state", "why", "num_running", "num_sent")
-            return JSONResponse([{name: getattr(replica, name) for name in names} for replica in pool.replicas])
+            body = await metrics.render(pool, session, settings.health_timeout)
+            return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+        if path == _REPLICAS:
+            return JSONResponse([_entry(replica) for replica in pool.replicas])
         if path == "/replica":
             raise ApiError("this is a router; /replicas lists its servers", 404)
         return None
@@ -40,10 +85,20 @@ def make_app(
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             raise ApiError("this is a router, whose servers have the same adapters: ask each of them", 404)
-        answer = await own(scope["path"]) if scope["method"] == "GET" else None
+        answer = await own(scope, receive)
         await (answer or forwarder)(scope, receive, send)
 
-    guard = Guard(app, settings.front)
+    def ended(record: Record) -> None:
+        metrics.http.add(record)
+        if traces is not None:
+            traces.end(record)
+        if settings.front.log_requests:
+            log_request(record)
+
+    def keys_of(method: str, path: str) -> Keys:
+        return admin_keys if _is_change(method, path) and admin_keys else keys
+
+    guard = Guard(app, settings.front, keys_of, _handler_of, ended)
 
     async def named(scope: Message, receive: Receive, send: Send) -> None:
         """Give every request its name here, so that the logs of router and replica have the same."""
@@ -52,3 +107,59 @@ def make_app(
         await guard(scope, receive, send)
 
     return named
+
+
+def _is_change(method: str, path: str) -> bool:
+    """Whether a request is to change which replicas there are."""
+    return (method == "POST" and path == _REPLICAS) or (method == "DELETE" and path.startswith(_REPLICA_PATH))
+
+
+def _handler_of(path: str) -> str:
+    """As that of a server."""
+    if path.startswith(_REPLICA_PATH):
+        return f"{_REPLICA_PATH}{{index}}"
+    return path if path == _REPLICAS else handler_of(path)
+
+
+def _entry(replica: Replica) -> dict[str, Any]:
+    names = ("index", "url", "origin", "state", "why", "num_running", "num_sent")
+    return {name: getattr(replica, name) for name in names}
+
+
+class _Changes:
+    """Adds and removes replicas while the router runs."""
+
+    def __init__(self, settings: RouterSettings, pool: Pool) -> None:
+        self._settings, self._pool = settings, pool
+
+    async def add(self, request: Request) -> Response:
+        """Use one more, if it is of the model of the others."""
+        try:
+            body = Body(mapping("body", await request.json()))
+        except (ValueError, RecursionError) as error:
+            raise ApiError(f"the body is not JSON: {error}") from error
+        url, key = body.need("url", text), body.take("api_key", text)
+        body.finish()
+        try:
+            replica = self._pool.add(url, key or self._settings.replica_key, origin="added")
+        except ConfigError as error:
+            raise ApiError(str(error), param="url") from error
+        await self._pool.look_at(replica)
+        if replica.state == "refused":
+            refusal = ApiError(f"replica {replica.url}: {replica.why}", 409, param="url")
+            self._pool.remove(replica)
+            raise refusal
+        return JSONResponse(_entry(replica), 201)
+
+    def remove(self, path: str) -> Response:
+        """Send one nothing more, and forget it once it is idle."""
+        index = path.removeprefix(_REPLICA_PATH)
+        found = [replica for replica in self._pool.replicas if str(replica.index) == index]
+        if not found:
+            raise ApiError(f"there is no replica {index!r}; GET {_REPLICAS} lists them with their indexes", 404)
+        replica = found[0]
+        if replica.origin in ("started", "dns"):
+            keeper = "this process keeps it running" if replica.origin == "started" else "its name in DNS does"
+            raise ApiError(f"replica {index} would come back: {keeper}", 409)
+        self._pool.retire(replica, "an operator has removed it")
+        return JSONResponse(_entry(replica), 202)

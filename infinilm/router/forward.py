@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aiohttp
@@ -26,7 +26,11 @@ from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
+from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
+
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
 
 __all__ = ["Forwarder"]
 
@@ -51,6 +55,10 @@ _NOT_FORWARDED = _OF_A_CONNECTION | {
 }
 _NOT_RETURNED = _OF_A_CONNECTION | {b"date", b"server", b"x-request-id", b"request-id"}
 _MARK = re.compile(rb":([0-9 ]*)")  # the tokens of the events before it
+_CONSTRAINTS = {"response_format", "structured_outputs", "grammar", "json_schema", "text", "output_config"}
+# A constraint is compiled before the first event. One server may be lost at that time by chance; what ended two of them
+# would end the next.
+_TRIES_OF_CONSTRAINED = 2
 _LARGE_BODY = 1 << 18  # bytes that take longer to read than other requests should wait
 
 
@@ -159,12 +167,19 @@ class Forwarder:
     pool : Pool
     session : aiohttp.ClientSession
     metrics : RouterMetrics
+    traces : Traces, optional
     """
 
     def __init__(
-        self, settings: RouterSettings, pool: Pool, session: aiohttp.ClientSession, metrics: RouterMetrics
+        self,
+        settings: RouterSettings,
+        pool: Pool,
+        session: aiohttp.ClientSession,
+        metrics: RouterMetrics,
+        traces: Traces | None = None,
     ) -> None:
         self._settings, self._pool, self._session, self._metrics = settings, pool, session, metrics
+        self._traces = traces
         self.is_draining = False
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -204,7 +219,8 @@ class Forwarder:
         except ApiError as error:
             if not stream.has_begun:
                 raise
-            logger.warning("a stream could not be ended: %s", error)
+            fail_current(error.status)
+            logger.warning("the stream %s could not be ended: %s", name_of_current(), error)
             await stream.fail(error, call.path, request_id)
 
     async def _try_replicas(self, call: _Call, stream: _EventStream, send: Send) -> None:
@@ -220,15 +236,19 @@ class Forwarder:
                 whole = await self._attempt(call, replica, stream)
             except _Lost as error:
                 num_lost += 1
-                logger.warning("replica %s failed: %s", replica.url, error)
+                logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
                 self._pool.doubt(replica, str(error))
+                if num_lost == _TRIES_OF_CONSTRAINED and not stream.has_events and _is_constrained(call):
+                    raise ApiError(
+                        "two servers were lost over this request, perhaps over its constraint", 502
+                    ) from None
                 if stream.has_events and stream.head is None:
                     raise ApiError("the server of this answer was lost; send the request again", 502) from None
                 (self._metrics.resumed if stream.has_events else self._metrics.retried).inc()
                 continue
             if whole is None:  # all of it has been sent
                 return
-            self._metrics.answered(replica.url, whole.status)
+            self._metrics.answered(replica, whole.status)
             if whole.status not in (429, 503):
                 if stream.has_begun:
                     raise ApiError(f"the answer could not be gone on with: {whole.body[:500]!r}", 502)
@@ -262,6 +282,8 @@ class Forwarder:
 
     async def _attempt(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
         """Give the request to a replica. Returns its answer; None: it was a stream, all of which has been sent."""
+        if (record := current.get()) is not None:
+            record.replica = replica.index
         with replica.running(call.chain):
             work = asyncio.ensure_future(self._exchange(call, replica, stream))
             lost = asyncio.ensure_future(replica.lost.wait())
@@ -276,7 +298,7 @@ class Forwarder:
                 await asyncio.gather(work, lost, return_exceptions=True)
 
     async def _exchange(self, call: _Call, replica: Replica, stream: _EventStream) -> _Whole | None:
-        body, headers = call.body, [*call.headers, *replica.headers.items()]
+        body, headers = call.body, [*self._traced(call.headers), *replica.headers.items()]
         values = call.values or {}
         if values.get("stream") is True and CONTINUE not in values:
             headers.append((RESUMABLE, "1"))
@@ -291,12 +313,20 @@ class Forwarder:
                 returned = [item for item in answer.raw_headers if item[0].lower() not in _NOT_RETURNED]
                 if answer.status == 200 and answer.content_type == "text/event-stream":
                     rest = await stream.pass_on(returned, answer.content)
-                    self._metrics.answered(replica.url, 200)  # before the client can ask
+                    self._metrics.answered(replica, 200)  # before the client can ask
                     await stream.end(rest)
                     return None
                 return _Whole(answer.status, returned, await answer.read())
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise _Lost(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+
+    def _traced(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The headers of a request, in the trace as one that this router has sent; as they are without traces."""
+        record = current.get()
+        if self._traces is None or record is None:
+            return headers
+        own = self._traces.headers(record)
+        return [(name, value) for name, value in headers if name not in own] + list(own.items())
 
 
 async def _read(scope: Message, receive: Receive) -> _Call | None:
@@ -318,6 +348,12 @@ async def _read(scope: Message, receive: Receive) -> _Call | None:
     query = scope.get("query_string", b"")
     target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
     return _Call(method, path, target, list(_forwarded(scope["headers"])), body, values, chain)
+
+
+def _is_constrained(call: _Call) -> bool:
+    """Whether a request says what its answer must look like."""
+    said = (name for name, value in (call.values or {}).items() if value)
+    return any(name in _CONSTRAINTS or name.startswith("guided_") for name in said)
 
 
 def _values(body: bytes, generates: bool) -> tuple[dict[str, Any] | None, list[int]]:

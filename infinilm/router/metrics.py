@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from infinilm.router.replicas import Pool
+from infinilm.router.replicas import Pool, Replica
+from infinilm.server.metrics import HttpCounter
 
 __all__ = ["RouterMetrics"]
 
@@ -28,13 +29,15 @@ class RouterMetrics:
         self.resumed = self._counter("resumed_streams", "Streams that another replica went on with.")
         self._queries = self._counter("prefix_queries", "Blocks of prompts looked for among those that replicas have.")
         self._hits = self._counter("prefix_hits", "Blocks of them that the chosen replica has.")
+        self.http = HttpCounter("infinilm_router:")
+        self._registry.register(self.http)
 
     def _counter(self, name: str, about: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(f"infinilm_router:{name}", about, list(labels), registry=self._registry)
 
-    def answered(self, replica: str, status: int) -> None:
+    def answered(self, replica: Replica, status: int) -> None:
         """Count an answer."""
-        self._answers.labels(replica, str(status)).inc()
+        self._answers.labels(str(replica.index), str(status)).inc()
 
     def chosen(self, num_blocks: int, num_matched: int) -> None:
         """Count the blocks of a prompt, and those that the replica chosen for it has."""
@@ -42,17 +45,17 @@ class RouterMetrics:
         self._hits.inc(num_matched)
 
     async def render(self, pool: Pool, session: aiohttp.ClientSession, seconds: float) -> bytes:
-        """The text format: of the router, and of every replica that answers in so many seconds, with its address."""
+        """The text format: of the router, and of every replica that answers in so many seconds, with its index."""
         limit = aiohttp.ClientTimeout(total=seconds)
 
-        async def fetch(url: str, headers: dict[str, str]) -> tuple[str, str]:
+        async def fetch(replica: Replica) -> tuple[int, str]:
             try:
-                async with session.get(f"{url}/metrics", headers=headers, timeout=limit) as answer:
-                    return url, await answer.text() if answer.status == 200 else ""
+                async with session.get(f"{replica.url}/metrics", headers=replica.headers, timeout=limit) as answer:
+                    return replica.index, await answer.text() if answer.status == 200 else ""
             except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError):
-                return url, ""
+                return replica.index, ""
 
-        texts = await asyncio.gather(*(fetch(replica.url, replica.headers) for replica in pool.up))
+        texts = await asyncio.gather(*map(fetch, pool.up))
         registry = CollectorRegistry()
         registry.register(_Now(pool, texts))
         return generate_latest(self._registry) + generate_latest(registry)
@@ -61,7 +64,7 @@ class RouterMetrics:
 class _Now(Collector):
     """The state of the replicas, and what they say."""
 
-    def __init__(self, pool: Pool, texts: list[tuple[str, str]]) -> None:
+    def __init__(self, pool: Pool, texts: list[tuple[int, str]]) -> None:
         self._pool, self._texts = pool, texts
 
     def collect(self) -> Iterator[Metric]:
@@ -71,16 +74,16 @@ class _Now(Collector):
             "infinilm_router:replica_requests_running", "Requests that were sent there and run.", labels=["replica"]
         )
         for replica in self._pool.replicas:
-            is_up.add_metric([replica.url], float(replica.state == "up"))
-            running.add_metric([replica.url], replica.num_running)
+            is_up.add_metric([str(replica.index)], float(replica.state == "up"))
+            running.add_metric([str(replica.index)], replica.num_running)
         yield from (is_up, running)
         families: dict[str, Metric] = {}
-        for url, text in self._texts:
+        for index, text in self._texts:
             for family in text_string_to_metric_families(text):
                 found = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type, family.unit)
                 )
                 for sample in family.samples:
-                    labels = {"replica": url, **sample.labels}
+                    labels = {"replica": str(index), **sample.labels}
                     found.samples.append(Sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar))
         yield from families.values()

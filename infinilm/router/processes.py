@@ -8,14 +8,13 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from infinilm.errors import ConfigError, InfinilmError
+from infinilm.errors import ConfigError, InfinilmError, told
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
 
@@ -47,6 +46,9 @@ def replica_options(args: argparse.Namespace, host: str, key: str, **more: Any) 
 class ServerProcess(asyncio.SubprocessProtocol):
     """An ordinary server in a process of its own. It ends when this object's process does.
 
+    It tells its address on stdout, where nothing else can write (`infinilm.cli.replica`). What it logs on stderr may
+    quote a model's files, so it is passed on and never read.
+
     This is a protocol, since `asyncio.subprocess.Process.wait` goes on until the pipes of the process are closed, too.
     Another process that the server has started may hold these for ever.
 
@@ -58,6 +60,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self.url = ""
         self.last_line = ""
+        self._told = b""  # on stdout
         self._rest = b""  # of stderr, behind the last whole line
         self._transport: asyncio.SubprocessTransport
         loop = asyncio.get_running_loop()
@@ -72,15 +75,15 @@ class ServerProcess(asyncio.SubprocessProtocol):
             cls,
             *(sys.executable, "-m", "infinilm.cli.replica"),
             stdin=asyncio.subprocess.PIPE,
-            stdout=None,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **(environment or {})},
         )
         made._transport = transport
         try:
             stdin = transport.get_pipe_transport(0)
-            assert isinstance(stdin, asyncio.WriteTransport)
-            stdin.write(json.dumps(options).encode() + b"\n")
+            # Of an asyncio loop it is a WriteTransport; that of uvloop, on which Ray runs actors, only has its methods.
+            cast(asyncio.WriteTransport, stdin).write(json.dumps(options).encode() + b"\n")
             await asyncio.wait({made._begun})
             if not made.url:
                 code = await made.wait()
@@ -92,7 +95,13 @@ class ServerProcess(asyncio.SubprocessProtocol):
         return made
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Take in what it has written to stderr; asyncio calls this."""
+        """Take in what it has written; asyncio calls this."""
+        if fd == 1:
+            self._told += data
+            if self._told.endswith(b"\n") and not self.url:
+                self.url = self._told.decode().strip()
+                _set(self._begun)
+            return
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-_LONGEST_LINE:]
         for line in lines:
@@ -100,11 +109,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     def _take_line(self, line: bytes) -> None:
         text = line[-_LONGEST_LINE:].decode("utf-8", "replace").rstrip()
-        found = re.search(r" at (https?://\S+)$", text)
-        if found and not self.url:
-            self.url = found[1]
-            _set(self._begun)
-        elif text:
+        if text:
             self.last_line = text
             print(text, file=sys.stderr, flush=True)
 
@@ -186,11 +191,11 @@ def supervised(start: Start, count: int, key: str, drain_seconds: float) -> Laun
                         running = await start(index)
                         rest = 1.0
                     except (InfinilmError, OSError) as error:
-                        logger.warning("replica %d does not start: %s", index, error)
+                        logger.warning("replica %d does not start: %s", index, told(error))
                         await asyncio.sleep(rest)
                         rest = min(2 * rest, _LONGEST_REST)
                         continue
-                replica = pool.add(running.url, key)
+                replica = pool.add(running.url, key, origin="started")
                 await pool.look_at_all()
                 try:
                     logger.warning("replica %d has ended: %s", index, await running.wait())
@@ -237,17 +242,17 @@ def local_replicas(args: argparse.Namespace, count: int, drain_seconds: float) -
 
 def _places(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
     """What each replica gets of this machine."""
-    from infinilm.devices import backends
+    from infinilm.devices.system import backends, usable_gpus
 
     size = args.tensor_parallel_size
     if args.device.startswith("cuda:"):
         raise ConfigError(f"device={args.device!r} is one GPU; name those of replicas with device_ids")
     machine = backends()
-    num_gpus = len(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else 0
+    gpus = usable_gpus(machine["cuda"]["devices"]) if args.device in ("auto", "cuda") else []
     if args.device_ids is not None:
         ids = list(args.device_ids)
-    elif args.device == "cuda" or num_gpus:
-        ids = list(range(num_gpus))
+    elif args.device == "cuda" or gpus:
+        ids = gpus
     else:
         num_cpus = machine["cpu"]["num_threads"]
         if args.num_threads is None and count * size > num_cpus:

@@ -33,8 +33,13 @@ class Replica:
     Attributes
     ----------
     url : str
+    index : int
+        Its name in metrics: the lowest that no other replica has, so that one that is replaced keeps its time series.
+    origin : str
+        Where it comes from: "command line", "started" by this process, "dns", or "added" by an operator.
     state : str
-        "new"; "up"; "down": it cannot be used now; "refused": it is not like the others.
+        "new"; "up"; "down": it cannot be used now; "refused": it is not like the others; "leaving": it ends what it
+        has begun, and gets nothing new.
     why : str
         What is the matter, if it is not up.
     num_running : int
@@ -43,18 +48,30 @@ class Replica:
     prefixes : PrefixIndex
     lost : asyncio.Event
         It is silent, and so are its connections: who waits for it need not.
+    idle : asyncio.Event
+        It runs nothing that the router has sent there.
     """
 
-    def __init__(self, url: str, key: str | None, table: PrefixTable | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        table: PrefixTable | None = None,
+        *,
+        index: int = 0,
+        origin: str = "command line",
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise ConfigError(f"replica_url: expected an address such as http://10.0.0.7:8000, got {url!r}")
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.index, self.origin = index, origin
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.state, self.why = "new", "it has not answered yet"
         self.num_running = self.num_sent = self.num_failures = 0
         self.prefixes = PrefixIndex(_MOST_BLOCKS, table)
-        self.lost = asyncio.Event()
+        self.lost, self.idle = asyncio.Event(), asyncio.Event()
+        self.idle.set()
         self.parts: Mapping[str, str] = {}
         self._instance: str | None = None
 
@@ -73,6 +90,8 @@ class Replica:
 
     def go(self, state: str, why: str) -> None:
         """It cannot be used."""
+        if self.state == "leaving":  # for good, whatever else happens to it
+            return
         if (state, why) != (self.state, self.why):
             logger.warning("replica %s is %s: %s", self.url, state, why)
         self.state, self.why = state, why
@@ -82,11 +101,14 @@ class Replica:
         """A request that is sent there, with its chain of hashes."""
         self.num_running += 1
         self.num_sent += 1
+        self.idle.clear()
         self.prefixes.remember(chain)
         try:
             yield
         finally:
             self.num_running -= 1
+            if not self.num_running:
+                self.idle.set()
 
 
 def choose(replicas: Sequence[Replica], chain: Sequence[int], imbalance: int) -> tuple[Replica | None, int]:
@@ -131,14 +153,17 @@ class Pool:
     def __init__(self, settings: RouterSettings, session: aiohttp.ClientSession) -> None:
         self._settings, self._session = settings, session
         self.replicas: list[Replica] = []
+        self._leaving: set[asyncio.Task[None]] = set()
         self._table = PrefixTable()
         self._turn = itertools.count()
         self._looking: dict[Replica, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
-    def add(self, url: str, key: str | None) -> Replica:
+    def add(self, url: str, key: str | None, *, origin: str = "command line") -> Replica:
         """Use a replica from now on. ConfigError: it is no address, or is there already."""
-        replica = Replica(url, key, self._table)
+        taken = {other.index for other in self.replicas}
+        index = next(number for number in itertools.count() if number not in taken)
+        replica = Replica(url, key, self._table, index=index, origin=origin)
         if any(other.url == replica.url for other in self.replicas):
             raise ConfigError(f"replica_url: {replica.url} was given twice")
         self.replicas.append(replica)
@@ -151,6 +176,21 @@ class Pool:
         replica.prefixes.close()
         replica.state, replica.why = "down", "it has ended"
         replica.lost.set()
+
+    def retire(self, replica: Replica, why: str) -> None:
+        """Send it nothing new, and remove it once what it runs has ended, or its time to drain is over.
+
+        Streams that run then go on elsewhere, as those of a replica that is lost do.
+        """
+        replica.go("leaving", why)
+        task = asyncio.ensure_future(self._remove_when_idle(replica))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _remove_when_idle(self, replica: Replica) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(replica.idle.wait(), self._settings.front.drain_timeout)
+        self.remove(replica)
 
     @property
     def up(self) -> list[Replica]:
@@ -171,6 +211,11 @@ class Pool:
         """A connection to it has failed: it is not used until it has answered again."""
         replica.go("down", why)
         self._look_soon(replica)
+
+    async def look_at(self, replica: Replica) -> None:
+        """Look at a replica now, and wait for what it says."""
+        self._look_soon(replica)
+        await asyncio.wait([self._looking[replica]])
 
     async def look_at_all(self) -> None:
         """Look at every replica now, and wait for what they say."""
@@ -211,7 +256,7 @@ class Pool:
                 replica.lost.set()
             return
         replica.num_failures = 0
-        if replica not in self.replicas:  # removed meanwhile
+        if replica not in self.replicas or replica.state == "leaving":  # meanwhile
             return
         if status != 200 or not isinstance(found, dict) or not isinstance(found.get("parts"), dict):
             replica.go("refused" if status in (200, 401, 403, 404, 405) else "down", _said(status, found))

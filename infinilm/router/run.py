@@ -17,16 +17,19 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
+from infinilm.server.keys import Keys
 from infinilm.server.run import (
     QuietServer,
     all_taken,
     allow_connections,
     end_listening,
-    filter_logs,
     listen,
+    read_keys_at_sighup,
     shown_address,
     uvicorn_config,
+    write_logs,
 )
+from infinilm.server.service import make_traces
 
 __all__ = ["Launch", "serve_router"]
 
@@ -45,7 +48,6 @@ def serve_router(
     uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
-    log_requests: bool = False,
     tell: Callable[[str], object] = print,
     launch: Launch | None = None,
 ) -> int:
@@ -56,7 +58,7 @@ def serve_router(
     settings : RouterSettings
     replicas : sequence of (str, str or None)
         Address and key of each.
-    host, port, uds, ssl_keyfile, ssl_certfile, log_requests, tell
+    host, port, uds, ssl_keyfile, ssl_certfile, tell
         As those of `infinilm.server.run.serve`.
     launch : callable, optional
         Starts more replicas, which end with the router.
@@ -66,9 +68,14 @@ def serve_router(
     ConfigError
         The address cannot be had, or a replica is no server of this model and version.
     """
-    level = "info" if log_requests else "warning"
+    write_logs(settings.front)
     listener = listen(host, port, uds)
     allow_connections()
+    front = settings.front
+    all_keys = (
+        Keys(front.api_keys, front.api_key_file),
+        Keys(settings.admin_keys, settings.admin_key_file, "--admin-key-file"),
+    )
 
     async def run() -> int:
         stop, num_signals = asyncio.Event(), 0
@@ -83,6 +90,7 @@ def serve_router(
         now = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, signalled)
+        read_keys_at_sighup(all_keys, signalled)
         url = shown_address(listener, host, ssl_certfile is not None)
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(open_session())
@@ -97,15 +105,16 @@ def serve_router(
                     return 0
             await pool.look_at_all()
             for replica in pool.replicas:
-                if replica.state == "refused":
+                if replica.state == "refused" and replica.origin != "dns":
                     raise ConfigError(f"replica {replica.url}: {replica.why}")
             watching = asyncio.ensure_future(pool.watch())
             stack.callback(watching.cancel)
-            forwarder = Forwarder(settings, pool, session, metrics)
-            app = make_app(settings, pool, forwarder, session, metrics)
-            files = {"ssl_keyfile": ssl_keyfile, "ssl_certfile": ssl_certfile}
-            server = QuietServer(uvicorn_config(app, log_level=level, access_log=log_requests, **files))
-            filter_logs()
+            traces = make_traces(front.traces_to, "infinilm-router", "")
+            if traces is not None:
+                stack.push_async_callback(asyncio.to_thread, traces.close)
+            forwarder = Forwarder(settings, pool, session, metrics, traces)
+            app = make_app(settings, pool, forwarder, session, metrics, *all_keys, traces)
+            server = QuietServer(uvicorn_config(app, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
             serving = asyncio.ensure_future(server.serve([listener]))
             tell(f"router of {len(pool.replicas)} replicas, {len(pool.up)} of them up, at {url}")
             await _first(serving, stop)

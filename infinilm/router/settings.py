@@ -30,6 +30,11 @@ class RouterSettings:
         Seconds that a stream which lost its replica waits for another one.
     routes_by_prefix : bool
         False: each replica in its turn.
+    admin_keys : tuple of str
+    admin_key_file : str or None
+        Any of these keys, and of those of this file, may add and remove replicas; without any, no request may.
+    replica_key : str or None
+        That replicas ask for which are added without a key of their own.
     """
 
     front: ServerSettings
@@ -40,3 +45,6 @@ class RouterSettings:
     health_timeout: float = 5.0
     wait_timeout: float = 30.0
     routes_by_prefix: bool = True
+    admin_keys: tuple[str, ...] = ()
+    admin_key_file: str | None = None
+    replica_key: str | None = None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -29,18 +26,22 @@ from infinilm.server.completions import CompletionStream, read_completion, whole
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
+from infinilm.server.page import chat_page
+from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
+from infinilm.server.structured import relaxed_header
 
-__all__ = ["make_app"]
+__all__ = ["handler_of", "make_app"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes them
 
 # Bytes. Longer bodies are read in threads, beside the event loop. Short ones are not: where many requests come at once,
 # threads that all want the interpreter take several times as long as the reading itself.
 _SHORT_BODY = 2048
+_LONG_BODY = 1 << 18  # longer ones are read one after the other, so that a few of them do not take all memory
 _LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
@@ -59,7 +60,14 @@ def make_app(service: Service) -> App:
             answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
         await answer(scope, receive, send)
 
-    return Guard(app, service.settings)
+    return Guard(app, service.settings, lambda *_: service.keys, handler_of, service.ended)
+
+
+def handler_of(path: str) -> str:
+    """The name of the route that a path has, for metrics; `NO_HANDLER` if it has none."""
+    if path.startswith(_MODEL_PATH):
+        return f"{_MODEL_PATH}{{model}}"
+    return path if path in _PATHS or path == "/" else NO_HANDLER
 
 
 def _handler(method: str, path: str, has_page: bool) -> Handler:
@@ -177,7 +185,7 @@ async def _whole(
                 for choice in output.outputs:
                     if choice.error is not None:
                         raise choice.error
-            return JSONResponse(answer(running))
+            return JSONResponse(answer(running), headers=relaxed_header(params.constraint))
 
         return await service.attended(request.receive, work())
 
@@ -209,7 +217,8 @@ class _Stream(Response):
         path: str = "",
     ) -> None:
         super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **relaxed_header(params.constraint)},
         )
         del self.headers["content-length"]
         self._service, self._prompts, self._params, self._answer = service, prompts, part.params(params), answer
@@ -259,6 +268,14 @@ class _Stream(Response):
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
+async def _beside(service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones."""
+    if num_bytes <= _SHORT_BODY:
+        return work(*arguments)
+    reader = service.long_reader if num_bytes > _LONG_BODY else None
+    return await asyncio.get_running_loop().run_in_executor(reader, work, *arguments)
+
+
 async def _read(
     service: Service,
     request: Request,
@@ -266,15 +283,18 @@ async def _read(
     values: Mapping[str, Any],
 ) -> T:
     """What a body asks for; `values`: its JSON."""
-    if len(await request.body()) <= _SHORT_BODY:
-        return read(service, values, request.state.unknown)
-    return await asyncio.to_thread(read, service, values, request.state.unknown)  # templates and tokenizers take time
+    # Templates and tokenizers take time.
+    return await _beside(service, len(await request.body()), read, service, values, request.state.unknown)
 
 
 async def _json(service: Service, request: Request) -> dict[str, Any]:
     """The JSON object that a request carries."""
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
+    return await _beside(service, len(data) if len(data) > _LONG_BODY else 0, _parsed, data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
     try:
         values = json.loads(data, parse_constant=_no_json, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -380,7 +400,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None
         return {"count": len(ids), "max_model_len": llm.max_model_len, "tokens": ids, "token_strs": texts}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
@@ -400,7 +420,7 @@ async def _detokenize(service: Service, request: Request) -> Response:
         with bad_request("tokens"):
             return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 
-    return JSONResponse(await asyncio.to_thread(work))
+    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
 
 
 async def _tokenizer_info(service: Service, _: Request) -> Response:
@@ -419,6 +439,12 @@ async def _tokenizer_info(service: Service, _: Request) -> Response:
 async def _health(service: Service, _: Request) -> Response:
     state = service.state()
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+
+
+async def _live(service: Service, _: Request) -> Response:
+    """Whether the process should be left alone, also while it loads or drains; /health tells if it is of use."""
+    state = service.state()
+    return JSONResponse({"status": state}, 503 if state == "dead" else 200)
 
 
 async def _replica(service: Service, _: Request) -> Response:
@@ -463,30 +489,16 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/tokenizer_info": ("GET", _tokenizer_info),
     "/health": ("GET", _health),
     "/ping": ("GET", _health),
+    "/live": ("GET", _live),
     "/replica": ("GET", _replica),
     "/version": ("GET", _version),
     "/metrics": ("GET", _metrics),
 }
 
-_PAGE = (Path(__file__).parent / "page.html").read_bytes()
 
-
-def _digest(tag: str) -> str:
-    """The hash by which a browser knows the page's own script or style, and runs no other."""
-    found = re.search(rf"<{tag}>(.*?)</{tag}>".encode(), _PAGE, re.DOTALL)
-    assert found is not None
-    return "'sha256-" + base64.b64encode(hashlib.sha256(found[1]).digest()).decode() + "'"
-
-
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; script-src {_digest('script')}; style-src {_digest('style')}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-
-
-async def _page(_: Service, __: Request) -> Response:
-    return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+async def _page(_: Service, request: Request) -> Response:
+    page = chat_page()
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers = {**page.headers, "Content-Encoding": "gzip"}
+        return Response(page.gzipped, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(page.html, media_type="text/html; charset=utf-8", headers=page.headers)

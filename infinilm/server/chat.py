@@ -191,8 +191,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         keywords["prompt_logprobs"] = prompt_logprobs
     if constraint is not None:
         keywords["constraint"] = constraint
-    if form is not None and form.begin.startswith("["):
-        keywords.setdefault("skip_special_tokens", False)  # the mark of a call is a special token
+    if form is not None and form.has_special_mark:
+        keywords.setdefault("skip_special_tokens", False)
     return ChatCall(
         prompt=prompt,
         prompt_token_ids=ids,

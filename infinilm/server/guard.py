@@ -7,11 +7,11 @@ passed on as it is made.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import re
 import sys
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ from starlette.requests import ClientDisconnect
 
 from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError
+from infinilm.server.keys import Keys
+from infinilm.server.records import LEFT, Record, current
 from infinilm.server.settings import ServerSettings
 
 __all__ = [
@@ -52,9 +54,9 @@ _OF_ZIPPED = frozenset({b"content-encoding", b"content-length"})  # headers that
 _UNDER_V1 = frozenset(
     {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "embeddings", "models"}
 )
-_AT_THE_ROOT = frozenset({"health", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics"})
+_AT_THE_ROOT = frozenset({"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics"})
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping"})  # need no key
+OPEN_PATHS = frozenset({"/", "/health", "/live", "/ping"})  # need no key
 
 
 # Types of errors that Anthropic names otherwise.
@@ -90,18 +92,30 @@ def error_event(error: ApiError, path: str, request_id: str | None) -> dict[str,
 
 
 class Guard:
-    """Checks host, origin, key and size; turns errors into answers.
+    """Checks host, origin, key and size; turns errors into answers; keeps a record of each request.
 
     Parameters
     ----------
     app : ASGI application
     settings : ServerSettings
+    keys_of : callable
+        Gives the keys that open a route, of its method and path.
+    handler_of : callable
+        Gives the name of the route of a path, see `Record.handler`.
+    ended : callable
+        Gets the record of each request that has ended.
     """
 
-    def __init__(self, app: App, settings: ServerSettings) -> None:
-        self._app = app
-        self._settings = settings
-        self._keys = [key.encode() for key in settings.api_keys]
+    def __init__(
+        self,
+        app: App,
+        settings: ServerSettings,
+        keys_of: Callable[[str, str], Keys],
+        handler_of: Callable[[str], str],
+        ended: Callable[[Record], object],
+    ) -> None:
+        self._app, self._settings, self._keys_of = app, settings, keys_of
+        self._handler_of, self._ended = handler_of, ended
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request, by the rules of ASGI."""
@@ -116,12 +130,17 @@ class Guard:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req_")
         scope[REQUEST_ID] = request_id
+        host, port = scope.get("client") or ("", 0)
+        path = scope["path"]
+        record = Record(request_id, scope["method"], path, f"{host}:{port}", self._handler_of(path), headers)
+        current.set(record)
         started = complete = False
 
         async def sending(message: Message) -> None:
             nonlocal started, complete
             if message["type"] == "http.response.start":
                 started = True
+                record.status = message["status"]
                 more = [(b"x-request-id", request_id.encode())]
                 if scope["path"].startswith("/v1/messages"):
                     more.append((b"request-id", request_id.encode()))  # as Anthropic calls it
@@ -137,6 +156,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *more]
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
+                if complete:  # before the client can ask for what was counted
+                    self._end(record)
             await send(message)
 
         try:
@@ -158,15 +179,23 @@ class Guard:
             if started:
                 raise
             await send_error(sending, error, scope["path"], request_id)
-        except ClientDisconnect:
-            pass  # before its request was all there, or its answer: nobody reads what would be said
+        except ClientDisconnect:  # before its request was all there, or its answer: nobody reads what would be said
+            record.status = record.status if record.has_failed else LEFT
         except Exception:
             logger.exception("the request %s to %.200r failed", request_id, scope["path"])
+            record.status = 500
             if not started:
                 failure = ApiError("the server failed; its log says why", 500)
                 await send_error(sending, failure, scope["path"], request_id)
             elif not complete:
                 raise  # the connection is closed: nobody takes half an answer for a whole one
+        finally:
+            self._end(record)
+
+    def _end(self, record: Record) -> None:
+        if not record.ended:
+            record.ended = time.perf_counter()
+            self._ended(record)
 
     def _allowed_origin(self, origin: str | None) -> str | None:
         allowed = self._settings.allowed_origins
@@ -185,7 +214,8 @@ class Guard:
                 raise ApiError(f"host {name!r} is not served here; start the server with --allowed-hosts {name}", 403)
 
     def _check(self, method: str, path: str, headers: dict[str, str]) -> None:
-        if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
+        keys = self._keys_of(method, path)
+        if keys and path not in OPEN_PATHS and not keys.are_in(headers):
             raise ApiError(
                 # By OpenAI's words at the beginning LiteLLM knows what it is.
                 "Incorrect API key provided, or none; send it as 'Authorization: Bearer KEY'",
@@ -200,14 +230,6 @@ class Guard:
             coding = headers.get("content-encoding", "identity")
             if coding.strip().lower() not in {"identity", *_GZIP}:
                 raise ApiError(f"content-encoding {coding!r} is not supported: send gzip, or the body as it is", 415)
-
-    def _has_key(self, headers: dict[str, str]) -> bool:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", "").strip()]  # agents may send both, one of them for another server
-        given += [bearer.strip()] if scheme.lower() == "bearer" else []
-        # Every key is compared, each in constant time: how long it takes tells nothing.
-        matches = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in self._keys]
-        return any(matches)
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
         limit = self._settings.max_body_bytes

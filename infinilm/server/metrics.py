@@ -1,96 +1,305 @@
-"""Prometheus metrics, named as dashboards for vLLM expect them, with the prefix `infinilm:`."""
+"""Prometheus metrics with the names and meanings of vLLM, under the prefix `infinilm:`.
+
+They are counted when they are asked for. The engine notes when each token came (`Sequence.token_times`), and a look at
+`/metrics` takes in what is new since the last look, of the answers that run as well. So counters move while an answer
+is made, every gap between two tokens is observed, and a token costs the event loop nothing on its way to the client.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-from infinilm.outputs import EngineMetrics, RequestOutput
+from infinilm.llm import LLM
+from infinilm.outputs import EngineMetrics
+from infinilm.requests.request import Completion, GenerationRequest
+from infinilm.requests.streams import AsyncRequests
+from infinilm.server.records import Phases, Record, phases
 
-__all__ = ["Metrics"]
+__all__ = ["HttpCounter", "Metrics"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKENS = tuple(2.0**power for power in range(18))
+_FEW = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+_LARGEST_STEP = 14  # buckets for steps of up to 2^14 tokens, as vLLM has them
 
 
-class Metrics:
+class _Histogram:
+    """Counts values by buckets, one at a time or many at once; prometheus_client takes them one at a time alone."""
+
+    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
+        self._name, self._about, self._bounds = name, about, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def observe_gaps(self, times: Sequence[float]) -> None:
+        """Count the differences between points in time, ascending, in seconds."""
+        if len(times) > 1:
+            gaps = np.diff(np.array(times))
+            found = np.bincount(np.searchsorted(self._bounds, gaps), minlength=len(self._counts)).tolist()
+            self._counts = [count + new for count, new in zip(self._counts, found, strict=True)]
+            self._sum += times[-1] - times[0]
+
+    def family(self, model_name: str) -> Metric:
+        """What is told of it."""
+        return _histogram(self._name, self._about, model_name, self._bounds, self._counts, self._sum)
+
+
+class _Following:
+    """A call that runs, and how much of it has been counted: prompts that were scheduled, and that were computed."""
+
+    def __init__(self, running: AsyncRequests) -> None:
+        self.requests = running.requests
+        self.scheduled: set[GenerationRequest] = set()
+        self.computed: set[GenerationRequest] = set()
+        self.num_tokens: Counter[Completion] = Counter()  # generated
+
+
+class Metrics(Collector):
     """What the server has done, and what it does now.
 
     Parameters
     ----------
     model_name : str
         A label of everything.
+
+    Attributes
+    ----------
+    num_refused : int
+        Requests for which the queue had no room.
+    http : HttpCounter
     """
 
     def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
         self._name = model_name
-        self._finished = Counter(
-            "infinilm:request_success",
-            "Sequences that ended.",
-            ["model_name", "finished_reason"],
-            registry=self._registry,
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self.http = HttpCounter("infinilm:")
+        self._registry.register(self.http)
+        self._llm: LLM | None = None
+        self._engine: EngineMetrics | None = None  # of the look that is being answered
+        self._following: dict[AsyncRequests, _Following] = {}
+        self.num_refused = 0
+        self._num_prompt_tokens = self._num_generated = self._num_queried = self._num_cached = 0
+        self._num_finished: Counter[str] = Counter()  # sequences, by the reason of their end
+        made: list[_Histogram] = []
+
+        def histogram(name: str, about: str, bounds: Sequence[float]) -> _Histogram:
+            made.append(_Histogram(f"infinilm:{name}", about, bounds))
+            return made[-1]
+
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self._itl = histogram("inter_token_latency_seconds", "Between a token and the one before it.", _SECONDS)
+        self._tpot = histogram(
+            "request_time_per_output_token_seconds", "Mean time of a token after the first, of a sequence.", _SECONDS
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._cached_tokens = self._counter("prefix_cache_hits", "Tokens of prompts found in the cache.")
-        self._queries = self._counter("prefix_cache_queries", "Tokens of prompts looked for in the cache.")
-        self._preemptions = self._gauge("num_preemptions_total", "Sequences computed again for lack of blocks.")
-        self.refused = self._counter("requests_refused", "Requests refused because the queue was full.")
-        self._num_running = self._gauge("num_requests_running", "Sequences that run.")
-        self._num_waiting = self._gauge("num_requests_waiting", "Sequences that wait.")
-        self._cache_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Mean time between the tokens of a request.", _SECONDS
-        )
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
-        self._prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._output_length = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
+        self._queue = histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token.", _SECONDS)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._inference = histogram("request_inference_time_seconds", "From the first step to the end.", _SECONDS)
+        self._prompt_length = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._output_length = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self._n = histogram("request_params_n", "The parameter n.", _FEW)
+        self._max_tokens = histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
+        self._preempted = histogram("request_num_preemptions", "Times a sequence was preempted.", _FEW)
+        self._histograms = tuple(made)
 
-    def _counter(self, name: str, about: str) -> Counter:
-        return Counter(f"infinilm:{name}", about, ["model_name"], registry=self._registry).labels(self._name)
+    def serve(self, llm: LLM) -> None:
+        """Tell of this model from now on."""
+        self._llm = llm
 
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(f"infinilm:{name}", about, ["model_name"], registry=self._registry).labels(self._name)
+    def follow(self, running: AsyncRequests) -> None:
+        """Count what a call does."""
+        self._following[running] = _Following(running)
 
-    def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"infinilm:{name}", about, ["model_name"], buckets=buckets, registry=self._registry).labels(
-            self._name
-        )
+    def finish(self, running: AsyncRequests) -> None:
+        """Count the rest of a call, and that it has ended."""
+        following = self._following.pop(running)
+        self._take(following)
+        for request in following.requests:
+            params, leader = request.leader.params, request.leader
+            self._n.observe(params.n)
+            if params.max_tokens is not None:
+                self._max_tokens.observe(params.max_tokens)
+            self._prompt_length.observe(len(leader.prompt_token_ids))
+            for number, completion in enumerate(request.completions):
+                self._finish(completion, phases(request, number))
 
-    def finish(self, outputs: Sequence[RequestOutput]) -> None:
-        """Count requests that have ended."""
-        for output in outputs:
-            num_prompt = len(output.prompt_token_ids)
-            self._prompt_tokens.inc(num_prompt)
-            self._queries.inc(num_prompt)
-            self._prompt_length.observe(num_prompt)
-            for choice in output.outputs:
-                self._finished.labels(self._name, choice.finish_reason or "abort").inc()
-                self._generation_tokens.inc(len(choice.token_ids))
-                self._output_length.observe(len(choice.token_ids))
-            metrics = output.metrics
-            if metrics is None:
-                continue
-            self._cached_tokens.inc(metrics.cached_tokens)
-            for histogram, value in (
-                (self._ttft, metrics.ttft),
-                (self._itl, metrics.itl),
-                (self._queue, metrics.queue_time),
-            ):
-                if value is not None:
-                    histogram.observe(value)
-            if metrics.token_times:
-                self._e2e.observe(metrics.token_times[-1])
+    def _finish(self, completion: Completion, found: Phases | None) -> None:
+        """Count the end of a sequence; `found`: None if it was never scheduled."""
+        num_tokens = len(completion.sequence.token_times)
+        self._num_finished[completion.finish_reason or "abort"] += 1
+        self._output_length.observe(num_tokens)
+        self._preempted.observe(completion.sequence.num_preemptions)
+        if found is not None:
+            self._queue.observe(found.queue)
+        if found is not None and found.has_tokens:
+            self._e2e.observe(found.e2e)
+            self._prefill.observe(found.prefill)
+            self._decode.observe(found.decode)
+            self._inference.observe(found.inference)
+            if num_tokens > 1:
+                self._tpot.observe(found.decode / (num_tokens - 1))
+
+    def _take(self, following: _Following) -> None:
+        """Count what is new of a call. The engine thread may add tokens meanwhile: they are counted next time."""
+        for request in following.requests:
+            leader, first = request.leader, request.completions[0].sequence
+            if leader.first_scheduled and request not in following.scheduled:
+                following.scheduled.add(request)
+                self._num_queried += len(leader.prompt_token_ids)
+                self._num_cached += leader.cached_tokens
+            if first.token_times and request not in following.computed:
+                following.computed.add(request)
+                self._num_prompt_tokens += len(leader.prompt_token_ids)
+            for completion in request.completions:
+                counted = following.num_tokens[completion]
+                times = completion.sequence.token_times[max(counted - 1, 0) :]
+                if not counted and times:
+                    self._ttft.observe(times[0] - request.arrival)
+                self._itl.observe_gaps(times)
+                num_new = len(times) - bool(counted)
+                self._num_generated += num_new
+                following.num_tokens[completion] += num_new
 
     def render(self, engine: EngineMetrics | None) -> bytes:
         """The text format; `engine`: the state of the engine now, if there is one."""
-        if engine is not None:
-            self._num_running.set(engine.num_running)
-            self._num_waiting.set(engine.num_waiting)
-            self._cache_usage.set(engine.cache_usage)
-            self._preemptions.set(engine.num_preemptions)
+        self._engine = engine
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is told now."""
+        for following in self._following.values():
+            self._take(following)
+        yield from (histogram.family(self._name) for histogram in self._histograms)
+        finished = CounterMetricFamily(
+            "infinilm:request_success", "Sequences that ended.", labels=["model_name", "finished_reason"]
+        )
+        for reason in sorted({"stop", "length", "abort", "error"} | self._num_finished.keys()):
+            finished.add_metric([self._name, reason], self._num_finished[reason])
+        yield finished
+        yield self._counter("prompt_tokens", "Tokens of prompts that were computed or cached.", self._num_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", self._num_generated)
+        yield self._counter("prefix_cache_queries", "Tokens of prompts looked for in the cache.", self._num_queried)
+        yield self._counter("prefix_cache_hits", "Tokens of prompts found in the cache.", self._num_cached)
+        yield self._counter("requests_refused", "Requests refused because the queue was full.", self.num_refused)
+        if self._engine is not None:
+            yield from self._of_engine(self._engine)
+        if self._llm is not None:
+            yield from self._of_model(self._llm)
+
+    def _of_engine(self, engine: EngineMetrics) -> Iterator[Metric]:
+        yield self._gauge("num_requests_running", "Sequences that run.", engine.num_running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", engine.num_waiting)
+        waiting = GaugeMetricFamily(
+            "infinilm:num_requests_waiting_by_reason",
+            "Sequences that wait: for room (capacity), or behind another one of their prompt (deferred).",
+            labels=["model_name", "reason"],
+        )
+        waiting.add_metric([self._name, "capacity"], engine.num_waiting - engine.num_deferred)
+        waiting.add_metric([self._name, "deferred"], engine.num_deferred)
+        yield waiting
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", engine.cache_usage)
+        yield self._counter("num_preemptions", "Sequences computed again for lack of blocks.", engine.num_preemptions)
+        sizes = engine.step_sizes
+        counts = [*sizes[: _LARGEST_STEP + 1], sum(sizes[_LARGEST_STEP + 1 :])]
+        total = engine.num_prompt_tokens + engine.num_output_tokens
+        bounds = _TOKENS[: _LARGEST_STEP + 1]
+        yield _histogram("infinilm:iteration_tokens_total", "Tokens of a step.", self._name, bounds, counts, total)
+
+    def _of_model(self, llm: LLM) -> Iterator[Metric]:
+        memory = llm.memory
+        yield self._info(
+            "cache_config_info",
+            "The KV cache.",
+            {
+                "block_size": str(memory.block_size),
+                "num_gpu_blocks": str(memory.num_blocks),  # as vLLM calls it, wherever they are
+                "cache_dtype": memory.kv_cache_dtype,
+                "sliding_window": str(memory.sliding_window or None),
+            },
+            1,
+        )
+        if llm.loras:
+            running, waiting = set[str](), set[str]()
+            for following in self._following.values():
+                for request in following.requests:
+                    if (name := request.leader.params.lora) is not None:
+                        (running if request.leader.first_scheduled else waiting).add(name)
+            yield self._info(
+                "lora_requests_info",
+                "Adapters that requests run and wait for; its value is the time.",
+                {
+                    "max_lora": str(len(llm.loras)),
+                    "running_lora_adapters": ",".join(sorted(running)),
+                    "waiting_lora_adapters": ",".join(sorted(waiting)),
+                },
+                time.time(),
+            )
+
+    def _counter(self, name: str, about: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"infinilm:{name}", about, labels=["model_name"])
+        family.add_metric([self._name], value)
+        return family
+
+    def _gauge(self, name: str, about: str, value: float) -> Metric:
+        return self._info(name, about, {}, value)
+
+    def _info(self, name: str, about: str, labels: Mapping[str, str], value: float) -> Metric:
+        family = GaugeMetricFamily(f"infinilm:{name}", about, labels=["model_name", *labels])
+        family.add_metric([self._name, *labels.values()], value)
+        return family
+
+
+class HttpCounter(Collector):
+    """Requests of HTTP by method, route and status: those that failed or were refused among them.
+
+    Parameters
+    ----------
+    prefix : str
+        Of the metric's name.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, record: Record) -> None:
+        """Count a request that has ended."""
+        self._counts[record.method, record.handler, str(record.status)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is told now."""
+        family = CounterMetricFamily(
+            f"{self._prefix}http_requests",
+            "Requests of HTTP; 499: the client left.",
+            labels=["method", "handler", "status"],
+        )
+        for labels, count in sorted(self._counts.items()):
+            family.add_metric(labels, count)
+        yield family
+
+
+def _histogram(
+    name: str, about: str, model_name: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Metric:
+    """A histogram of the text format; `counts`: of each bucket, the last without an upper bound."""
+    family = HistogramMetricFamily(name, about, labels=["model_name"])
+    cumulated = np.cumsum(counts).tolist()
+    buckets = [(str(bound), count) for bound, count in zip([*bounds, "+Inf"], cumulated, strict=True)]
+    family.add_metric([model_name], buckets, total)
+    return family

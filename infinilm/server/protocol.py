@@ -78,6 +78,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._end_watch()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Close an idle connection, and one that is busy once its answer is out; uvicorn calls this at its end.
+
+        The close of a TLS connection waits until the client has closed its half. One that is idle may never do so, and
+        has nothing to lose.
+        """
+        super().shutdown()
+        if self.transport.is_closing() and is_ssl(self.transport):
+            self.loop.call_soon(self.transport.abort)  # behind the word that this half is closed
+
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; returns whether it may still get an answer."""
         cycle = self.cycle

@@ -12,29 +12,33 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvicorn
 
 from infinilm.errors import ConfigError
 from infinilm.llm import LLM
+from infinilm.logs import configure
 from infinilm.server.app import make_app
 from infinilm.server.guard import App
+from infinilm.server.keys import Keys
 from infinilm.server.protocol import HttpProtocol
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
 __all__ = [
     "QuietServer",
+    "all_taken",
     "allow_connections",
     "end_listening",
-    "filter_logs",
     "listen",
     "make_config",
+    "read_keys_at_sighup",
     "serve",
     "shown_address",
     "uvicorn_config",
+    "write_logs",
 ]
 
 logger = logging.getLogger("infinilm.server")
@@ -51,7 +55,6 @@ def serve(
     uds: str | None = None,
     ssl_keyfile: str | None = None,
     ssl_certfile: str | None = None,
-    log_requests: bool = False,
     tell: Callable[[str], object] = print,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT; returns the exit code of the process.
@@ -68,8 +71,6 @@ def serve(
         The path of a Unix socket to listen at instead.
     ssl_keyfile, ssl_certfile : str, optional
         PEM files; both: HTTPS.
-    log_requests : bool
-        A line for every request, without keys and prompts.
     tell : callable
         Gets a line for the user: where it listens.
 
@@ -83,7 +84,7 @@ def serve(
     listener = listen(host, port, uds)
     allow_connections()
     try:
-        return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, log_requests, tell))
+        return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, tell))
     finally:
         end_listening(listener, uds)
 
@@ -166,6 +167,8 @@ def uvicorn_config(app: App, **options: Any) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=1,  # by then nothing runs, or it had its time
         lifespan="off",
+        log_config=None,
+        access_log=False,  # `Service.ended` writes a line that knows more
         **options,
     )
 
@@ -186,17 +189,11 @@ async def _serve(
     host: str,
     ssl_keyfile: str | None,
     ssl_certfile: str | None,
-    log_requests: bool,
     tell: Callable[[str], object],
 ) -> int:
+    write_logs(settings)
     service = Service(settings)
-    level = "info" if log_requests else "warning"
-    server = QuietServer(
-        make_config(
-            service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile, log_level=level, access_log=log_requests
-        )
-    )
-    filter_logs()
+    server = QuietServer(make_config(service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0
@@ -210,6 +207,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
+    read_keys_at_sighup([service.keys], signalled)
     serving = asyncio.ensure_future(server.serve([listener]))
     loading = _in_daemon(load)
     stopping = asyncio.ensure_future(stop.wait())
@@ -239,6 +237,8 @@ async def _serve(
         loading.cancel()
         if llm is not None:
             await asyncio.to_thread(llm.close)
+        if service.traces is not None:
+            await asyncio.to_thread(service.traces.close)
 
 
 def _collect_seldom() -> None:
@@ -263,17 +263,32 @@ async def all_taken(server: uvicorn.Server) -> None:
     await _until(lambda: not any(connection.transport.get_write_buffer_size() for connection in connections))
 
 
-def filter_logs() -> None:
-    """Leave out of uvicorn's logs what nobody should find there."""
+def write_logs(settings: ServerSettings) -> None:
+    """Write what the package and uvicorn have to say, as the settings want it."""
+    level = logging.INFO if settings.log_requests else logging.WARNING
+    configure(settings.log_format, level, ("uvicorn.error", "opentelemetry"))
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
-    logging.getLogger("uvicorn.access").addFilter(_without_query)
 
 
-def _without_query(record: logging.LogRecord) -> bool:
-    """Cut the query off the path of a request: no route reads one, and clients of other servers send keys in it."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(a.partition("?")[0] if isinstance(a, str) and a[:1] == "/" else a for a in record.args)
-    return True
+def read_keys_at_sighup(all_keys: Sequence[Keys], end: Callable[[], object]) -> None:
+    """Read the files of keys again at SIGHUP; requests that run go on.
+
+    Without any such file SIGHUP is what it was: the terminal is gone, and the process ends, by `end`. It goes on if it
+    was told to ignore that, as `nohup` does.
+    """
+
+    def read() -> None:
+        for keys in files:
+            try:
+                logger.warning("SIGHUP: %s", keys.read_again())
+            except ConfigError as error:
+                logger.error("SIGHUP: the keys stay what they were: %s", error)
+
+    if files := [keys for keys in all_keys if keys.has_file]:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, end)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
 MAX_CHOICES = 128  # n, as OpenAI's
 MAX_TOP_LOGPROBS = 20
 _MAX_STOP_STRINGS = 16
+_MAX_ALLOWED_IDS = 1 << 19  # twice the largest vocabularies
 _INT64 = 2**63
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")  # the second is vLLM's
 
@@ -42,7 +43,7 @@ _FIELDS = {
     "min_tokens": integer(0),
     "stop": _stops,
     "stop_token_ids": list_of(integer(0)),
-    "allowed_token_ids": list_of(integer(0)),
+    "allowed_token_ids": list_of(integer(0), _MAX_ALLOWED_IDS),
     "ignore_eos": boolean,
     "include_stop_str_in_output": boolean,
     "skip_special_tokens": boolean,

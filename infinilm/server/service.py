@@ -12,11 +12,20 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from infinilm.errors import CacheFullError, EngineDeadError, QueueFullError, RequestError, TimeLimitError
+from infinilm.constraint import Constraint
+from infinilm.errors import (
+    CacheFullError,
+    EngineDeadError,
+    InfinilmError,
+    QueueFullError,
+    RequestError,
+    TimeLimitError,
+    told,
+)
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
@@ -24,11 +33,16 @@ from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.guard import Receive, attended
+from infinilm.server.keys import Keys
 from infinilm.server.metrics import Metrics
+from infinilm.server.records import Record, current, fail_current, log_request, name_of_current
 from infinilm.server.settings import ServerSettings
 from infinilm.text.tokenizer import Tokenizer
 
-__all__ = ["Service", "bad_request"]
+if TYPE_CHECKING:
+    from infinilm.server.traces import Traces
+
+__all__ = ["Service", "bad_request", "make_traces"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -83,6 +97,9 @@ class Service:
     ----------
     settings : ServerSettings
     metrics : Metrics
+    keys : Keys
+    traces : Traces or None
+        Where the settings want them.
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
     """
@@ -90,6 +107,8 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
+        self.keys = Keys(settings.api_keys, settings.api_key_file)
+        self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0])
         self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
@@ -101,6 +120,8 @@ class Service:
         self._llm: LLM | None = None
         self._told_fields: set[tuple[str, str]] = set()  # route and name of fields that the log has named
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+        # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
+        self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         self._num_admitted = 0  # calls between admission and their last byte
@@ -146,6 +167,8 @@ class Service:
         name = self.settings.model_names[0]
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
+        self.compilers.submit(_make_ready, llm)
+        self.metrics.serve(llm)
 
     def state(self) -> str:
         """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
@@ -193,6 +216,7 @@ class Service:
             )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, **ending, **kwargs)
+            self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
@@ -202,15 +226,25 @@ class Service:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
         limit = self.llm.max_model_len
         if num_tokens >= limit:
-            raise ApiError(
-                # By these words LiteLLM and Claude Code know that a conversation must be shortened.
-                f"prompt is too long: {num_tokens} tokens; this model's maximum context length is {limit} tokens, one "
-                "of which must be left for the answer",
-                code="context_length_exceeded",
-                param=param,
-                details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
-            )
+            raise self._too_long(num_tokens, param)
         return limit - num_tokens
+
+    def _check_length(self, prompt: str, param: str) -> None:
+        """ApiError, before a prompt is tokenised, if it cannot fit the context."""
+        least = self.tokenizer.least_tokens(prompt)
+        if least > self.llm.max_model_len:
+            raise self._too_long(least, param, "at least ")
+
+    def _too_long(self, num_tokens: int, param: str, bound: str = "") -> ApiError:
+        limit = self.llm.max_model_len
+        return ApiError(
+            # By these words LiteLLM and Claude Code know that a conversation must be shortened.
+            f"prompt is too long: {bound}{num_tokens} tokens; this model's maximum context length is {limit} tokens, "
+            "one of which must be left for the answer",
+            code="context_length_exceeded",
+            param=param,
+            details={"n_prompt_tokens": num_tokens, "n_ctx": limit},  # by llama.cpp's names
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, special tokens as their names."""
@@ -225,6 +259,7 @@ class Service:
         result: list[list[int]] = []
         for item in items:
             if isinstance(item, str):
+                self._check_length(item, name)
                 with bad_request(name):
                     result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
             elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
@@ -276,7 +311,7 @@ class Service:
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
-        return ApiError(f"the request failed: {error}", 500)
+        return ApiError(f"the request failed: {told(error)}", 500)
 
     async def attended(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """`guard.attended`, which raises what a client is told of a failure: ApiError.
@@ -288,9 +323,13 @@ class Service:
         limit = self._llm.limits.max_seconds
         try:
             return await attended(receive, work, None if limit is None else limit + max(limit, _GRACE_SECONDS))
-        except (ApiError, ClientDisconnect):
+        except ClientDisconnect:
+            raise
+        except ApiError as error:
+            fail_current(error.status)
             raise
         except asyncio.TimeoutError:
+            fail_current(504)
             raise ApiError(
                 f"the request took much longer than {limit:g} s, its time limit: the engine does not come to an end of "
                 "its step, or the client does not read",
@@ -298,8 +337,10 @@ class Service:
                 code="timeout",
             ) from None
         except Exception as error:  # of this request alone
-            logger.warning("a request failed: %s", error)
-            raise self.failed(error) from error
+            logger.warning("the request %s failed: %s", name_of_current(), told(error))
+            failure = self.failed(error)
+            fail_current(failure.status)
+            raise failure from error
 
     @contextlib.asynccontextmanager
     async def running(
@@ -311,10 +352,8 @@ class Service:
         """
         llm = self.llm
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
-            if params.constraint is not None:  # which may take seconds to compile; a copy is made below
-                compile_it = llm.grammars.matcher
-                with bad_request(params.constraint.name):
-                    await asyncio.get_running_loop().run_in_executor(self.compilers, compile_it, params.constraint)
+            if params.constraint is not None:
+                await self._compile(llm, params.constraint)
             with bad_request():
                 asked: list[Prompt] = [list(prompt) for prompt in prompts]
                 if given:
@@ -323,12 +362,29 @@ class Service:
                 started = llm.asubmit(asked, params, ends_only=ends_only)
             async with started as running:
                 call.running = running
+                self.metrics.follow(running)
+                if (record := current.get()) is not None:
+                    record.running = running
                 try:
                     await asyncio.sleep(0)  # they all start before one of them writes, and lets the engine run
                     yield running
                 finally:
                     # After the answers of others that ended at the same time.
-                    asyncio.get_running_loop().call_soon(lambda: self.metrics.finish(running.outputs()))
+                    asyncio.get_running_loop().call_soon(self.metrics.finish, running)
+
+    async def _compile(self, llm: LLM, constraint: Constraint) -> None:
+        """Compile a constraint, which may take seconds, before a copy of it is made; the time limit counts them."""
+        limit = llm.limits.max_seconds
+        compiling = asyncio.get_running_loop().run_in_executor(self.compilers, llm.grammars.matcher, constraint, limit)
+        try:
+            with bad_request(constraint.name):
+                await asyncio.wait_for(compiling, limit)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                f"the constraint was not compiled within {limit:g} s, the time limit", 504, code="timeout"
+            ) from None
+        except InfinilmError as error:
+            raise self.failed(error) from error
 
     async def _others_are_read(self) -> None:
         """Wait a little while every turn of the event loop brings more requests.
@@ -338,10 +394,11 @@ class Service:
         """
         loop = asyncio.get_running_loop()
         self._num_read += 1
-        if self._together is None:
-            self._together = asyncio.Event()
-            self._look_for_others(self._together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
-        await self._together.wait()
+        together = self._together
+        if together is None:  # which the first look may set and forget at once, if this machine is busy
+            together = self._together = asyncio.Event()
+            self._look_for_others(together, loop.time() + _TOGETHER_SECONDS, 0, self._num_read)
+        await together.wait()
 
     def _look_for_others(self, together: asyncio.Event, end: float, num_turns: int, num_read: int) -> None:
         """Once a turn of the event loop; `num_turns`: those without another call, of which there were `num_read`."""
@@ -384,13 +441,21 @@ class Service:
         over = waiting_tokens + num_tokens > limits.max_queued_tokens and waiting_tokens
         if over or (num_others and num_waiting + max(num_seqs, 1) > limits.max_queued_requests):
             what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
-            self.metrics.refused.inc()
+            self.metrics.num_refused += 1
             raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
         self._num_admitted += 1
         self._idle.clear()
         call = _Call(num_tokens, num_seqs)
         self._waiting.append(call)
         return call
+
+    def ended(self, record: Record) -> None:
+        """Count a request of HTTP that has ended, and write its line of the log if there is to be one."""
+        self.metrics.http.add(record)
+        if self.traces is not None:
+            self.traces.end(record)
+        if self.settings.log_requests:
+            log_request(record)
 
     async def drain(self) -> None:
         """Let nothing new in, and wait until what runs has ended."""
@@ -399,7 +464,22 @@ class Service:
 
 
 def _for_clients(error: BaseException) -> str:
-    return _FOR_OPERATORS.sub("", str(error))
+    return _FOR_OPERATORS.sub("", told(error))
+
+
+def _make_ready(llm: LLM) -> None:
+    """Start what the first constraint needs; where that fails, the first constraint says why."""
+    with contextlib.suppress(InfinilmError):
+        llm.grammars.start()
+
+
+def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | None:
+    """Writes spans for a service of this name, if there is an address for them."""
+    if endpoint is None:
+        return None
+    from infinilm.server.traces import Traces  # of an extra
+
+    return Traces.to(endpoint, name, model_name)
 
 
 def _queue_full(message: str) -> ApiError:

@@ -16,7 +16,8 @@ class ServerSettings:
     model_names : tuple of str
         Names under which the model is served; the first is the one that answers carry.
     api_keys : tuple of str
-        Any of them opens the API; none: no key is asked for.
+    api_key_file : str or None
+        Any of these keys, and of those of this file, opens the API; none: no key is asked for.
     allowed_origins : tuple of str
         Web pages that may call the API from a browser, "*" for all; none: only the server's own page.
     allowed_hosts : tuple of str
@@ -38,10 +39,17 @@ class ServerSettings:
         see `Service.unknown_fields`.
     sse_ping_interval : float
         Seconds of silence in a stream after which a comment is sent, again and again; 0: none is.
+    log_requests : bool
+        Write a line for every request, without keys and prompts.
+    log_format : str
+        "text" or "json": lines of the log.
+    traces_to : str or None
+        Where spans are sent: a collector's whole address for traces by OTLP over HTTP.
     """
 
     model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ("*",)
     root_path: str = ""
@@ -53,3 +61,6 @@ class ServerSettings:
     lora_folder: str | None = None
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
+    log_requests: bool = False
+    log_format: str = "text"
+    traces_to: str | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
-from infinilm.json_schema import check_schema
+from infinilm.json_schema import EnforceableSchema, enforceable_schema
 from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, mapping, one_of, some_text, text
 from infinilm.server.service import Service, bad_request
 from infinilm.text.call_grammar import AnswerGrammar, Tool
@@ -15,9 +17,26 @@ from infinilm.text.constraint import lark_rule
 from infinilm.text.reasoning import Marks
 from infinilm.text.tool_calls import ToolCallFormat
 
-__all__ = ["ToolChoice", "answer_constraint", "as_prompted", "take_constraint", "take_tool_choice", "take_tools"]
+__all__ = [
+    "ToolChoice",
+    "answer_constraint",
+    "as_prompted",
+    "relaxed_header",
+    "take_constraint",
+    "take_tool_choice",
+    "take_tools",
+]
 
 _MAX_TOOLS = 1024
+_RELAXED = "x-infinilm-relaxed"
+_MAX_HEADER = 1024
+
+
+def relaxed_header(constraint: Constraint | None) -> dict[str, str]:
+    """The header that names what a constraint leaves out, if it leaves out anything."""
+    if constraint is None or not constraint.relaxed:
+        return {}
+    return {_RELAXED: ascii(", ".join(constraint.relaxed))[1:-1][:_MAX_HEADER]}  # paths have names of the client
 
 
 def take_constraint(body: Body, format_name: str = "response_format") -> Constraint | None:
@@ -34,16 +53,16 @@ def take_constraint(body: Body, format_name: str = "response_format") -> Constra
     ApiError
         Names the field: it is malformed, cannot be enforced, or there is another one.
     """
-    found = [_response_format(body, format_name), *_of_vllm(body)]
+    found = [_response_format(body, format_name), *_of_vllm(body), *_of_llama_cpp(body)]
     said = [constraint for constraint in found if constraint is not None]
     if len(said) > 1:
         raise ApiError(f"{said[1].name} cannot be combined with {said[0].name}", param=said[1].name)
     return said[0] if said else None
 
 
-def _make(name: str, make: Callable[..., Constraint], *values: object) -> Constraint:
+def _make(name: str, make: Callable[..., Constraint], *values: object, **options: bool) -> Constraint:
     with bad_request(name):
-        return make(*values, name=name)
+        return make(*values, name=name, **options)
 
 
 def _response_format(body: Body, name: str) -> Constraint | None:
@@ -51,19 +70,38 @@ def _response_format(body: Body, name: str) -> Constraint | None:
     if values is None:
         return None
     form = Body(values, f"{name}.")
-    kind = form.need("type", one_of("text", "json_object", "json_schema"))
+    kind = form.need("type", one_of("text", "json_object", "json_schema", "structural_tag"))
     constraint = None
     if kind == "json_object":
-        constraint = _make(name, Constraint.json_object)
+        schema = form.take("schema", mapping)  # as llama.cpp has it
+        constraint = _make(name, *((Constraint.json_object,) if schema is None else (Constraint.json_schema, schema)))
+    elif kind == "structural_tag":
+        constraint = _structural_tag(name, form)
     elif kind == "json_schema":
         is_flat = "schema" in values or name != "response_format"  # chats alone have an object around it
         inner = form if is_flat else Body(form.need("json_schema", mapping), f"{name}.json_schema.")
         inner.skip("name", "description")  # for the reader of the body
-        inner.take("strict", boolean)  # what is not asked to be strict is so, too
-        constraint = _make(name, Constraint.json_schema, inner.need("schema", anything))
+        strict = inner.take("strict", boolean) is not False  # what is not said to be lax is strict
+        constraint = _make(name, Constraint.json_schema, inner.need("schema", anything), strict=strict)
         inner.finish()
     form.finish()
     return constraint
+
+
+def _structural_tag(name: str, form: Body) -> Constraint:
+    """Free text with JSON between marks, as vLLM has it: `structures` and `triggers`."""
+    structures = form.need("structures", list_of(mapping))
+    triggers = form.need("triggers", list_of(some_text))
+    return _make(name, Constraint.structural_tag, structures, triggers)
+
+
+def _of_llama_cpp(body: Body) -> list[Constraint | None]:
+    """`grammar` and `json_schema` of llama.cpp's server."""
+    schema, grammar = body.take("json_schema", mapping), body.take("grammar", text)
+    return [
+        None if schema is None else _make("json_schema", Constraint.json_schema, schema),
+        _make("grammar", Constraint.grammar, grammar) if grammar else None,
+    ]
 
 
 def _of_vllm(body: Body) -> list[Constraint | None]:
@@ -89,6 +127,10 @@ def _one_of_vllm(body: Body, prefix: str) -> list[Constraint | None]:
         take("choice", Constraint.choice, list_of(text)),
         take("grammar", Constraint.grammar, text),
     ]
+    if (tag := body.take(prefix + "structural_tag", anything)) is not None:  # JSON text in vLLM
+        name = body.where + prefix + "structural_tag"
+        written = tag if isinstance(tag, str) else json.dumps(mapping(name, tag))
+        found.append(_make(name, partial(Constraint, "structural_tag"), written))
     if body.take(prefix + "json_object", boolean):
         found.append(_make(body.where + prefix + "json_object", Constraint.json_object))
     return found
@@ -214,22 +256,29 @@ def answer_constraint(
         return constraint
     grammar = AnswerGrammar(service.llm.tokenizer)
     rules: list[str] = []
+    relaxed = () if constraint is None else constraint.relaxed
     if constraint is not None:
         rules.append("answer")
-        if constraint.kind == "grammar":
+        if constraint.kind in ("grammar", "structural_tag"):
             why = "a model that reasons first" if not calls else "tools that may be called"
-            raise ApiError(f"{constraint.name}: a grammar cannot be combined with {why}", param=constraint.name)
+            raise ApiError(
+                f"{constraint.name}: a {constraint.kind} cannot be combined with {why}", param=constraint.name
+            )
         grammar.add(lark_rule("answer", constraint.kind, constraint.text))
     if calls and form is not None:
-        tools = [Tool(choice.tools[i]["function"]["name"], _parameters(i, choice.tools[i])) for i in choice.allowed]
+        found = [_parameters(i, choice.tools[i]) for i in choice.allowed]
+        relaxed += tuple(path for parameters in found for path in parameters.relaxed)
+        names = [choice.tools[i]["function"]["name"] for i in choice.allowed]
+        tools = [Tool(name, parameters.schema) for name, parameters in zip(names, found, strict=True)]
         freely = not choice.is_forced and constraint is None
         rules.append((grammar.among_text if freely else grammar.calls)(form, tools, several=several))
     name = constraint.name if constraint is not None else "tools"
     grammar.add(f"whole: {' | '.join(rules)}")
-    return _make(name, Constraint.grammar, grammar.text("whole", prompt, reasoning=reasoning))
+    with bad_request(name):
+        return Constraint("grammar", grammar.text("whole", prompt, reasoning=reasoning), name, relaxed)
 
 
-def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(index: int, tool: Mapping[str, Any]) -> EnforceableSchema:
     """The schema of the arguments: what is strict is enforced or refused, what is not where it can be."""
     function = tool["function"]
     where = f"tools[{index}].function.parameters"
@@ -237,18 +286,14 @@ def _parameters(index: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     schema = {"type": "object", **schema}
     if schema["type"] != "object":
         raise ApiError(f"{where}: expected type 'object', got {schema['type']!r}", param=where)
+    strict = function.get("strict") is True
     try:
-        check_schema(schema, where)
+        made, relaxed = enforceable_schema(schema, where, strict=strict)
     except RequestError as error:
-        if function.get("strict") is True:
+        if strict:
             raise ApiError(str(error), param=where) from None
-        return {"type": "object"}
-    # Any other argument would be one that the function does not know, and a model that names such has no end to find.
-    closed = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(schema)
-    names = schema.get("properties", {})
-    if closed and names and set(schema.get("required", ())) <= names.keys():
-        schema["additionalProperties"] = False
-    return schema
+        made, relaxed = {"type": "object"}, ("$",)
+    return EnforceableSchema(made, tuple(where + path.removeprefix("$") for path in relaxed))
 
 
 def as_prompted(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.text.constraint import JSON_OPTIONS
+from infinilm.text.constraint import json_rule
 from infinilm.text.reasoning import Marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat
@@ -75,8 +75,7 @@ class AnswerGrammar:
 
     def _add_calls(self, pattern: str, tools: Sequence[Tool]) -> None:
         for i, tool in enumerate(tools):
-            schema = json.dumps({"x-guidance": dict(JSON_OPTIONS), **tool.parameters})
-            self._rules.append(f"arguments{i}: %json {schema}")
+            self._rules.append(json_rule(f"arguments{i}", tool.parameters))
             self._rules.append(f"call{i}: {self._call(pattern, tool.name, f'arguments{i}')}")
         self._rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
 

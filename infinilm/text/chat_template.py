@@ -335,7 +335,7 @@ class ChatTemplate:
             if role not in _ROLES:
                 raise RequestError(
                     f"messages[{i}].role: the chat template of {self.source} does not know the role {role!r:.80} and "
-                    "shows nothing of what the message says; write it in one of the role 'user'"
+                    "shows nothing of what the message says; put it into a message of the role 'user'"
                 )
             if role in self._told:
                 continue

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.generation_config import GenerationConfig
-from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tokenizer import Tokenizer, TokenizerSource
 
 __all__ = ["open_texts"]
 
 
 def open_texts(
     folder: Path,
-    tokenizer: str | os.PathLike[str] | None,
+    tokenizer: TokenizerSource | None,
     chat_template: str | None,
     generation_config: GenerationConfig,
 ) -> tuple[Tokenizer, ChatTemplate]:

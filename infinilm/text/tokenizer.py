@@ -13,21 +13,37 @@ from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import FETCH_AGAIN, parse_json
 from infinilm.gguf.file import is_gguf
+from infinilm.hub import TOKENIZER_FILES, download_folder
+from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.token_bound import TokenBound
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "TokenizerSource"]
+
+
+class FastTokenizer(Protocol):
+    """A tokenizer of transformers that the tokenizers library runs."""
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer`."""
+
+
+TokenizerSource: TypeAlias = "str | os.PathLike[str] | FastTokenizer | tokenizers.Tokenizer | Tokenizer"
+"""Where a tokenizer comes from: files, or an object that is one."""
 
 _MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 30 MB
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SHORT_TEXT = 1 << 16  # characters; counting the tokens of a longer text costs more than looking at the vocabulary once
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -86,6 +102,7 @@ class Tokenizer:
         self._byte_level = self._byte_fallback = self._hold_replacement = self._has_metaspace = False
         # What tokens add to the byte stream of a byte-level decoder, without and with special tokens.
         self._visible_bytes = self._all_bytes = _TokenBytes(backend)
+        self._bound: TokenBound | None = None  # made when it is first needed
         if backend is None:
             return
         backend.no_truncation()
@@ -108,7 +125,7 @@ class Tokenizer:
     def from_folder(
         cls,
         folder: str | os.PathLike[str],
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: TokenizerSource | None = None,
         generation_config: GenerationConfig | None = None,
     ) -> Tokenizer:
         """Open the tokenizer of a checkpoint folder.
@@ -119,8 +136,8 @@ class Tokenizer:
             Holds tokenizer.json; eos ids come from generation_config.json, else config.json, else the
             eos_token of tokenizer_config.json. Or a GGUF file.
         tokenizer : str or path, optional
-            Another folder or GGUF file, or a tokenizer.json, to take the tokenizer from; eos ids still come from
-            `folder`.
+            Another folder or GGUF file, a tokenizer.json, or a hub id to take the tokenizer from; or a tokenizer: of
+            transformers, of the tokenizers library, or a `Tokenizer`. Eos ids still come from `folder`.
         generation_config : GenerationConfig, optional
             Has the eos ids; None: that of `folder`.
 
@@ -128,9 +145,14 @@ class Tokenizer:
         ------
         ConfigError
             A file is damaged, or `tokenizer` names nothing.
+        TypeError
+            `tokenizer` is something else, or a tokenizer that the tokenizers library does not run.
         """
         home = Path(folder)
-        place = home if tokenizer is None else Path(tokenizer).expanduser()
+        generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
+        if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)):
+            return cls._from_object(tokenizer, generation)
+        place = home if tokenizer is None else Path(download_folder(tokenizer, TOKENIZER_FILES)).expanduser()
         whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None
@@ -142,7 +164,6 @@ class Tokenizer:
                     f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
                     f"{_how_to_convert(path.parent)}"
                 ) from None
-        generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         special = read_special_tokens(place if whole else place.parent)
         return cls(
             backend,
@@ -150,6 +171,27 @@ class Tokenizer:
             bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
             source=str(path),
+        )
+
+    @classmethod
+    def _from_object(cls, given: Any, generation: GenerationConfig) -> Tokenizer:
+        """A tokenizer of its own like another object, which stays as it is."""
+        backend = given._require() if isinstance(given, Tokenizer) else getattr(given, "backend_tokenizer", given)
+        if not hasattr(backend, "to_str"):  # a slow tokenizer of transformers has no backend
+            raise TypeError(
+                "tokenizer: expected a folder, a tokenizer.json, a hub id, or a fast tokenizer (of transformers, with "
+                f"a backend_tokenizer, or a tokenizers.Tokenizer), got {type(given).__name__}"
+            )
+        import tokenizers
+
+        special = given.special_tokens if isinstance(given, Tokenizer) else getattr(given, "special_tokens_map", {})
+        texts = {key: text for key in _SPECIAL_KEYS if (text := special.get(key)) is not None}
+        return cls(
+            tokenizers.Tokenizer.from_str(backend.to_str()),
+            eos_token_ids=generation.eos_token_ids,
+            bos_token_id=generation.bos_token_id if "bos_token" not in texts else None,
+            special_tokens={key: str(text) for key, text in texts.items()},
+            source=f"the {type(given).__name__}",
         )
 
     def __bool__(self) -> bool:
@@ -173,6 +215,19 @@ class Tokenizer:
                 f"{self._how_to_convert}"
             )
         return self._backend
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what names of transformers are called here."""
+            raise unknown_attribute("Tokenizer", name, dir(self))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the special token eos_token, else the lowest of `eos_token_ids`; None: there is none."""
+        text = self.special_tokens.get("eos_token")
+        token_id = self._backend.token_to_id(text) if self._backend is not None and text is not None else None
+        return min(self.eos_token_ids, default=None) if token_id is None else token_id
 
     @property
     def vocab_size(self) -> int:
@@ -204,6 +259,16 @@ class Tokenizer:
             return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise RequestError(f"{self.source}: the text cannot be tokenised: {_library_error(error)}") from error
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens a long text has at least, from its length alone; 0: that is not known, or it is short.
+
+        Tokenising takes some 200 times the bytes of the text: who can take only so many tokens asks this before.
+        """
+        if len(text) <= _SHORT_TEXT:
+            return 0
+        self._bound = self._bound or TokenBound(self._require())
+        return self._bound.least_tokens(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.

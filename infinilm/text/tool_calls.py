@@ -65,6 +65,11 @@ class ToolCallFormat:
     has_short_ids: bool = False
 
     @property
+    def has_special_mark(self) -> bool:
+        """Whether the mark of a call is a special token, which texts leave out unless they are asked for it."""
+        return self.begin.startswith("[")
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """What may begin a call: `begin`, or the tag behind it, as models of Qwen3-Coder's kind forget the former."""
         return tuple(mark for mark in (self.begin, self.tags.name[0] if self.tags is not None else "") if mark)

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -31,7 +30,7 @@ template <class F>
 auto or_stop(F f) noexcept -> decltype(f()) {
     try {
         return f();
-    } catch (abi::__forced_unwind&) {
+    } catch (...) {  // no exception comes out of C, and what unwinds the stack is no object that could have a name
         for (;;) pause();
     }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/finite.h"
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "engine/check_spec.h"
@@ -38,6 +39,19 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     if (size == 1 || options.devices[0].kind != DeviceKind::cpu) return {};
     std::vector<int> cpus = cpus_of_rank(available_cpus(), rank, size);
     return cpus.size() >= few ? cpus : std::vector<int>();
+}
+
+// WeightError: NaN or an infinity in a weight that is rounded to few bits, where no answer would show it.
+void check_finite(const ParamRow& row, const Tensor& tensor) {
+    if (!row.linear || row.linear->quantization == Quantization::none || !is_floating(tensor.dtype()) ||
+        tensor.device() != Device{} || !tensor.is_contiguous())
+        return;
+    const int64_t index = first_not_finite(tensor, default_num_threads());
+    if (index < 0) return;
+    const int64_t columns = tensor.ndim() == 2 ? tensor.shape(1) : tensor.numel();
+    throw WeightError(concat("parameter '", row.name, "': row ", index / columns, ", column ", index % columns,
+                             " is NaN or infinite, and would be rounded to an integer: the weights are damaged; fetch "
+                             "the file again"));
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
@@ -246,6 +260,7 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
 }
 
 std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
+    if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor);
     return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 

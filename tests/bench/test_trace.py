@@ -100,8 +100,10 @@ def test_percentiles_by_hand() -> None:
 
 def engine(**changes: int) -> EngineMetrics:
     names = ("num_running", "num_waiting", "num_finished", "num_steps", "num_prompt_tokens", "num_output_tokens")
-    names = (*names, "num_preemptions", "num_used_blocks", "num_blocks", "cache_usage")
-    return EngineMetrics(**(dict.fromkeys(names, 0) | changes), prefix_hit_rate=0.0, prompt_tps=None, output_tps=None)
+    names = (*names, "num_preemptions", "num_used_blocks", "num_blocks", "cache_usage", "num_deferred")
+    return EngineMetrics(
+        **(dict.fromkeys(names, 0) | changes), step_sizes=(), prefix_hit_rate=0.0, prompt_tps=None, output_tps=None
+    )
 
 
 def output(arrival: float, scheduled: float, times: list[float], num_prompt: int, cached: int = 0) -> RequestOutput:

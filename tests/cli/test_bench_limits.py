@@ -294,6 +294,20 @@ def test_formats(folder: str, options: list[str], quick_limits: None, capsys: py
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_a_plot_has_points_enough_for_a_picture(
+    folder: str, tmp_path: Path, quick_limits: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, sizes, contexts in (
+        (["--decode-tokens", "1"], [1, 2, 4, 8], [14, 29, 59, 119]),
+        (["--decode-tokens", "1", "--batch-sizes", "1", "--decode-context", "9"], [1], [9]),
+    ):
+        assert run("bench", folder, *options, "--repeats", "1", "--json", "--plot", str(tmp_path / "out.svg")) == 0
+        decodes = json.loads(capsys.readouterr().out)["decode"]
+        assert sorted({d["batch_size"] for d in decodes}) == sizes
+        assert sorted({d["prompt_len"] for d in decodes}) == contexts
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_plot(folder: str, tmp_path: Path, suffix: str, quick_limits: None, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / f"out{suffix}"
@@ -329,7 +343,7 @@ def test_plot_without_matplotlib(
     )
     assert run("bench", folder, *SMALL, "--plot", "out.png") == 2
     error = capsys.readouterr().err
-    assert "pip install 'infinilm[plot]'" in error and "--plot" in error
+    assert "pip install 'matplotlib>=" in error and "--plot" in error
 
 
 def test_experts_count_as_far_as_they_are_asked_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pty
@@ -12,15 +13,21 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 from llm import tiny
 from llm.support import PATIENCE
 
 from cli.support import PROGRAM, run
 from infinilm import LLM
+from infinilm.cli.answer import AnswerPrinter
+from infinilm.cli.prompt import history_file
+from infinilm.cli.terminal import WordWrap, has_colours
+from infinilm.text.reasoning import ReasoningSplitter
 
 LONG = 100_000
 GREEDY = ["--temperature", "0", "--max-tokens", "5", "--ignore-eos"]
@@ -33,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chat(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str | Path) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(script))
-    return run("chat", *arguments)
+    return run("chat", "--lines", *arguments)
 
 
 def user(text: str) -> dict[str, str]:
@@ -94,13 +101,171 @@ def test_template_and_its_variables(
         assert "expected KEY=JSON" in capsys.readouterr().err
 
 
+def saved_file(path: Path, *turns: str, system: str | None = None) -> Path:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+    path.write_text(json.dumps(messages))
+    return path
+
+
+@pytest.mark.parametrize("turns", [("the", "an"), ("the", "an", "on")], ids=["answered", "asked"])
+def test_a_saved_conversation_goes_on(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    turns: tuple[str, ...],
+) -> None:
+    before, after = saved_file(tmp_path / "before.json", *turns, system="be"), tmp_path / "after.json"
+    assert chat(monkeypatch, f"/load {before}\n/retry\n/save {after}\n", "--model", folder, *GREEDY) == 0
+    captured = capsys.readouterr()
+    assert f"[loaded 1 exchange of {before}; " in captured.err
+    asked = turns if len(turns) % 2 else turns[:-1]
+    expected = json.loads(saved_file(tmp_path / "expected.json", *asked, system="be").read_text())
+    with LLM(folder) as llm:
+        answer = llm.chat(expected, temperature=0, max_tokens=5, ignore_eos=True)[0].outputs[0].text
+    assert captured.out == f"{answer}\n"
+    assert json.loads(after.read_text(encoding="utf-8")) == [*expected, {"role": "assistant", "content": answer}]
+
+
+def test_what_cannot_be_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.json"
+    for text, message in (
+        ("{", "Expecting"),
+        ('{"a": 1}', "expected a JSON list of messages"),
+        ('[{"role": "user"}]', "each with the texts role and content"),
+        ('[{"role": "assistant", "content": "x"}]', "expected role 'user' in message 0, got 'assistant'"),
+    ):
+        file.write_text(text)
+        assert chat(monkeypatch, f"/load\n/load {tmp_path / 'absent'}\n/load {file}\n", "--model", folder) == 0
+        err = capsys.readouterr().err
+        assert "name a file" in err and "No such file" in err and message in err
+
+
+# ---- one message ----
+
+
+def test_one_message(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the command line, at stdin with all its lines, or both, the document first."""
+    document = tmp_path / "document.txt"
+    document.write_text("one\n/reset\ntwo\n")
+    with LLM(folder) as llm:
+        for arguments, stdin, expected in (
+            (["the"], os.devnull, "the"),
+            (["-p", "the"], os.devnull, "the"),
+            ([], document, "one\n/reset\ntwo"),
+            (["the"], document, "one\n/reset\ntwo\n\nthe"),
+        ):
+            with open(stdin) as file:
+                monkeypatch.setattr(sys, "stdin", file)
+                assert run("chat", *arguments, "-m", folder, *GREEDY) == 0
+            answer = llm.chat([user(expected)], temperature=0, max_tokens=5, ignore_eos=True)[0].outputs[0].text
+            assert capsys.readouterr().out == f"{answer}\n"
+
+
+def test_one_message_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (["x" * 500, "--max-model-len", "40"], "the context holds 40"),
+        ([], "the message is empty"),
+        (["the", "--lines"], "--lines reads messages from stdin"),
+        (["the", "-p", "an"], "not allowed with"),
+    ):
+        with open(os.devnull) as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert run("chat", *arguments, "--model", folder) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and not captured.out
+
+
+def test_thoughts_are_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    for shows_thoughts, err in ((True, "Hm. </\nSo!\n\n"), (False, "")):
+        printer = AnswerPrinter(ReasoningSplitter(("<think>", "</think>")), shows_thoughts)
+        for piece in ("<thi", "nk>\n", "Hm. </", "\nSo!</think>", "\n\nYes", ", <think>."):
+            printer.push(piece)
+        printer.finish()
+        captured = capsys.readouterr()
+        assert printer.text == "Yes, <think>."
+        assert (captured.out, captured.err) == ("Yes, <think>.\n", err)
+
+
+@pytest.mark.parametrize("in_prompt", [False, True], ids=["by the model", "by the template"])
+def test_thoughts_of_a_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_prompt: bool
+) -> None:
+    template = tmp_path / "thinks.jinja"
+    template.write_text("{{ messages | length }}{# </think> #}" + ("<think>" if in_prompt else ""))
+    regex = ("" if in_prompt else "<think>") + "(ab){2}</think>\n(cd){2}"
+    saved = tmp_path / "saved.json"
+    options = ["--model", str(folder), "--chat-template", str(template), "--regex", regex, "-n", "99"]
+    assert chat(monkeypatch, f"the\n/save {saved}\n", *options) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "cdcd\n"
+    assert captured.err.startswith("abab\n\n")
+    assert json.loads(saved.read_text())[-1]["content"] == "cdcd"
+
+
 # ---- a terminal ----
+
+
+@given(st.text("ab \n|`漢é́", max_size=80), st.integers(1, 12), st.data())
+def test_lines_are_broken_at_words(text: str, width: int, data: st.DataObject) -> None:
+    """What comes out differs in blanks alone, does not depend on how it was cut, and has no line that is too long."""
+    outs = []
+    for cuts in ([], sorted(data.draw(st.lists(st.integers(0, len(text)))))):
+        pieces: list[str] = []
+        wrap = WordWrap(pieces.append, width)
+        for begin, end in itertools.pairwise([0, *cuts, len(text)]):
+            wrap.push(text[begin:end])
+        wrap.finish()
+        outs.append("".join(pieces))
+    assert outs[0] == outs[1]
+    assert outs[0].split() == text.split() or "漢" in text
+    assert "".join(outs[0].split()) == "".join(text.split())
+    if "`" not in text and "|" not in text and "    " not in text:
+        for line in outs[0].splitlines():
+            columns = sum(2 if c == "漢" else 0 if unicodedata.combining(c) else 1 for c in line.rstrip())
+            assert columns <= width or len(re.findall(r"[^\s漢]+|漢", line)) == 1
+
+
+def test_code_and_tables_stay_as_they_are() -> None:
+    text = "```\nx = 1 + 2\n```\n| a | b |\n    indented code\n"
+    pieces: list[str] = []
+    WordWrap(pieces.append, 4).push(text)
+    assert "".join(pieces) == text
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, expected in ((io.StringIO(), False), (_Terminal(), True)):
+        assert has_colours(stream) == expected
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colours(_Terminal())
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_where_the_history_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFINILM_HISTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert history_file() == Path("/state/infinilm/chat_history")
+    monkeypatch.setenv("INFINILM_HISTORY", "")
+    assert history_file() is None
 
 
 class Person:
     """Types at a chat, in a terminal of its own."""
 
-    def __init__(self, *arguments: str | Path, program: str = PROGRAM) -> None:
+    def __init__(self, *arguments: str | Path, program: str = PROGRAM, history: Path | str = "") -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, "chat", *map(str, arguments)],
@@ -108,7 +273,7 @@ class Person:
             stdout=slave,
             stderr=slave,
             cwd="/",
-            env=os.environ | {"TERM": "xterm"},
+            env=os.environ | {"TERM": "xterm", "INFINILM_HISTORY": str(history)},
             start_new_session=True,
         )
         os.close(slave)
@@ -141,6 +306,11 @@ class Person:
         before, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return before
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
     def wait(self) -> int:
         while self.process.poll() is None:  # somebody must read
             if select.select([self.master], [], [], 0.1)[0]:
@@ -158,9 +328,7 @@ def person(folder: Path) -> Iterator[Person]:
         someone.wait_for(r"/help lists.*> ")
         yield someone
     finally:
-        someone.process.kill()
-        someone.process.wait()
-        os.close(someone.master)
+        someone.end()
 
 
 def saved(person: Person, file: Path) -> list[str]:
@@ -180,10 +348,11 @@ def test_pasted_lines_are_one_message(person: Person, tmp_path: Path, marks: tup
 def test_ctrl_c_at_the_prompt_keeps_the_conversation(person: Person, tmp_path: Path) -> None:
     person.type("one\n")
     person.wait_for(r"\[cut off.*> ")
-    person.type("half a li")
-    person.wait_for("half a li")
-    person.press_ctrl_c()
-    person.wait_for(r"\[Ctrl-C again.*> ")
+    for text in ("half a li", "another"):  # cleared, which is no wish to end
+        person.type(text)
+        person.wait_for(text)
+        person.press_ctrl_c()
+        person.wait_for(r"\n.*> ")
     person.type("two\n")
     person.wait_for(r"\[cut off.*> ")
     person.press_ctrl_c()  # the first again
@@ -193,6 +362,31 @@ def test_ctrl_c_at_the_prompt_keeps_the_conversation(person: Person, tmp_path: P
     person.wait_for(r"\[Ctrl-C again.*> ")
     person.press_ctrl_c()
     assert person.wait() == 130
+
+
+def test_the_prompt_remembers_completes_and_takes_many_lines(folder: Path, tmp_path: Path) -> None:
+    history = tmp_path / "state" / "history"
+    for turn in range(2):
+        someone = Person("--model", folder, *GREEDY, history=history)
+        try:
+            assert f"{folder}: LlamaForCausalLM" in someone.wait_for(r"/help lists.*> ")
+            if turn == 0:
+                someone.type('"""one\n two\n"""\n')
+                someone.wait_for(r"\[cut off.*> ")
+                assert saved(someone, tmp_path / "x.json") == ["one\n two\n"]
+                someone.type("/sys\tbe brief\n")
+                someone.wait_for("system message: be brief.*> ")
+                someone.type(f"/load {tmp_path}/x.j\t\n")
+                someone.wait_for("loaded 1 exchange.*> ")
+            else:
+                someone.type("\x1b[A\x1b[A\n")  # the last line but one of the first chat
+                someone.wait_for("system message: be brief.*> ")
+            someone.type("\x04")
+            assert someone.wait() == 0
+        finally:
+            someone.end()
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert history.read_text().splitlines()[-3:][0] == "/system be brief"
 
 
 def test_commands_typed_ahead(person: Person, tmp_path: Path) -> None:
@@ -219,9 +413,7 @@ def test_ctrl_c_stops_an_answer(folder: Path, tmp_path: Path) -> None:
         someone.type("/exit\n")
         assert someone.wait() == 0
     finally:
-        someone.process.kill()
-        someone.process.wait()
-        os.close(someone.master)
+        someone.end()
 
 
 def test_without_readline(folder: Path, tmp_path: Path) -> None:
@@ -234,6 +426,4 @@ def test_without_readline(folder: Path, tmp_path: Path) -> None:
         someone.type("/exit\n")
         assert someone.wait() == 0
     finally:
-        someone.process.kill()
-        someone.process.wait()
-        os.close(someone.master)
+        someone.end()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_files.writer import File, Stored
 from llm import tiny
 from llm.support import PATIENCE
 
@@ -85,9 +86,43 @@ def test_prompt_from_stdin(
     options = ["--model", str(folder), "--temperature", "0", "--max-tokens", "9"]
     assert run("generate", "the\none", *options) == 0
     expected = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"the\none{ending}"))
-    assert run("generate", "-", *options) == 0
+    for prompt in (["-"], []):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"the\none{ending}"))
+        assert run("generate", *prompt, *options) == 0
+        assert capsys.readouterr().out == expected
+
+
+def test_generate_at_a_terminal_needs_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert run("generate") == 2
+    assert "there is no prompt: infinilm generate PROMPT" in capsys.readouterr().err
+
+
+def test_short_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They mean what they mean in llama.cpp."""
+    assert run("generate", "the", "--model", folder, "--max-tokens", "7", "--num-threads", "1", "--seed", "1") == 0
+    expected = capsys.readouterr().out
+    assert run("generate", "-p", "the", "-m", folder, "-n", "7", "-t", "1", "--seed", "1") == 0
     assert capsys.readouterr().out == expected
+
+
+def test_structure(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"enum": [17]}')
+    grammar.write_text('start: "a" "b"')
+    for option, value, expected in (
+        ("--json-schema", '{"const": true}', "true"),
+        ("--json-schema", schema, "17"),
+        ("--regex", "(ab){3}", "ababab"),
+        ("--choice", "x y", "x y"),
+        ("--grammar", 'start: "c"', "c"),
+        ("--grammar", grammar, "ab"),
+    ):
+        assert run("generate", "the", "--no-echo", "--model", folder, option, value) == 0
+        assert capsys.readouterr().out == f"{expected}\n"
 
 
 def test_several_texts(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +171,45 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(expected.split()) > 10
 
 
+def test_control_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several are added, each times its scale, so that these cancel each other out."""
+    file = tmp_path / "calm.gguf"
+    direction = Stored("F32", (32,), np.full(32, 3, np.float32).tobytes())
+    File({"general.architecture": "controlvector"}, {"direction.1": direction}).write(file)
+    options = ["--model", folder, "--temperature", "0", "--max-tokens", "9", "--control-vector"]
+    outs = []
+    for vectors in ([f"{file}:0"], [f"{file}:-2", "--control-vector", file, "--control-vector", f"{file}:1"], [file]):
+        assert run("generate", "the", *options, *vectors) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] != outs[2]
+    assert run("generate", "the", *options, folder / "config.json") == 2
+    assert "config.json: " in capsys.readouterr().err
+    assert run("generate", "the", "--model", file) == 2
+    assert "a control vector, not a model" in capsys.readouterr().err
+
+
+def test_perplexity(
+    folder: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "the one and the other " * 9
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    whole = llm.perplexity(text[:30], use_tqdm=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text[:30]))
+    assert run("perplexity", "-", "--model", folder) == 0
+    assert capsys.readouterr().out == f"perplexity {whole:.4f} of {len(llm.tokenize(text[:30]))} tokens\n"
+    by_stride = llm.perplexity(text, max_length=40, stride=10, use_tqdm=False)
+    options = ["--max-length", "40", "--stride", "10", "--json", "--quiet"]
+    assert run("perplexity", file, "-m", folder, *options) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(by_stride, rel=1e-6)
+    for arguments, message in (
+        ([tmp_path / "absent.txt"], "absent.txt"),
+        ([file, "--max-length", "4000"], "--max-length is 4000, and the context holds"),
+    ):
+        assert run("perplexity", *arguments, "--model", folder) == 2
+        assert message in capsys.readouterr().err
+
+
 # ---- errors ----
 
 
@@ -147,7 +221,9 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--model", "FOLDER", "--temperature", "nan"], 2, "--temperature"),
         (["generate", "x", "--model", "FOLDER", "--max-tokens", "0"], 2, "--max-tokens"),
         (["generate", "x", "--model", "FOLDER", "--kv-cache", "lots"], 2, "--kv-cache"),
-        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1", "--max-model-len", "64"], 2, "--kv-cache"),
+        (["generate", "x", "--model", "FOLDER", "--kv-cache", "1kB", "--max-model-len", "64"], 2, "--kv-cache"),
+        (["generate", "x", "--kv-cache", "4"], 2, "4 would be bytes: say the unit, such as 4GiB"),
+        (["plan", "--memory", "80"], 2, "80 would be bytes: say the unit, such as 80GiB"),
         (["generate", "x", "--model", "FOLDER", "--dtype", "int3"], 2, "--dtype"),
         (["generate", "x", "--model", "FOLDER", "--device", "abacus"], 2, "device"),
         (["generate", "x" * 500, "--model", "FOLDER"], 2, "--max-model-len"),
@@ -157,9 +233,14 @@ def test_the_demo_tells_a_story(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--temp", "0"], 2, "did you mean --temperature?"),
         (["generate", "x", "--max", "8"], 2, "did you mean --max-model-len or --max-tokens?"),
         (["generate", "--", "-x", "--seed", "1"], 2, "--seed must come before --"),
-        (["generate"], 2, "PROMPT"),
-        (["genrate", "x"], 2, "generate"),
-        ([], 2, "COMMAND"),
+        (["genrate", "x"], 2, "there is no command 'genrate'; did you mean 'generate'? (see infinilm --help)"),
+        (["demo"], 2, "there is no command 'demo'; there are generate, chat, "),
+        (["help", "servr"], 2, "did you mean 'serve'?"),
+        (["generate", "x", "--regex", "a", "--choice", "b"], 2, "not allowed with"),
+        (["generate", "x", "--regex", ""], 2, "--regex: the regex is empty"),
+        (["generate", "x", "--json-schema", "{"], 2, "--json-schema: the schema is not JSON"),
+        (["generate", "x", "--json-schema", "/no/such"], 2, "/no/such"),
+        (["generate", "x", "--choice", ""], 2, "--choice: choice 0 must not be the empty text"),
         (["bench", "--batch-sizes", "1,0"], 2, "--batch-sizes"),
         (["info", "--dtype", "float32"], 2, "--model"),
         (["info", "demo", "--revision", "v2"], 2, "revision"),
@@ -181,6 +262,7 @@ def test_errors(
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert captured.err.count("error: ") == 1
+    assert "usage" not in captured.err
 
 
 def test_keys_of_a_file_are_not_written_as_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +295,18 @@ def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     captured = capsys.readouterr()
     assert "infinilm" in captured.out
     assert captured.err == ""
+
+
+def test_words_for_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert run("help") == run("--help") == 0
+    assert capsys.readouterr().out == 2 * captured.err
+    assert run("help", "plan") == run("plan", "--help") == 0
+    assert capsys.readouterr().out.count("usage: infinilm plan") == 2
+    assert run("version") == 0
+    assert capsys.readouterr().out == f"infinilm {infinilm.__version__}\n"
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -285,7 +379,7 @@ def test_module_and_main_are_the_same() -> None:
 
 def chat(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str | Path) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(script))
-    return run("chat", *arguments)
+    return run("chat", "--lines", *arguments)
 
 
 def expected_answers(llm: LLM, messages: list[dict[str, str]], questions: list[str], **sampling: Any) -> list[str]:
@@ -354,7 +448,7 @@ def test_chat_without_a_template(
 
 
 def test_ctrl_c_stops_an_answer_and_ends_the_prompt(endless: Path) -> None:
-    with start("chat", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
+    with start("chat", "--lines", "--model", endless, "--max-tokens", str(LONG), "--ignore-eos") as process:
         process.stdin.write(b"the\n")
         process.stdin.flush()
         process.stdout.read(20)
@@ -423,14 +517,13 @@ def test_plan_for_a_machine_that_is_not_here(folder: Path, capsys: pytest.Captur
         assert all(name.startswith("cuda") for name in plan["devices"])
         assert plan["dtype"] == "bfloat16"
         rest = 2**30 - plan["weight_bytes"] - plan["workspace_bytes"]
-        assert plan["kv_budget_bytes"] == rest // 2
+        assert plan["kv_budget_bytes"] == int(rest * 0.88)
     assert infinilm.plan_memory(folder, memory=2**30) == infinilm.plan_memory(folder, memory="1GiB")
 
 
 def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, error in (
         (["--memory", "100KB"], "no memory is left for the KV cache"),
-        (["--memory", "100KB", "--json"], "no memory is left for the KV cache"),
         (["--kv-cache", "8KiB", "--max-model-len", "99"], "the KV cache has"),
     ):
         assert run("plan", folder, *options) == 2
@@ -438,7 +531,25 @@ def test_plan_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[s
         assert captured.out == ""
         assert "it does not fit; one sequence alone would take" in captured.err
         assert "128 tokens in 8 blocks" in captured.err or "112 tokens in 7 blocks" in captured.err
+        assert "one sequence at a time" in captured.err
         assert f"error: {error}" in captured.err
+        assert run("plan", folder, "--json", *options) == 2
+        captured = capsys.readouterr()
+        plan = json.loads(captured.out)
+        assert plan["fits"] is False and plan["max_num_seqs"] == 1
+        assert error in plan["refusal"] and f"error: {plan['refusal']}" in captured.err
+
+
+def test_info_of_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--kv-cache", "8KiB", "--max-model-len", "99"]
+    assert run("info", folder, *options) == 0
+    out = capsys.readouterr().out
+    assert "hidden_size 32" in out
+    assert "memory    the KV cache has" in out and "memory    one sequence alone would take:" in out
+    assert run("info", folder, "--json", *options) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["fits"] is False and "--max-model-len" in model["refusal"]
+    assert model["memory"]["num_tokens"] == 112
 
 
 def test_plan_for_so_many_sequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from gguf_files.conversion import convert, quantised
 from llm import tiny
 
 from cli.support import run
+from infinilm.checkpoint import resolve_model
+from infinilm.checkpoint.quantised.writer import quantise_model
+
+DEMO = resolve_model("demo")
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +60,17 @@ def test_all_commands_take_the_folder(
         (["FOLDER", "OUT", "--dtype", "int8"], "--dtype: expected 'auto'"),
         (["FOLDER", "OUT", "--num-threads", "0"], "--num-threads"),
         (["FOLDER", "/proc/packed"], "/proc/packed"),
+        (["FOLDER", "LOOP/packed"], "packed: no folder can be made here: Too many levels of symbolic links"),
+        (["FOLDER", "x" * 300], "no folder can be made here: File name too long"),
+        (["x" * 300, "OUT"], "cannot be read: File name too long"),
     ],
 )
 def test_bad_arguments(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
-    named = [arg.replace("FOLDER", places["FOLDER"]).replace("OUT", places["OUT"]) for arg in arguments]
+    (tmp_path / "LOOP").symlink_to("LOOP")
+    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out"), "LOOP": str(tmp_path / "LOOP")}
+    named = [re.sub("|".join(places), lambda found: places[found[0]], argument) for argument in arguments]
     assert run("pack", *named) == 2
     captured = capsys.readouterr()
     assert message in captured.err and not captured.out
@@ -74,3 +84,22 @@ def test_settings_that_contradict_the_folder(folder: Path, tmp_path: Path, capsy
     assert "is packed already" in capsys.readouterr().err
     assert run("generate", "the", "--model", out, "--quantization", "int4") == 2
     assert "contradicts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["GGUF", "w4a16-g32"])
+def test_quantised_weights_are_unpacked_with_a_word(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The layout has none of their formats; who wants a small folder is told how to get one."""
+    model, name = tmp_path / "model", "compressed-tensors int4 g32"
+    if kind == "GGUF":
+        model, name = tmp_path / "fox.gguf", "Q8_0"
+        convert(DEMO, quantised("Q8_0")).write(model)
+    else:
+        quantise_model("demo", model, kind, use_tqdm=False)
+    assert run("pack", model, tmp_path / "out") == 0
+    (told,) = caplog.messages
+    assert name in told and "are packed as plain numbers in" in told and "quantization='int8'" in told
+    caplog.clear()
+    assert run("pack", model, tmp_path / "int8", "--quantization", "int8") == 0
+    assert not caplog.messages

@@ -380,12 +380,12 @@ def test_mlp_layer_types_must_be_dense():
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported; supported: llama, mistral, qwen2, qwen3",
+            "model_type 'gpt2' is not supported: its positions are learned, and only those of RoPE are computed; docs/",
         ),
         ({"model_type": 3}, "model_type 3 is not supported"),
         (
             {"architectures": ["JambaForCausalLM"]},
-            "architecture 'JambaForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral",
+            "architecture 'JambaForCausalLM' is not supported: it has state space layers, which are not computed;",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
@@ -526,6 +526,11 @@ def test_any_json_is_a_config_or_a_config_error(values, data):
         ("qwen3_moe", {"moe_intermediate_size": "768"}, "moe_intermediate_size must be an integer"),
         ("qwen3_moe", {"moe_intermediate_size": 2**31}, "moe_intermediate_size must be"),
         ("qwen3_moe", {"num_experts": -1}, "num_experts must be"),
+        (
+            "qwen3_moe",
+            {"num_experts": 65535, "num_hidden_layers": 8},
+            "num_experts 65535 in each of 8 layers are more than the 131072 that a model may have",
+        ),
         ("qwen3_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be"),
         ("qwen3_moe", {"mlp_only_layers": [1.5]}, "mlp_only_layers must be a list of numbers of layers; got"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from infinilm._core import param_shapes
 from infinilm.config.families import FAMILIES, build_spec, family_of, family_of_model_type, model_facts
 from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.unsupported import unsupported
 from infinilm.errors import ConfigError
 
 SMALL = {
@@ -195,10 +196,43 @@ def test_swish_is_silu():
 
 def test_lookups_name_what_is_unknown():
     assert family_of("LlamaForCausalLM") is family_of_model_type("llama")
-    with pytest.raises(ConfigError, match="architecture 'X' is not supported; supported: LlamaForCausalLM"):
+    with pytest.raises(
+        ConfigError, match=r"^architecture 'X' is not supported; docs/architectures.md lists those that"
+    ):
         family_of("X")
-    with pytest.raises(ConfigError, match="model_type 'x' is not supported; supported: llama"):
+    with pytest.raises(
+        ConfigError, match=r"^model_type 'x' is not supported; docs/architectures.md lists those that are$"
+    ):
         family_of_model_type("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bert", "it is an encoder"),
+        ("xlm-roberta", "it is an encoder"),
+        ("deberta-v2", "it is an encoder"),
+        ("whisper", "it has an encoder and a decoder"),
+        ("t5", "it has an encoder and a decoder"),
+        ("mamba2", "it has state space layers"),
+        ("falcon_mamba", "it has state space layers"),
+        ("gpt_bigcode", "its positions are learned"),
+        ("bloom", "ALiBi"),
+    ],
+)
+def test_unsupported_models_are_told_why(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as told:
+        family_of_model_type(name)
+    assert len(str(told.value)) < 220
+
+
+def test_near_names_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen4' is not supported; did you mean 'qwen[23]'[?] docs/"):
+        family_of_model_type("qwen4")
+    with pytest.raises(ConfigError, match=r"did you mean 'Qwen2ForCausalLM'[?]"):
+        family_of("Qwen2ForSequenceClassification")
+    for family in FAMILIES.values():  # a reason is never that of a family that is supported
+        assert "did you mean" in str(unsupported("model_type", f"{family.model_type}x", [family.model_type]))
 
 
 # ------------------------------------------------------------------------------------------------- build_spec

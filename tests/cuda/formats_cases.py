@@ -119,7 +119,7 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
         output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
     assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
     assert got[:5].tobytes() == few.tobytes() == hooked.tobytes()
-    plan = plan_any(str(stored), {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
+    plan = plan_any(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
     told = plan_lines(describe_plan(plan))[0]
     assert ("used as they are" in told) == native, told
     assert (f"made {dtype}" in told) != native, told

@@ -263,6 +263,7 @@ def test_sanitized(simulate: Run, models: str) -> None:
         ("INFINILM_EMULATOR_DEVICES", "-1", "no NVIDIA driver"),
         ("INFINILM_EMULATOR_DEVICES", "0", "finds no device"),
         ("INFINILM_EMULATOR_DRIVER", "12040", "supports CUDA 12.4, this build needs 13.0"),
+        ("INFINILM_EMULATOR_CC", "75", "compute capability 7.5; infinilm needs 8.0 or later; use device='cpu'"),
     ],
 )
 def test_no_usable_device(simulate: Run, variable: str, value: str, expected: str) -> None:
@@ -273,7 +274,7 @@ def test_no_usable_device(simulate: Run, variable: str, value: str, expected: st
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"INFINILM_EMULATOR_CC": "75"}, "compute capability 7.5; infinilm needs 8.0 or later"),
+        ({"INFINILM_EMULATOR_CC": "75"}, "compute capability 7.5; infinilm needs 8.0 or later; use device='cpu'"),
         ({"INFINILM_EMULATOR_CC": "89", "INFINILM_EMULATOR_LEAST_CC": "90"}, "no kernels for this GPU"),
         ({"INFINILM_EMULATOR_DEVICES": "2"}, "there are 2 CUDA devices"),
     ],

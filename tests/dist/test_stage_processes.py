@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,7 +29,7 @@ from infinilm import LLM, ConfigError, EngineDeadError, HookRegistry, PagedKVCac
 from infinilm.cli.main import main
 from infinilm.pipeline.agent import _Agent
 from infinilm.pipeline.front import StagedEngine, StagedStep
-from infinilm.pipeline.wire import Connection, connect, parse_address
+from infinilm.pipeline.wire import Connection, accept, connect, parse_address
 from infinilm.requests.engine_thread import EngineThread
 from infinilm.requests.steps import InFlight
 
@@ -381,3 +385,76 @@ def test_a_stage_needs_its_address(folder: Path, capsys: pytest.CaptureFixture[s
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert main(["serve", str(folder), "--stage", "1", "--stages", address]) == 2
     assert f"cannot listen at {address}" in capsys.readouterr().err
+
+
+def _frame(head: bytes, num_payload: int = 0) -> bytes:
+    return struct.pack("<4sIQ", b"ILS1", len(head), num_payload) + head
+
+
+NO_GREETINGS = {
+    "no word": _frame(b'{"arrays": []}'),
+    "deep JSON": _frame(b"[" * 60_000),
+    "half a character": _frame(b'{"what": "greeting", "arrays": [], "key": "\\ud800"}'),
+    "a large shape": _frame(json.dumps({"what": "greeting", "arrays": [["x", "int32", [2**70]]]}).encode()),
+    "4 GiB announced": _frame(b"{}", 1 << 32),
+    "a long head": _frame(b" " * 100_000),
+    "HTTP": b"GET / HTTP/1.0\r\n\r\n",
+    "another key": _frame(b'{"what": "greeting", "arrays": [], "key": "no"}'),
+    "no object": _frame(b"[]"),
+    "an odd word": _frame(b'{"what": [], "arrays": []}'),
+    "what fails to be checked": _frame(b'{"what": "greeting", "arrays": [], "key": "k", "role": "raise"}'),
+    "nothing": b"",
+}
+
+
+def test_a_stranger_neither_ends_a_stage_nor_keeps_others_waiting() -> None:
+    """Each connects first, and those that stay silent, or stop in the middle of a greeting, hold their connections."""
+
+    def wanted(greeting: dict[str, Any]) -> str | None:
+        return None if greeting["role"] == "front" else str(1 // 0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        listener.settimeout(PATIENCE)
+        address = listener.getsockname()
+        for data in NO_GREETINGS.values():
+            stranger = stack.enter_context(socket.create_connection(address))
+            stranger.sendall(data)
+            if len(data) % 2:
+                stranger.close()
+        for half in (b"ILS1", _frame(b" " * 60_000)[:100]):
+            stack.enter_context(socket.create_connection(address)).sendall(half)
+        stage = connect("{}:{}".format(*address), "stage 1", {"role": "front", "key": "k"}, PATIENCE)
+        stack.callback(stage.close)
+        connection, greeting = accept(listener, "k", wanted)
+        stack.callback(connection.close)
+        assert greeting["role"] == "front" and connection.sock.getpeername() == stage.sock.getsockname()
+
+
+def test_who_comes_last_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections cannot fill the room."""
+    monkeypatch.setattr("infinilm.pipeline.wire._MOST_GUESTS", 3)
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener, contextlib.ExitStack() as stack:
+        listener.settimeout(PATIENCE)
+        address = listener.getsockname()
+        for _ in range(7):
+            stack.enter_context(socket.create_connection(address))
+        stage = connect("{}:{}".format(*address), "stage 1", {"key": "k"}, PATIENCE)
+        stack.callback(stage.close)
+        connection, _ = accept(listener, "k", lambda _: None)
+        stack.callback(connection.close)
+
+
+def test_a_connection_beyond_1024_descriptors() -> None:
+    """`select` takes none of these."""
+    with contextlib.ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        one, other = _tcp_pair()
+        high = socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 1100))
+        for sock in (one, other, high):
+            stack.callback(sock.close)
+        connection = Connection(high, "stage 1")
+        assert not connection.has_more(0)
+        other.sendall(b"x")
+        assert connection.has_more(PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -439,3 +440,16 @@ def test_hooks_work_in_half_precision(tmp_path: Path) -> None:
         expected = logits(engine)
         engine.set_hook_registry(registry)
         assert np.array_equal(logits(engine), expected)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("model.layers.99.mlp", "did you mean 'model.layers.99.mlp.*'"),
+        ("layers.3.self_attn", "did you mean 'layers.3.self_attn.*'"),
+        ("layer7_q_prj", "did you mean 'layer7_q_proj'"),
+    ],
+)
+def test_hints_keep_the_layer(pattern: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        HookRegistry().register_hook(pattern, print)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ import numpy as np
 import pytest
 
 from gguf_files.conversion import convert
-from gguf_files.writer import As, File, quantise
+from gguf_files.writer import As, File, Stored, quantise
 from infinilm import _core
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config import AutoConfig
-from infinilm.errors import ConfigError, WeightError
+from infinilm.errors import ConfigError, InfinilmError, WeightError
+from infinilm.text.chat_template import ChatTemplate
+from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.tokenizer import Tokenizer
 
 MODEL = convert(resolve_model("demo"))
 OTHER = {"a.weight": quantise("F32", np.ones((4, 32), np.float32))}
@@ -40,7 +45,7 @@ def test_the_model_itself(tmp_path: Path) -> None:
         ({"general.architecture": "clip", "general.type": "mmproj"}, r"the part of a model that sees or hears: pass"),
         ({"general.architecture": "clip"}, r"the part of a model that sees or hears: pass the GGUF file of its lan"),
         ({"general.type": "imatrix"}, r"an importance matrix, which a model was quantised by: pass the GGUF file of"),
-        ({"general.architecture": "controlvector"}, r"a control vector, which is not read: pass the GGUF file of a"),
+        ({"general.architecture": "controlvector"}, r"a control vector, not a model: pass the GGUF file of its mo"),
         ({"general.architecture": "flux"}, r"architecture 'flux' \(general.architecture\) is not supported; supp"),
         ({}, r"architecture None \(general.architecture\) is not supported; supported:"),
     ],
@@ -75,6 +80,53 @@ def test_pieces_of_a_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(MODEL.to_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"is a piece of a GGUF file: join all pieces in their order"):
         open_model(tmp_path / name)
+
+
+ODD: list[Any] = [["x"], [2], "[" * 200_000, As("float32", 0.0), As("int64", -1), True]
+TOKENS = {
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [f"t{i}" for i in range(8)],
+    "tokenizer.ggml.token_type": As("int32", [1] * 8),
+    "tokenizer.ggml.scores": [0.0] * 8,
+    "tokenizer.ggml.merges": ["t 1"],
+    "tokenizer.ggml.precompiled_charsmap": As("uint8", [0]),
+    "tokenizer.ggml.add_space_prefix": True,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.model": "gpt2",
+}
+OTHERS = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.attn_factor": 1.0,
+    "split.count": As("uint16", 1),
+    "tokenizer.chat_templates": ["a"],
+    "general.sampling.temp": 0.5,
+}
+WHOLE = "tokenizer.huggingface.json"
+
+
+@pytest.mark.parametrize("key", [*MODEL.metadata, *TOKENS, *OTHERS, WHOLE, "rope_factors_long.weight"])
+def test_values_of_other_types(key: str, tmp_path: Path) -> None:
+    """Each is told as what it is, or has no effect."""
+    kinds = ("llama", "gpt2", "t5") if key in TOKENS else ("gpt2",)
+    for kind, odd in itertools.product(kinds, ODD):
+        metadata, tensors = {**MODEL.metadata, **TOKENS, **OTHERS, "tokenizer.ggml.model": kind}, dict(MODEL.tensors)
+        if key.endswith(".weight"):
+            tensors[key] = OTHER["a.weight"]
+        else:
+            metadata[key] = odd
+        path = File(metadata, tensors).write(tmp_path / "m.gguf")
+        for step in (open_model, GenerationConfig.from_folder, Tokenizer.from_folder, ChatTemplate.from_folder):
+            with contextlib.suppress(InfinilmError, FileNotFoundError):
+                step(path)
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_norm.weight"])
+def test_a_tensor_without_dimensions(name: str, tmp_path: Path) -> None:
+    tensors = {**MODEL.tensors, name: Stored("F32", (), bytes(4))}
+    path = File(MODEL.metadata, tensors).write(tmp_path / "m.gguf")
+    with pytest.raises(WeightError, match=rf"tensor '{name}' has no dimensions"):
+        open_model(path)
 
 
 def test_links_of_a_cache(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_native_weights(types: Any, ranks: int, tmp_path: Path) -> None:
             np.testing.assert_array_equal(tensor.numpy(), checkpoint.read(sources[name], "float32")[0], name)
     np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
     if types is as_q4_k_m:
-        assert "Q4_K and Q6_K used as they are" in plan_lines(describe_plan(plan_any(str(path), {})))[0]
+        assert "Q4_K and Q6_K used as they are" in plan_lines(describe_plan(plan_any(path, {})))[0]
 
 
 def test_where_blocks_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -233,7 +233,17 @@ def test_unknown_setting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpu_memory_utilization", "it is called 'kv_cache' here"),
+        ("gpu_memory_utilization", ": kv_cache is the memory of the KV cache alone, such as '8GiB'"),
+        ("enforce_eager", ": leave it out: nothing is compiled"),
+        ("disable_log_stats", r": leave it out: LLM\.metrics\(\)"),
+        ("block_size", ": pass kv_cache=PagedKVCacheConfig"),
+        ("verbose", r": leave it out: logging\.getLogger"),
+        ("enable_chunked_prefill", ": leave it out: prompts are computed in chunks"),
+        ("download_dir", ": set the environment variable HF_HOME"),
+        ("compute_type", ": dtype is what is computed in"),
+        ("task", r": leave it out: one LLM has generate\(\)"),
+        ("load_in_8bit", ": pass quantization='int8'"),
+        ("quantization_config", ": leave it out: quantised files are recognised"),
         ("n_ctx", "it is called 'max_model_len' here"),
         ("torch_dtype", "it is called 'dtype' here"),
         ("swap_space", ": swapping to host memory is not available in this version"),
@@ -261,6 +271,30 @@ def test_a_device_that_is_no_text(folder: Path) -> None:
         LLM(folder, device=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "bitsandbytes"])
+def test_formats_of_files_are_no_setting(folder: Path, name: str) -> None:
+    with pytest.raises(infinilm.ConfigError, match=f"got '{name}'.*the format is recognised: leave it out"):
+        infinilm.plan_memory(folder, quantization=name)
+
+
+def test_attributes_of_other_libraries(llm: LLM) -> None:
+    """They are told as keywords are, and asking whether there is one costs nothing."""
+    for name, message in {
+        "encode": r"tokenize\(\) gives token ids",
+        "beam_search": "beam search is not available",
+        "sleep": r"close\(\) frees everything",
+        "get_metrics": r"metrics\(\) gives them",
+        "genrate": "did you mean 'generate'",
+    }.items():
+        with pytest.raises(AttributeError, match=f"LLM has no attribute '{name}'.*{message}"):
+            getattr(llm, name)
+    assert not hasattr(llm, "_repr_mimebundle_")
+    with pytest.raises(AttributeError, match=r"Tokenizer has no attribute 'apply_chat_template': LLM\.render_chat"):
+        llm.tokenizer.apply_chat_template  # type: ignore[attr-defined]  # noqa: B018
+    assert llm.tokenizer.eos_token_id in llm.tokenizer.eos_token_ids
+    llm.reset_prefix_cache()
+
+
 def test_settings_are_checked_before_the_model_is_read(tmp_path: Path) -> None:
     with pytest.raises(infinilm.ConfigError, match="seed"):
         LLM(tmp_path / "absent", seed=-1)
@@ -284,7 +318,7 @@ def test_names_of_dtypes(folder: Path) -> None:
 def test_unknown_settings_of_a_plan(folder: Path) -> None:
     with pytest.raises(TypeError, match="plan_memory has no parameter 'max_len'; did you mean 'max_model_len'"):
         infinilm.plan_memory(folder, max_len=3)
-    with pytest.raises(TypeError, match=r"plan_memory has no parameter 'gpu_memory_utilization'.*'kv_cache'"):
+    with pytest.raises(TypeError, match=r"plan_memory has no parameter 'gpu_memory_utilization': kv_cache"):
         infinilm.plan_memory(folder, gpu_memory_utilization=0.9)
 
 

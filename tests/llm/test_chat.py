@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from infinilm import LLM, RequestError, TokenEvent
+from infinilm import LLM, Constraint, RequestError, TokenEvent
 
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the end"}]
 OTHER = [{"role": "user", "content": [{"type": "text", "text": "an other"}]}]
@@ -41,7 +44,7 @@ def test_the_prompt_is_the_text_of_the_template(llm: LLM) -> None:
     assert list(output.prompt_token_ids) == llm.render_chat(OTHER) == llm.tokenize(output.prompt, False)
 
 
-@pytest.mark.parametrize("messages", [{"role": "user", "content": "x"}, "x", None, 3, iter(HELLO), [], [[]], ["x"]])
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "x"}, "x", None, 3, [], [[]], ["x"]])
 def test_bad_conversations(llm: LLM, messages: Any) -> None:
     for chat in (llm.chat, llm.stream_chat, llm.astream_chat, lambda m: asyncio.run(llm.achat(m))):
         with pytest.raises(RequestError, match="messages"):
@@ -55,3 +58,64 @@ def test_settings_of_the_template(llm: LLM) -> None:
     assert joined(list(llm.stream_chat(HELLO, **options, **SETTINGS))) == [output.outputs[0].text]
     with pytest.raises(RequestError, match="tools: the chat template"):
         llm.chat(HELLO, tools=[TOOL], use_tqdm=False)
+
+
+def test_conversations_from_anywhere(llm: LLM) -> None:
+    """A column of a table, a generator, an iterator over the messages of one."""
+    several = [HELLO, OTHER, HELLO]
+    expected = [output.outputs[0].text for output in llm.chat(several, use_tqdm=False, **SETTINGS)]
+    column = np.empty(3, object)
+    column[:] = [np.array(messages, object) for messages in several]
+    for messages in (iter(several), (list(one) for one in several), tuple(map(tuple, several)), column):
+        assert [o.outputs[0].text for o in llm.chat(messages, use_tqdm=False, **SETTINGS)] == expected
+    assert llm.chat(iter(HELLO), use_tqdm=False, **SETTINGS)[0].outputs[0].text == expected[0]
+    for kind in (list, iter):
+        with pytest.raises(RequestError, match="conversation 2: messages"):
+            llm.chat(kind([HELLO, OTHER, [{"role": "user"}]]), use_tqdm=False, **SETTINGS)
+
+
+TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}
+{%- if tools %}{{ tools }} Write <tool_call>
+{"name": ..., "arguments": ...}</tool_call>{% endif %}
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{# </think> #}"""
+CALL = '{"name": "look", "arguments": {"at": 1}}'
+
+
+def test_the_parts_of_an_answer(folder: Path) -> None:
+    """Reasoning, content and calls apart, whole and in pieces; the text stays what it was."""
+    said = f"<think>Hm.</think>Yes.<tool_call>\n{CALL}\n</tool_call>"
+    settings: dict[str, Any] = {"constraint": Constraint.choice([said]), "temperature": 0}
+    with LLM(folder, chat_template=TEMPLATE, max_model_len=512) as llm:
+        output = llm.chat(OTHER, tools=[TOOL], use_tqdm=False, **settings)[0]
+        (answer,) = output.outputs
+        assert (answer.text, answer.reasoning, answer.content) == (said, "Hm.", "Yes.")
+        (call,) = answer.tool_calls
+        assert call["function"]["name"] == "look" and json.loads(call["function"]["arguments"]) == {"at": 1}
+        assert call["type"] == "function" and call["id"].startswith("call_") and "index" not in call
+        parser = llm.chat_parser(output.prompt or "", [TOOL])
+        pieces = [parser.push(e.text) for e in llm.stream_chat(OTHER, tools=[TOOL], **settings)]
+        pieces.append(parser.push("", final=True))
+        assert "".join(p.reasoning for p in pieces) == "Hm." and "".join(p.content for p in pieces) == "Yes."
+        arguments = [call["function"]["arguments"] for p in pieces for call in p.tool_calls]
+        assert json.loads("".join(arguments)) == {"at": 1}
+        # Without tools what looks like a call is content; where the prompt ends the reasoning there is none.
+        plain = llm.chat(OTHER, use_tqdm=False, **settings)[0].outputs[0]
+        assert plain.content == said.partition("</think>")[2] and not plain.tool_calls
+        asyncio_answer = asyncio.run(llm.achat(OTHER, tools=[TOOL], **settings))[0].outputs[0]
+        assert asyncio_answer.content == "Yes." and len(asyncio_answer.tool_calls) == 1
+        generated = llm.generate(output.prompt or "", use_tqdm=False, **settings)[0].outputs[0]
+        assert (generated.text, generated.content, generated.reasoning, generated.tool_calls) == (said, None, None, ())
+
+
+def test_arguments_that_chat_does_not_have(llm: LLM) -> None:
+    for name, hint in {
+        "enable_thinking": r"pass chat_template_kwargs=\{'enable_thinking': ...\}",
+        "reasoning_effort": r"pass chat_template_kwargs=\{'reasoning_effort': ...\}",
+        "chat_template": r"LLM\(model, chat_template=...\)",
+        "tool_choice": r"the model chooses; constraint=Constraint\.json_schema",
+        "tool": "did you mean 'tools'",
+        "max_new_tokens": "it is called 'max_tokens' here",
+    }.items():
+        for chat in (llm.chat, llm.stream_chat, llm.astream_chat):
+            with pytest.raises(TypeError, match=rf"chat\(\) has no parameter '{name}'.*{hint}"):
+                chat(HELLO, **{name: False})

@@ -15,7 +15,9 @@ from llm.support import PATIENCE, one, wait_for
 from llm.test_requests import Gate
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
-SMALL = RequestLimits(max_queued_seqs=3, max_n=2, max_logprobs=4, max_logit_bias=2, max_stop=2, max_stop_len=3)
+SMALL = RequestLimits(
+    max_queued_seqs=3, max_n=2, max_logprobs=4, max_logit_bias=2, max_stop_token_ids=2, max_stop=2, max_stop_len=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def small(folder: Path) -> Iterator[LLM]:
         ({"logprobs": 5}, "max_logprobs=4"),
         ({"prompt_logprobs": 5}, "max_logprobs=4"),
         ({"logit_bias": {1: 1, 2: 1, 3: 1}}, "max_logit_bias=2"),
+        ({"stop_token_ids": [1, 2, 3]}, "max_stop_token_ids=2"),
         ({"stop": ["a", "b", "c"]}, "max_stop=2"),
         ({"stop": ["abcd"]}, "max_stop_len=3"),
     ],
@@ -87,11 +90,13 @@ def test_a_full_queue(small: LLM, waiting: list[dict[str, Any]]) -> None:
         call(small)
 
 
-def test_a_call_that_can_never_be_queued(small: LLM) -> None:
-    assert len(small.generate(["the"] * 4, use_tqdm=False, **SETTINGS)) == 4
-    for prompts, n in ((["the"] * 5, 1), (["the"] * 3, 2)):
-        with pytest.raises(infinilm.RequestError, match=f"asks for {len(prompts) * n} sequences at once, and 4 can"):
-            small.generate(prompts, n=n, **SETTINGS)
+def test_a_request_that_can_never_be_queued(folder: Path) -> None:
+    """The sequences of one prompt run or wait at the same time; those of several prompts need not."""
+    with LLM(folder, max_num_seqs=1, limits=RequestLimits(max_queued_seqs=3)) as llm:
+        assert len(llm.generate(["the"] * 9, n=2, use_tqdm=False, **SETTINGS)) == 9
+        for sampling in ({"n": 5}, {"n": 4, "prompt_logprobs": 0}):
+            with pytest.raises(infinilm.RequestError, match="asks for 5 sequences at once, and 4 can"):
+                llm.generate("the", **sampling, **SETTINGS)
 
 
 def test_bad_limits(folder: Path) -> None:

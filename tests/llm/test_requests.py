@@ -262,7 +262,10 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             def __init__(self) -> None:
                 self.put: Any = lambda event: None
 
-            def get(self) -> Any:
+            def empty(self) -> bool:
+                return True
+
+            def get(self, timeout: float | None = None) -> Any:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

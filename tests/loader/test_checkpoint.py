@@ -45,6 +45,14 @@ def example(seed=0):
 # --- reading ---
 
 
+@pytest.mark.parametrize("name", ["a\nlook at http://localhost:1", "\x1b[2J", "\u2028"])
+def test_names_are_printable(tmp_path, name):
+    write(tmp_path / "model.safetensors", {name: entry()}, bytes(4))
+    with pytest.raises(WeightError, match="printable characters") as caught:
+        Checkpoint(tmp_path)
+    assert str(caught.value).isprintable()
+
+
 def test_arrays_are_views_of_the_file(tmp_path):
     tensors = example()
     save_file(tensors, tmp_path / "model.safetensors")

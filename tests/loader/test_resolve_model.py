@@ -90,7 +90,7 @@ def test_hub(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     calls = []
 
-    def snapshot_download(name, *, revision, allow_patterns, ignore_patterns):
+    def snapshot_download(name, *, revision, allow_patterns, ignore_patterns, tqdm_class):
         calls.append((name, allow_patterns, ignore_patterns, revision))
         return str(tmp_path)
 

@@ -13,6 +13,7 @@ from llm import tiny
 from infinilm import LLM, AutoConfig, ReferenceModel
 from infinilm.errors import ConfigError, WeightError
 from infinilm.lora import read_adapter
+from infinilm.lora.settings import LoraSettings
 from lora.adapters import make_adapter
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -60,8 +61,30 @@ NOT_SUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"rank_pattern": {"(": 2}}, r"rank_pattern: '\(' is no regular expression"),
     ({"alpha_pattern": [1]}, "alpha_pattern: expected an object"),
     ({"target_modules": None}, "target_modules: expected names"),
-    ({"target_modules": "("}, "target_modules: it is no regular expression"),
+    ({"rank_pattern": {r"(a)\1": 2}}, "rank_pattern: regular expressions with groupref are not supported"),
+    ({"target_modules": "("}, r"target_modules: '\(' is no regular expression"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("targets", "ranks", "module", "is_target", "rank"),
+    [
+        ("(?i)MODEL.*Q_PROJ", {"(?i)Q_PROJ": 3}, "model.layers.0.self_attn.q_proj", True, 3),
+        ("([a-z_.0-9]+)*[A-Z]", {"([a-z_.0-9]+)*[A-Z]": 3}, f"model.{'a' * 90}.q_proj", False, 2),
+        ("all-linear", {"attn.q_proj": 3, "0.self_attn.q_proj": 4}, "model.layers.0.self_attn.q_proj", True, 4),
+    ],
+)
+def test_patterns_of_modules(
+    base: Path, tmp_path: Path, targets: str, ranks: dict[str, int], module: str, is_target: bool, rank: int
+) -> None:
+    """No pattern takes long, and each may begin with flags."""
+    folder = make_adapter(tmp_path / "a", base)
+    path = folder / "adapter_config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"r": 2, "target_modules": targets, "rank_pattern": ranks})
+    )
+    settings = LoraSettings.read(folder)
+    assert (settings.is_target(module), settings.rank_of(module)) == (is_target, rank)
 
 
 @pytest.mark.parametrize(("settings", "message"), NOT_SUPPORTED, ids=lambda value: str(value)[:30])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from llm import tiny
 
-from infinilm import AutoLlamaModel, AutoModelForCausalLM, ConfigError, RequestError
+from infinilm import AutoLlamaModel, AutoModelForCausalLM, ConfigError, DeviceError, RequestError
 from infinilm.models.causal_lm import CausalLM
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.tokenizer import Tokenizer
@@ -225,3 +225,25 @@ def test_the_models_own_generation_config(tmp_path: Path) -> None:
     ):
         out = model.generate(np.array([[PAD, PAD, *ROW]]))
         assert out[0].tolist() == [PAD, PAD, *ROW, *other.generate(ROW)["output_token_ids"][0]]
+
+
+def test_names_of_transformers(model: CausalLM) -> None:
+    """What moves a model leaves it where it is, or says that it cannot; what is not there says where it is."""
+    assert model.to("cpu") is model.to(device="cpu", dtype=None) is model.cpu() is model.to("float32") is model
+    for wanted in ("cuda", "bfloat16"):
+        with pytest.raises(ConfigError, match=rf"float32 on cpu and stays so; asked for {wanted}: pass device="):
+            model.to(wanted)
+    for name, message in {
+        "half": "from_pretrained",
+        "state_dict": r"engine\.state_dict",
+        "train": "nothing to train",
+    }.items():
+        with pytest.raises(AttributeError, match=f"CausalLM has no attribute '{name}': .*{message}"):
+            getattr(model, name)
+    with pytest.raises(TypeError, match=r"LLM\(path\)\.forward"):
+        model([[1, 2]])
+
+
+def test_a_device_by_its_number(folder: Path) -> None:
+    with pytest.raises((ConfigError, DeviceError), match="cuda"):
+        AutoModelForCausalLM.from_pretrained(folder, device_map={"": 999})

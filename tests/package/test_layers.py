@@ -12,11 +12,14 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 # From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
-    ("checks", "files", "keywords", "logs", "progress"),
-    ("json_schema",),
+    ("checks", "extras", "files", "keywords", "logs", "progress", "signatures"),
+    ("json_keywords", "json_references", "json_strings", "type_schemas"),
+    ("json_disjoint",),
+    ("json_schema", "patterns"),
+    ("grammar_text",),
     ("constraint",),
     ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
-    ("model_files",),
+    ("model_files", "hub"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation", "lora"),

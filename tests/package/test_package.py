@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import infinilm
+from infinilm.extras import how_to_install
 
 SOURCE = Path(__file__).parents[2] / "infinilm"
 INSTALLED = Path(infinilm.__file__).parent
@@ -22,7 +24,7 @@ def test_every_file_is_installed() -> None:
     """Also the type stub, py.typed and the bundled model."""
     if INSTALLED == SOURCE:
         pytest.skip("an editable install")
-    kept = {".py", ".pyi", ".typed", ".json", ".safetensors", ".jinja"}
+    kept = {".py", ".pyi", ".typed", ".json", ".safetensors", ".jinja", ".html", ".css", ".js"}
     wanted = {p.relative_to(SOURCE) for p in SOURCE.rglob("*") if p.suffix in kept or p.name == "py.typed"}
     assert {Path("py.typed"), Path("_core.pyi"), Path("llm.py")} <= wanted
     missing = [str(p) for p in sorted(wanted) if not (INSTALLED / p).exists()]
@@ -111,3 +113,13 @@ def test_cuda_library_says_why_it_is_not_usable(tmp_path: Path) -> None:
 def test_version() -> None:
     """One number, which the build writes into the metadata and into the package."""
     assert infinilm.__version__ == importlib.metadata.version("infinilm")
+
+
+def test_how_to_install_what_is_optional() -> None:
+    """By the names of the packages: they are on every index, whatever infinilm itself was installed from."""
+    assert re.fullmatch(r"pip install 'llguidance[<>=,.\d]+'", how_to_install("constraint"))
+    told = how_to_install("router")
+    for package in ("aiohttp", "starlette", "uvicorn", "llguidance"):
+        assert re.search(rf" '{package}[<>]", told)
+    assert "infinilm" not in told
+    assert how_to_install("unheard-of") == "pip install 'infinilm[unheard-of]'"

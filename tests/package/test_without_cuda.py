@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
 import shutil
 import stat
 import subprocess
@@ -92,6 +93,18 @@ def setup(folder: Path, option: str, version: str, fails: str) -> subprocess.Com
     return subprocess.run([*command, f"-Dcuda={option}"], env=environment, capture_output=True, text=True)
 
 
+def test_a_toolkit_that_pip_installed(tmp_path: Path) -> None:
+    """The newest with a compiler; other packages of NVIDIA have folders of these names without one."""
+    script = runpy.run_path(str(ROOT / "cuda/pip_toolkit.py"))
+    assert script["find_toolkit"]([str(tmp_path / "absent"), str(tmp_path)]) == ""
+    for name, has_compiler in (("cu9", True), ("cu13", True), ("cu14", False), ("cublas", True)):
+        folder = tmp_path / "nvidia" / name / "bin"
+        folder.mkdir(parents=True)
+        if has_compiler:
+            (folder / "nvcc").touch()
+    assert script["find_toolkit"]([str(tmp_path)]) == str(tmp_path / "nvidia" / "cu13")
+
+
 @needs_meson
 @pytest.mark.parametrize(
     ("version", "fails", "reason"),
@@ -119,13 +132,17 @@ def test_only_what_every_driver_reads_is_compressed(tmp_path: Path, version: str
     lines = (tmp_path / "build/build.ninja").read_text().splitlines()
     kernels = [line for line in lines if line.lstrip().startswith("COMMAND") and "compute_90" in line]
     assert len(kernels) > 20 and all(("--compress-mode" in line) == compressed for line in kernels)
+    driver = "580" if compressed else "525"
+    assert f"CUDA {version}: what it builds runs with NVIDIA drivers from {driver} on" in done.stdout
+    assert "wgmma" not in done.stdout
 
 
 @needs_meson
 @needs_compiler
 def test_a_build_goes_on_without_cuda(tmp_path: Path) -> None:
     """Where it is a later kernel that fails, as one may that needs too much of an old compiler."""
-    assert setup(tmp_path, "auto", "12.6", "linear_decode.cu").returncode == 0
+    done = setup(tmp_path, "auto", "12.6", "linear_decode.cu")
+    assert done.returncode == 0 and "CUDA 12.6 builds no wgmma for attention with heads of 128" in done.stdout
     target = "cuda/libinfinilm_cuda.so"
     command = ["ninja", "-C", tmp_path / "build", target]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -58,7 +58,7 @@ BAD_CONFIGS = [
     (gptq(4, 32).config | {"group_size": 0}, "group_size: expected an integer above 0; got 0"),
     (gptq(4, 32).config | {"sym": "yes"}, "sym: expected True or False; got 'yes'"),
     (gptq(4, 32).config | {"checkpoint_format": "marlin"}, "formats 'gptq' and 'gptq_v2'; got 'marlin'"),
-    (gptq(4, 32).config | {"dynamic": {"-:(a+)+b": {}}}, "expected a regular expression"),
+    (gptq(4, 32).config | {"dynamic": {"-:(a+b": {}}}, "expected a regular expression"),
     (awq(64).config | {"version": "marlin"}, "version: expected 'gemm' or 'gemv' .*; got 'marlin'"),
     (awq(64).config | {"bits": 8}, "bits: expected 4; got 8"),
     (CT | {"format": "marlin-24"}, "format 'marlin-24' is not read; read: pack-quantized"),
@@ -67,7 +67,7 @@ BAD_CONFIGS = [
     (CT | {"config_groups": None}, "config_groups must be an object; got None"),
     (changed(CT, *WEIGHTS, "num_bits", value=9), "int weights of 9 bits in the format 'pack-quantized' are not read"),
     (changed(CT, *WEIGHTS, "strategy", value="row"), "strategy: expected 'tensor' or 'channel'"),
-    (changed(CT, "config_groups", "group_0", "targets", value=["re:(.*)*x"]), "expected a regular expression"),
+    (changed(CT, "config_groups", "group_0", "targets", value=["re:(.*"]), "expected a regular expression"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: expected two integers above 0"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo: expected 'FP8' or .*; got 'W4A8_AWQ'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: expected 'e4m3'"),
@@ -168,6 +168,8 @@ BAD_TENSORS = [
     (gptq(4, 64), ".scales", ("I32", np.zeros((2, 64), np.int32)), "is int32; expected float32 or bfloat16 or float16"),
     (gptq(4, 64), ".g_idx", ("I32", np.full(128, 7, np.int32)), "g_idx: expected groups from 0 to 1, got 7 to 7"),
     (ct_packed(4, 32), ".weight_shape", ("I64", np.array([64, 127])), r"weight_shape is \[64, 127\]"),
+    (ct_packed(4, 32), ".weight_shape", ("I64", np.array([[64, 127]])), r"weight_shape is \[64, 127\]"),
+    (ct_packed(4, 32), ".weight_shape", ("I64", np.array([[1, 2], [3, 4]])), r"weight_shape is \[1, 2, 3, 4\]"),
     (ct_int8(), ".weight_scale", ("BF16", bf16(np.ones((63, 1)))), r"expected \[64, 1\] or \[64\] or \[1\]"),
     (bnb4(double=True), ".weight.nested_absmax", None, "expected nested_quant_map"),
     (
@@ -287,3 +289,16 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     (folder / "config.json").write_text((resolve_model("demo") / "config.json").read_text())
     with pytest.raises(WeightError, match="has a quantization_config, which says what that means"):
         LLM(folder, max_model_len=32, use_tqdm=False)
+
+
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+@pytest.mark.parametrize("more", [{}, {"mode": "affine", "model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 64}}])
+def test_folders_of_mlx(tmp_path: Path, keys: tuple[str, ...], more: dict[str, Any]) -> None:
+    """Their tensors would be refused one by one, and config.json blamed for it."""
+    values = {"group_size": 64, "bits": 4, **more}
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, values)))
+    with pytest.raises(
+        ConfigError, match="quantised as MLX stores them, which is not read: take the model that"
+    ) as told:
+        open_checkpoint(tmp_path)
+    assert len(str(told.value)) < 400

@@ -187,6 +187,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert config["ignore"] == ["lm_head"] and config["format"] == "int-quantized"
 
 
+def test_the_default_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups of 128 inputs do not divide those of the bundled model, the first that a new user quantises."""
+    assert main(["quantize", "demo", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert "in w4a16-g32" in said.out and "tokens of a text of its own" in said.out
+    assert "pass one with --text" in said.err
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 192 inputs, which are no multiple of 128; use w4a16-g32"):
         quantise_model("demo", tmp_path / "out", "w4a16")

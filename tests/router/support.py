@@ -17,8 +17,10 @@ from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.run import open_session
 from infinilm.router.settings import RouterSettings
+from infinilm.server.keys import Keys
 from infinilm.server.run import QuietServer, uvicorn_config
 from infinilm.server.settings import ServerSettings
+from infinilm.server.traces import Traces
 
 CLIENT_KEY = "a key of clients"
 
@@ -26,7 +28,10 @@ CLIENT_KEY = "a key of clients"
 class HostedRouter:
     """Listens at `url`."""
 
-    def __init__(self, settings: RouterSettings, replicas: Sequence[tuple[str, str | None]]) -> None:
+    def __init__(
+        self, settings: RouterSettings, replicas: Sequence[tuple[str, str | None]], traces: Traces | None = None
+    ) -> None:
+        self._traces = traces
         self.url = ""
         self.pool: Pool
         self._ready = threading.Event()
@@ -41,8 +46,9 @@ class HostedRouter:
                 self.pool.add(url, key)
             await self.pool.look_at_all()
             watching = asyncio.ensure_future(self.pool.watch())
-            forwarder = Forwarder(settings, self.pool, session, metrics)
-            app = make_app(settings, self.pool, forwarder, session, metrics)
+            keys = Keys(settings.front.api_keys), Keys(settings.admin_keys)
+            forwarder = Forwarder(settings, self.pool, session, metrics, self._traces)
+            app = make_app(settings, self.pool, forwarder, session, metrics, *keys, self._traces)
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 self._server = QuietServer(uvicorn_config(app, log_level="warning"))
@@ -65,9 +71,9 @@ class HostedRouter:
 
 
 @contextmanager
-def routed(*replicas: tuple[str, str | None], **settings: Any) -> Iterator[HostedRouter]:
+def routed(*replicas: tuple[str, str | None], traces: Traces | None = None, **settings: Any) -> Iterator[HostedRouter]:
     front = ServerSettings(model_names=(), api_keys=(CLIENT_KEY,))
-    running = HostedRouter(RouterSettings(front, **{"health_interval": 0.1, **settings}), replicas)
+    running = HostedRouter(RouterSettings(front, **{"health_interval": 0.1, **settings}), replicas, traces)
     try:
         yield running
     finally:

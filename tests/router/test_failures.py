@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -200,6 +201,37 @@ def test_errors_of_streams_name_their_request(path: str) -> None:
     first, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert first == {"type": "begin"} and "was lost" in last["error"]["message"]
     assert last.get("request_id") == ("mine-7" if path == "messages" else None)
+
+
+class _Dying(_Breaking):
+    """A replica that is gone when a request comes."""
+
+    requests: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.requests.append(self.path)
+        self.close_connection = True
+
+
+@pytest.mark.parametrize(("fields", "num_asked"), [({}, 3), ({"response_format": {"type": "json_object"}}, 2)])
+def test_what_two_replicas_died_over_is_not_passed_on(fields: dict[str, Any], num_asked: int) -> None:
+    """A constraint may be the cause, and would end the others, too."""
+    _Dying.requests.clear()
+    with contextlib.ExitStack() as stack:
+        urls = []
+        for _ in range(3):
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Dying))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            urls.append((f"http://127.0.0.1:{server.server_port}", None))
+        with routed(*urls) as router:
+            router.wait_for_up(3)
+            path = "/v1/chat/completions"
+            answer = httpx.post(router.url + path, json=CHAT | fields, headers=HEADERS, timeout=SECONDS)
+    assert answer.status_code == 502 and len(_Dying.requests) == num_asked
+    assert ("constraint" in answer.json()["error"]["message"]) == (num_asked == 2)
 
 
 def test_what_the_log_says_of_a_replica(caplog: pytest.LogCaptureFixture) -> None:

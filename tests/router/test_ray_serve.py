@@ -25,7 +25,8 @@ from ray import serve
 from infinilm.ray import app
 ray.init(num_cpus=2, include_dashboard=False)
 serve.start(http_options={"port": PORT})
-serve.run(app({"model": "demo", "max_model_len": "256"}), name="infinilm")
+settings = {"model": "demo", "max_model_len": "256", "max_seconds": "600", "max_queued_requests": "8"}
+serve.run(app(settings), name="infinilm")
 body = {"model": "demo", "prompt": "Once upon", "max_tokens": 12, "temperature": 0, "stream": True}
 request = urllib.request.Request("http://127.0.0.1:PORT/v1/completions", json.dumps(body).encode())
 request.add_header("content-type", "application/json")
@@ -39,6 +40,20 @@ serve.shutdown()
 def test_unknown_settings_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"max_model_length: no such setting.*max_model_len"):
         app({"max_model_length": "5"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_seconds": "-1"}, "max_seconds: expected a finite number > 0"),
+        ({"max_n": "many"}, "max_n: expected an int >= 1"),
+        ({"max_queued_requests": "0.5"}, "max_queued_requests must be an integer"),
+    ],
+)
+@pytest.mark.skipif(not HAS_SERVE, reason="Ray Serve is not installed")
+def test_limits_are_checked_before_a_replica_is_made(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        app(settings)
 
 
 @pytest.mark.skipif(not HAS_SERVE, reason="Ray Serve is not installed")

@@ -122,11 +122,15 @@ def test_a_conversation_stays_where_its_cache_is(router: HostedRouter) -> None:
 def test_metrics_of_all(router: HostedRouter, replicas: list[ServerProcess]) -> None:
     ask(router.url, *REQUESTS[0], CLIENT_KEY)
     text = httpx.get(f"{router.url}/metrics", headers=HEADERS, timeout=SECONDS).text
-    for replica in replicas:
-        assert f'infinilm_router:replica_up{{replica="{replica.url}"}} 1.0' in text
-        assert re.search(rf'infinilm:num_requests_running{{model_name="demo",replica="{replica.url}"}} ', text)
+    for index in range(len(replicas)):
+        assert f'infinilm_router:replica_up{{replica="{index}"}} 1.0' in text
+        assert re.search(rf'infinilm:num_requests_running{{model_name="demo",replica="{index}"}} ', text)
+        assert re.search(rf'infinilm:iteration_tokens_total_count{{model_name="demo",replica="{index}"}} ', text)
     assert text.count("# TYPE infinilm:num_requests_running gauge") == 1
-    assert re.search(r'infinilm_router:requests_total{replica="http://[^"]+",status="200"} 1.0', text)
+    assert re.search(r'infinilm_router:requests_total{replica="[01]",status="200"} 1.0', text)
+    handler = REQUESTS[0][0]
+    expected = f'infinilm_router:http_requests_total{{handler="{handler}",method="POST",status="200"}} 1.0'
+    assert expected in text
     assert re.search(r"infinilm_router:prefix_queries_total \d", text)
 
 

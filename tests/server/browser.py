@@ -28,10 +28,11 @@ class PageGoneError(Exception):
 
 
 class Browser:
-    """One page."""
+    """One page; `port` is where its browser is driven."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: ClientConnection, port: int) -> None:
         self._socket = socket
+        self._port = port
         self._ids = itertools.count(1)
         self.errors: list[str] = []
         for domain in ("Runtime", "Log", "Page"):
@@ -72,7 +73,20 @@ class Browser:
 
     def open(self, url: str) -> None:
         self.send("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete' && !!document.getElementById('model')")
+        self.wait("document.body?.classList.contains('ready')")
+
+    @contextlib.contextmanager
+    def tab(self, url: str) -> Iterator[Browser]:
+        """A second page of the same browser, which shares what pages keep."""
+        made = httpx.put(f"http://127.0.0.1:{self._port}/json/new?about:blank", timeout=SECONDS).json()
+        with connect(made["webSocketDebuggerUrl"], max_size=None, open_timeout=SECONDS) as socket:
+            other = Browser(socket, self._port)
+            try:
+                other.open(url)
+                yield other
+            finally:
+                other.send("Page.close")
+                self.send("Page.bringToFront")  # a page in the background draws nothing
 
     def wait(self, condition: str) -> None:
         end = time.monotonic() + SECONDS
@@ -92,10 +106,9 @@ class Browser:
             time.sleep(0.05)
         self.errors.clear()
 
-    def resize(self, width: int, height: int, dark: bool = False) -> None:
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700
-        )
+    def resize(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 700}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -127,10 +140,11 @@ def browser(folder: Path) -> Iterator[Browser]:
         while not place.exists() or len(place.read_text().splitlines()) < 2:
             assert time.monotonic() < end and process.poll() is None, "the browser did not start"
             time.sleep(0.05)
-        pages = httpx.get(f"http://127.0.0.1:{place.read_text().splitlines()[0]}/json/list", timeout=SECONDS).json()
+        port = int(place.read_text().splitlines()[0])
+        pages = httpx.get(f"http://127.0.0.1:{port}/json/list", timeout=SECONDS).json()
         address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
         with connect(address, max_size=None, open_timeout=SECONDS) as socket:
-            yield Browser(socket)
+            yield Browser(socket, port)
     finally:
         process.kill()
         process.wait()

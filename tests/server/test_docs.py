@@ -1,33 +1,23 @@
-"""docs/serving.md: its clients against a server that runs with its defaults, its systemd unit and its Dockerfile."""
+"""docs/serving.md: its clients against a server that runs with its defaults."""
 
 from __future__ import annotations
 
 import ast
-import configparser
-import importlib.metadata
 import importlib.util
 import json
 import re
-import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from infinilm.cli.main import _make_parser
-from server.support import KEY, SECONDS, started
+from server.support import SECONDS, started
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|sh|ini|dockerfile)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PYTHON = [code for kind, code in BLOCKS if kind == "python"]
-(UNIT,) = [code for kind, code in BLOCKS if kind == "ini"]
-(DOCKERFILE,) = [code for kind, code in BLOCKS if kind == "dockerfile"]
-(DOCKER_RUN,) = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("docker run ")]
-PROGRAM = "/opt/infinilm/bin/infinilm"
 CURL = [code for kind, code in BLOCKS if kind == "sh" and code.startswith("curl ") and "/chat/completions" in code]
 
 
@@ -64,53 +54,3 @@ def test_curl(code: str, url: str) -> None:
     done = subprocess.run(["sh", "-c", of(code, url)], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-
-
-def run_service(command: Sequence[str], model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command as a service manager does: in /, without a home, with the key in the environment; then stop it."""
-    assert command[0] == PROGRAM and model in command
-    monkeypatch.setenv("HOME", "/nonexistent")
-    monkeypatch.setenv("INFINILM_API_KEY", KEY)
-    arguments = ["demo" if word == model else word for word in command[1:]]
-    with started("-m", "infinilm", *arguments, "--port", "0", folder=Path("/")) as server:
-        local = server.url.replace("0.0.0.0", "127.0.0.1")
-        for headers, status in (({}, 401), ({"Authorization": f"Bearer {KEY}"}, 200)):
-            assert httpx.get(f"{local}/v1/models", headers=headers, timeout=SECONDS).status_code == status
-        assert server.stop() == 0, server.lines  # a stop that was asked for is no failure
-
-
-def test_systemd_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unit = configparser.ConfigParser(comment_prefixes="#", interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(UNIT)
-    command = shlex.split(unit["Service"]["ExecStart"])
-    options = _make_parser().parse_args(command[1:])
-    assert float(unit["Service"]["TimeoutStopSec"]) > options.drain_timeout + 5  # else it is killed while it drains
-    assert unit["Service"]["Restart"] == "on-failure"  # so a dead engine is started again, and a stop is not
-    if analyze := shutil.which("systemd-analyze"):
-        file = tmp_path / "infinilm.service"
-        file.write_text(UNIT.replace(PROGRAM, sys.executable))
-        done = subprocess.run([analyze, "verify", str(file)], capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-    run_service(command, options.model, monkeypatch)
-
-
-def test_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be told without Docker: its paths fit each other, and its command with that of `docker run` works."""
-    lines = [line.split(" ", 1) for line in DOCKERFILE.splitlines() if line]
-    assert {word for word, _ in lines} <= {"FROM", "RUN", "COPY", "USER", "EXPOSE", "ENTRYPOINT"}
-    said = [value for word, value in lines if word in ("RUN", "COPY")]
-    folder = str(Path(PROGRAM).parents[1])
-    assert any(f"python -m venv {folder} && {folder}/bin/pip install" in value for value in said)
-    assert f"--from=build {folder} {folder}" in said
-    (extra,) = re.findall(r'"/src\[(\w+)\]"', DOCKERFILE)
-    assert extra in (importlib.metadata.metadata("infinilm").get_all("Provides-Extra") or ())
-    entry = json.loads(next(value for word, value in lines if word == "ENTRYPOINT"))
-    run = shlex.split(DOCKER_RUN)
-    port = next(value for word, value in lines if word == "EXPOSE")
-    image = run.index("infinilm")
-    assert run[run.index("-p") + 1] == f"{port}:{port}"
-    mounted = run[run.index("-v") + 1].split(":")[1]
-    options = _make_parser().parse_args([*entry[1:], *run[image + 1 :]])
-    assert options.port == int(port) and options.model.startswith(f"{mounted}/")
-    run_service([*entry, *run[image + 1 :]], options.model, monkeypatch)

@@ -281,6 +281,33 @@ def test_many_fields_that_are_there_once(host: Hosted) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [
+        ("stop_token_ids", [1] * 65_537, 65_536),
+        ("allowed_token_ids", [1] * 524_289, 524_288),
+        ("logit_bias", {str(i): 0 for i in range(65_537)}, 65_536),
+        ("stop_token_ids", [1] * 5000, 4096),  # as `RequestLimits` has it
+    ],
+)
+def test_lists_are_bounded(host: Hosted, field: str, value: Any, most: int) -> None:
+    answer = post(host, "completions", {"prompt": "x", field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert f"at most {most}" in answer.json()["error"]["message"]
+
+
+def test_long_texts_are_refused_before_they_are_tokenised(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.service.tokenizer, "encode", None)  # which nothing may call
+    long = "a b c d " * (1 << 17)
+    for path, body in (
+        ("completions", {"prompt": long}),
+        ("chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("embeddings", {"input": long}),
+    ):
+        error = post(host, path, body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "prompt is too long: at least" in error["message"]
+
+
 def test_types_of_errors(host: Hosted) -> None:
     """By the names of each API."""
     for path, told in (("chat/completions", "invalid_request_error"), ("messages", "not_found_error")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import socket
@@ -267,6 +268,10 @@ def test_time_limit(hurried: LLM, stream: bool) -> None:
             assert error["code"] == "timeout" and "0.2 s" in error["message"]
         metrics = http_get(f"{host.url}/metrics").text
         assert re.search(r'^infinilm:request_success_total{.*"error".*} 8\.0$', metrics, re.MULTILINE), metrics
+        handler = 'handler="/v1/completions",method="POST"'
+        assert (
+            f'infinilm:http_requests_total{{{handler},status="504"}} 8.0' in metrics and 'status="200"' not in metrics
+        )
         if stream:  # Anthropic's errors name the request, in streams as well
             body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
             answer = httpx.post(f"{host.url}/v1/messages", json=body | {"max_tokens": 100}, timeout=SECONDS)
@@ -433,13 +438,25 @@ def test_metrics(tiny_folder: Path) -> None:
             "time_to_first_token_seconds_count": 2,
             "e2e_request_latency_seconds_count": 2,
             "request_queue_time_seconds_count": 2,
-            "inter_token_latency_seconds_count": 2,
+            "inter_token_latency_seconds_count": 8,
+            "request_time_per_output_token_seconds_count": 2,
+            "request_prefill_time_seconds_count": 2,
+            "request_decode_time_seconds_count": 2,
+            "request_inference_time_seconds_count": 2,
+            "request_num_preemptions_sum": 0,
+            "request_params_n_sum": 2,
+            "request_params_max_tokens_sum": 10,
+            "iteration_tokens_total_sum": num_prompt - cached[1] + 10,
             "request_prompt_tokens_sum": num_prompt,
             "request_generation_tokens_sum": 10,
         }
         assert {name: gauge(host.url, name) for name in expected} == expected
         text = http_get(f"{host.url}/metrics").text
         assert 'infinilm:request_success_total{finished_reason="length",model_name="tiny"} 2.0' in text
+        assert "# TYPE infinilm:num_preemptions_total counter" in text
+        assert 'infinilm:http_requests_total{handler="/v1/completions",method="POST",status="200"} 2.0' in text
+        block_size, num_blocks = llm.memory.block_size, llm.memory.num_blocks
+        assert re.search(rf'cache_config_info{{block_size="{block_size}",.*num_gpu_blocks="{num_blocks}"', text)
         with Gate(llm) as gate:
             one = raw(host, "/v1/completions", LONG)
             wait_for(lambda: gauge(host.url, "num_requests_running") == 1)
@@ -447,6 +464,36 @@ def test_metrics(tiny_folder: Path) -> None:
             gate.open()
         one.close()
         wait_for(lambda: "abort" in http_get(f"{host.url}/metrics").text)
+
+
+def test_metrics_move_while_an_answer_runs(tiny_folder: Path) -> None:
+    """Each token is counted once, however often it is looked, and each gap between two is one of a histogram."""
+    held, released = threading.Event(), threading.Event()
+    steps, registry = itertools.count(), HookRegistry()
+
+    def hold(*_: Any) -> None:
+        if next(steps) == 4:
+            held.set()
+            assert released.wait(SECONDS)
+
+    registry.register_hook("final_norm", hold)
+    with LLM(tiny_folder, max_num_seqs=1, hooks=registry) as llm, hosted(llm) as host:
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(post, host, max_tokens=9, n=2, ignore_eos=True)
+            assert held.wait(SECONDS)
+            names = ("generation_tokens_total", "inter_token_latency_seconds_count")
+            for _ in range(2):
+                num_tokens, num_gaps = (gauge(host.url, name) for name in names)
+                assert 0 < num_tokens < 9 and num_gaps == num_tokens - 1
+                assert gauge(host.url, "time_to_first_token_seconds_count") == 1
+                assert gauge(host.url, "prompt_tokens_total") > 0 == gauge(host.url, "request_prompt_tokens_count")
+            text = http_get(f"{host.url}/metrics").text
+            assert re.search(r'waiting_by_reason{.*reason="capacity"} 1.0', text), text
+            released.set()
+            assert call.result().status_code == 200
+        ends = {"generation_tokens_total": 18, "inter_token_latency_seconds_count": 16, "request_params_n_count": 1}
+        ends |= {"time_to_first_token_seconds_count": 2, "request_generation_tokens_sum": 18}
+        assert {name: gauge(host.url, name) for name in ends} == ends
 
 
 def test_what_nobody_foresaw(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

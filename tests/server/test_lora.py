@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from lora.adapters import make_adapter
 
 from infinilm import LLM
-from server.support import SECONDS, hosted
+from server.support import SECONDS, Gate, hosted, wait_for
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "return_token_ids": True}
 
@@ -60,6 +62,22 @@ def test_the_model_field_names_what_answers(client: httpx.Client, llm: LLM, name
     assert (got["model"], got["content"][0]["text"]) == (name, want.outputs[0].text)
     got = post(client, "/v1/embeddings", model=name, input="the")
     np.testing.assert_allclose(got["data"][0]["embedding"], llm.embed("the", lora=lora)[0], rtol=1e-6)
+
+
+def test_metrics_name_adapters(client: httpx.Client, llm: LLM) -> None:
+    """That requests run, and all paths that are no route count as one."""
+    with Gate(llm) as gate, ThreadPoolExecutor() as pool:
+        call = pool.submit(post, client, "/v1/completions", model="polite", prompt="the", **GREEDY)
+        wait_for(lambda: 'running_lora_adapters="polite"' in client.get("/metrics").text)
+        gate.open()
+        call.result()
+    for path in ("/made", "/up", "/v1/models/rude"):
+        assert client.get(path).status_code == 404
+    text = client.get("/metrics").text
+    assert 'running_lora_adapters="",' in text and 'max_lora="1"' in text
+    for handler, count in (("none", "2.0"), ("/v1/models/{model}", r"\d\.0")):
+        name = re.escape(f'http_requests_total{{handler="{handler}",method="GET",status="404"}}')
+        assert re.search(rf"infinilm:{name} {count}\n", text), text
 
 
 def test_an_adapter_can_come_and_go(client: httpx.Client, llm: LLM) -> None:

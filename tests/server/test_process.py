@@ -20,6 +20,7 @@ import pytest
 
 from infinilm import LLM, RequestLimits
 from infinilm.cli.main import main
+from infinilm.server.keys import Keys
 from infinilm.server.settings import ServerSettings
 from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
 
@@ -47,7 +48,7 @@ def test_the_log_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
         assert server.stop() == 0
     log = "".join(server.lines) + capfd.readouterr().out
     assert "ZeroDivisionError" in log and "asubmit" in log
-    assert "GET /v1/models" in log and "private" not in log and KEY not in log
+    assert "method=GET path=/v1/models " in log and "private" not in log and KEY not in log
 
 
 class LongStream(threading.Thread):
@@ -138,6 +139,50 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert not any("Traceback" in line for line in server.lines), server.lines
 
 
+def test_keys_are_read_again_and_the_log_tells_of_requests(tmp_path: Path) -> None:
+    """In the middle of a stream; and while it drains it is alive, but not ready."""
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\n")
+    command = ["-m", "infinilm", "serve", "--port", "0", "--api-key", KEY, "--api-key-file", str(file)]
+    with started(*command, "--log-requests", "--log-format", "json", folder=tmp_path) as server:
+
+        def status(key: str) -> int:
+            return http_get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code
+
+        def told() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in server.lines if line.startswith("{")]
+
+        stream = LongStream(server)
+        assert (status("one"), status("three")) == (200, 401)
+        file.write_text("three\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: status("three") == 200)
+        assert (status("one"), status(KEY)) == (401, 200)
+        file.write_text("\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: any("the keys stay what they were" in line["message"] for line in told()))
+        assert status("three") == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: http_get(f"{server.url}/health").status_code == 503)
+        live = http_get(f"{server.url}/live")
+        assert (live.status_code, live.json()) == (200, {"status": "draining"})
+        assert stream.finish() == "data: [DONE]"
+        assert server.wait() == 0
+    (line,) = [line for line in told() if line.get("path") == "/v1/completions"]
+    assert line["status"] == 200 and line["finish_reason"] == "length" and line["seconds"] > 0
+    assert (line["generated_tokens"], line["method"], line["level"]) == (32 * 500, "POST", "info")
+    assert line["prompt_tokens"] > 0 and line["request_id"].startswith("req_") and line["time"].endswith("Z")
+
+
+def test_without_a_file_of_keys_sighup_drains(tmp_path: Path) -> None:
+    with served("--drain-timeout", str(SECONDS), folder=tmp_path) as server:
+        stream = LongStream(server)
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: http_get(f"{server.url}/health").status_code == 503)
+        assert stream.finish() == "data: [DONE]"
+        assert server.wait() == 0, server.lines
+
+
 SCRIPT = """
 import sys, threading, infinilm.llm
 from infinilm.cli.main import main
@@ -190,7 +235,7 @@ def test_a_package_that_is_missing(module: str, error: str, tmp_path: Path) -> N
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
     assert f"the server needs {module.replace('_', '-')}, which is" in done.stderr
-    assert "pip install -U 'infinilm[server]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'llguidance" in done.stderr and "Traceback" not in done.stderr
     assert ("not installed" in done.stderr) == (error == "ModuleNotFoundError")
 
 
@@ -218,8 +263,12 @@ def test_https(tmp_path: Path) -> None:
     with served("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate), folder=tmp_path) as server:
         assert server.url.startswith("https://")
         trusted = ssl.create_default_context(cafile=str(certificate))
-        assert httpx.get(f"{server.url}/health", verify=trusted, timeout=SECONDS).json() == {"status": "ok"}
-        assert server.stop() == 0
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with trusted.wrap_socket(socket.create_connection(address), server_hostname="127.0.0.1") as idle:
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(100).startswith(b"HTTP/1.1 200")
+            assert server.stop() == 0
+    assert not any("Cancel" in line for line in server.lines), server.lines
 
 
 @pytest.mark.parametrize(
@@ -238,7 +287,7 @@ def test_https(tmp_path: Path) -> None:
         (["--ssl-keyfile", __file__, "--ssl-certfile", __file__], "--ssl-certfile"),
         (["--api-key", ""], "--api-key"),
         (["--api-key-file", "no/such/file"], "no/such/file"),
-        (["--api-key-file", "/dev/null"], "a key is empty"),
+        (["--api-key-file", "/dev/null"], "has no key in it"),
         (["--chat-template", "no/such/template"], "no/such/template"),
         (["--chat-template", "{% if %}"], "not valid Jinja"),
     ],
@@ -308,7 +357,10 @@ def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert start()[0].api_keys == ()
     monkeypatch.setenv("INFINILM_API_KEY", "one, two,")
     assert start()[0].api_keys == ("one", "two")
-    assert start("--api-key", "five", "--api-key-file", str(file))[0].api_keys == ("five", "three", "four")
+    settings = start("--api-key", "five", "--api-key-file", str(file))[0]
+    keys = Keys(settings.api_keys, settings.api_key_file)
+    shown = [keys.are_in({"x-api-key": key}) for key in ("five", "three", "four", "one", "")]
+    assert shown == [True, True, True, False, False]
 
 
 def test_options_of_a_file(start: Any, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,18 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(Path(infinilm.__file__).parent / "assets" / "demo")
 
 
+@pytest.fixture(scope="module")
+def shared(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    made = Grammars(tokenizer, tokenizer.vocab_size + 100)  # models pad their vocabularies
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, tokenizer.vocab_size + 100)  # models pad their vocabularies
+def grammars(shared: Grammars) -> Grammars:
+    """As new, but for the process in which grammars are tried."""
+    shared._compiled.clear()
+    return shared
 
 
 def accepts(grammars: Grammars, constraint: Constraint, text: str) -> bool:
@@ -94,18 +103,56 @@ for _ in range(3000):
     DEEP = {"items": DEEP}
 
 
+def chain(length: int) -> dict[str, Any]:
+    """A schema whose references are so long a chain."""
+    definitions = {f"r{i}": {"items": {"$ref": f"#/$defs/r{i + 1}"}} for i in range(length)}
+    return {"$ref": "#/$defs/r0", "$defs": {**definitions, f"r{length}": {"const": 1}}}
+
+
+def rules(letter: str, length: int) -> str:
+    """A grammar whose rules, or terminals, are so long a chain."""
+    listed = "\n".join(f"{letter}{i}: {letter}{i + 1}" for i in range(length))
+    return f'start: {letter}0\n{listed}\n{letter}{length}: "a"'
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: J({"properties": {"age": {"multipleOf": 1000003}}}), r"\$\.properties\.age\.multipleOf costs too"),
-        (lambda: J({"allOf": [{"multipleOf": 97}, {"multipleOf": 8.9}, {"multipleOf": 83}]}), r"\$\.allOf\[2\]\.mult"),
+        (lambda: J({"allOf": [{"multipleOf": 97}, {"multipleOf": 8.9}, {"multipleOf": 83}]}), r"\$\.allOf\[0\]\.mult"),
+        (lambda: J({"oneOf": [{"multipleOf": 1e-07}, {"type": "string"}], "multipleOf": 9999}), "multipleOf costs too"),
         (lambda: J({"multipleOf": 0}), "multipleOf must be a number above 0, got 0"),
-        (lambda: J({"$defs": {"a": {"items": {"uniqueItems": True}}}}), r"\$\.\$defs\.a\.items\.uniqueItems"),
+        (lambda: J({"$ref": "#/$defs/a", "$defs": {"a": {"uniqueItems": True}}}), r"\$\.\$defs\.a\.uniqueItems"),
         (lambda: J({"anyOf": [{}, {"maxlength": 3}]}), r"\$\.anyOf\[1\]\.maxlength.*did you mean 'maxLength'"),
         (lambda: J({"not": {}}), r"constraint: \$\.not is a keyword that cannot be enforced"),
-        (lambda: J({"x-guidance": {"lenient": True}}), "x-guidance"),
-        (lambda: J({"type": ["null", "string"], "format": "int32"}), r"\$\.format cannot be enforced: 'int32'"),
-        (lambda: J({"items": [{}]}), r"\$\.items cannot be enforced: it is a list; use prefixItems"),
+        (lambda: J({"x-guidance": {"coerce_one_of": True}}), "x-guidance"),
+        (lambda: J({"format": "uri-reference"}), r"\$\.format cannot be enforced: 'uri-reference' is none of date"),
+        (lambda: J({"pattern": "a(?=b)"}), r"\$\.pattern cannot be enforced: it has look-around"),
+        (lambda: J({"pattern": r"(a)\1"}), r"\$\.pattern cannot be enforced: it has a back-reference"),
+        (lambda: J({"items": {"minLength": "x"}}), r"\$\.items\.minLength must be an integer of at least 0; got 'x'"),
+        (lambda: J({"minItems": 2**31}), "minItems costs too much"),
+        (lambda: J({"properties": {"a": {"minimum": "é" * 60}}}), r"\$\.properties\.a\.minimum must be a number"),
+        (lambda: J({"type": "strin"}), r"\$\.type must be one of .*did you mean 'string'"),
+        (lambda: J({"$ref": "http://example.com/x.json"}), r"\$\.\$ref cannot be enforced: .*is not in this schema"),
+        (lambda: J({"additonalProperties": False}), r"\$\.additonalProperties is no keyword; did you mean 'addition"),
+        (lambda: J({"decription": "a"}), "did you mean 'description'"),
+        (lambda: J({"required": True}), r"\$\.required must be a list of names; got True"),
+        (lambda: J({"const": -(2**63)}), r"\$\.const cannot be enforced: -9223372036854775808 is beyond 2\*\*62"),
+        (lambda: J({"enum": [{"a": [2**64]}]}), r"\$\.enum cannot be enforced: 18446744073709551616 is beyond"),
+        (lambda: J({"type": "integer", "maximum": -(2**63) + 5}), r"\$\.maximum cannot be enforced"),
+        (lambda: J({"minimum": 2**63}), r"\$\.minimum cannot be enforced: 9223372036854775808 is beyond"),
+        (lambda: J({"patternProperties": {f"^{i}": {} for i in range(60)}}), "patternProperties costs too much: 60"),
+        (lambda: J({"propertyNames": {"format": "uri"}}), r"\$\.propertyNames cannot be enforced"),
+        (lambda: J(chain(500)), "a chain of more than 400 \\$ref is in it"),
+        (lambda: Constraint.grammar(rules("r", 500)), "a chain of more than 400 rules"),
+        (lambda: Constraint.grammar(rules("R", 500)), "a chain of more than 400 rules"),
+        (lambda: Constraint.grammar("start: " + '"a" | ' * 20_000 + '"b"'), "may have 10000 alternatives"),
+        (lambda: Constraint.grammar('start: %json {"const": -9223372036854775807}'), r"\$\.const cannot be enforced"),
+        (lambda: Constraint.grammar('root ::= "a'), "the grammar in GBNF cannot be read"),
+        (lambda: Constraint.grammar("root ::= " + "(" * 30_000), "the grammar in GBNF"),
+        (lambda: Constraint.structural_tag([], ["<"]), "structures must be a list of 1 to 64"),
+        (lambda: Constraint.structural_tag([{"begin": "a", "end": ""}], ["<"]), "begin must begin with one of the"),
+        (lambda: Constraint.structural_tag([{"begin": "<", "grammar": ""}], ["<"]), r"structures\[0\] must have the"),
         (lambda: J({"properties": {"a": 3}}), r"\$\.properties\.a must be a schema, .*got 3"),
         (lambda: J({"properties": []}), r"\$\.properties must be an object"),
         (lambda: J({"required": "a"}), r"\$\.required must be a list"),
@@ -127,7 +174,7 @@ for _ in range(3000):
         (lambda: Constraint.grammar('start: <a"b> & "x"'), "operator &"),
         (lambda: Constraint.grammar('start: a\na[stop="x"]: /.*/'), "option 'stop'"),
         (lambda: Constraint.grammar('start: %json {"not": {}}'), r"\$\.not is a keyword"),
-        (lambda: Constraint.grammar('start: %json {"x-guidance": {"lenient": true}}'), "x-guidance"),
+        (lambda: Constraint.grammar('start: %json {"x-guidance": {"coerce_one_of": true}}'), "x-guidance"),
         (lambda: Constraint.grammar("start: %json {"), "what follows %json is not JSON"),
         (lambda: Constraint("xml", "a"), "kind must be one of"),
         (lambda: SamplingParams(constraint=Constraint.regex("a"), ignore_eos=True), "ignore_eos cannot be combined"),
@@ -160,14 +207,12 @@ start: "&~ stop= \\"" /[&~\\/]+/ %json {"const": "& %json {"} # ~ "
     ("constraint", "message"),
     [
         (J({"type": "array", "minItems": 3, "maxItems": 2}), r"\$: .*minItems \(3\) is greater than maxItems \(2\)"),
-        (J({"properties": {"a": {"items": {"minLength": "x"}}}}), r"\$\.properties\.a\.items: .*minLength"),
+        (J({"properties": {"a": {"items": {"pattern": "[b-a]"}}}}), r"\$\.properties\.a\.items: .*regex parse error"),
         (J({"$defs": {"a": {"anyOf": [{"const": 1}, {"pattern": "("}]}}, "$ref": "#/$defs/a"}), r"\.a\.anyOf\[1\]: "),
         (J({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}), r"\$: .*oneOf .*; say anyOf$"),
         (J({"$ref": "#"}), "no text satisfies it"),
         (J({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), "no text"),
-        (J({"$ref": "http://example.com/x.json"}), r"\$: .*example.com"),
         (J({"type": "object", "properties": {"a": False}, "required": ["a"]}), "'a' is unsatisfiable"),
-        (J({"type": "strin"}), r"\$: .*strin"),
         (J({"allOf": [{"anyOf": [{"properties": {f"{i}_{j}": {}}} for j in range(8)]} for i in range(8)]}), "large"),
         (Constraint.regex("("), "unclosed group"),
         (Constraint.regex("a(?=b)"), "look-ahead"),
@@ -210,9 +255,9 @@ def test_compiled_once_and_bounded(grammars: Grammars, monkeypatch: pytest.Monke
     compiled: list[Constraint] = []
     compile_it = Grammars._compile
 
-    def count(self: Grammars, constraint: Constraint) -> Any:
+    def count(self: Grammars, constraint: Constraint, end: float) -> Any:
         compiled.append(constraint)
-        return compile_it(self, constraint)
+        return compile_it(self, constraint, end)
 
     monkeypatch.setattr(Grammars, "_compile", count)
     monkeypatch.setattr(ct, "_MAX_CACHED", 3)
@@ -257,7 +302,7 @@ def test_others_run_while_it_compiles(grammars: Grammars) -> None:
 
 def test_without_the_package(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'infinilm[constraint]'")):
+    with pytest.raises(ConfigError, match="pip install 'llguidance"):
         grammars.matcher(Constraint.regex("a"))
 
 

@@ -226,3 +226,29 @@ def test_sentencepiece_alone(tmp_path):
         Tokenizer.from_folder(tmp_path).encode("hello")
     with pytest.raises(ConfigError, match=r"SentencePiece tokenizer\.model.*AutoTokenizer"):
         Tokenizer.from_folder(tmp_path, tmp_path)
+
+
+class Fast:
+    """What this library sees of a fast tokenizer of transformers."""
+
+    def __init__(self, backend):
+        self.backend_tokenizer = backend
+        self.special_tokens_map = {"eos_token": "</s>", "bos_token": "<s>", "additional_special_tokens": ["<a>"]}
+
+
+def test_tokenizer_objects(tmp_path):
+    """They give the ids that their file gives, and stay as they are."""
+    write(tmp_path, make_backend(), generation_config={"eos_token_id": 7})
+    file = Tokenizer.from_folder(tmp_path)
+    backend = make_backend()
+    backend.enable_truncation(1)
+    for given in (Fast(backend), backend, file):
+        tokenizer = Tokenizer.from_folder(tmp_path, given)
+        assert tokenizer.encode("hello world") == file.encode("hello world")
+        assert tokenizer.eos_token_ids == {7} and type(given).__name__ in repr(tokenizer)
+    assert backend.truncation is not None
+    special = Tokenizer.from_folder(tmp_path, Fast(backend)).special_tokens
+    assert special == {"eos_token": "</s>", "bos_token": "<s>"}
+    for given in (object(), 5, {"a": 1}):
+        with pytest.raises(TypeError, match="expected a folder, .* got " + type(given).__name__):
+            Tokenizer.from_folder(tmp_path, given)

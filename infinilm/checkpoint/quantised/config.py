@@ -6,7 +6,6 @@ key, what was expected and what came.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +16,13 @@ from infinilm.checks import short_repr
 from infinilm.errors import ConfigError
 from infinilm.files import read_optional_json
 from infinilm.logs import logger
+from infinilm.patterns import Pattern
 
 __all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 # Beside config.json, in older checkpoints.
 CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-_MAX_PATTERN = 256
-_MAX_REPEATS = 5  # of a pattern: more, or one within another, can take longer than anyone waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +115,12 @@ def _everything(module: str) -> bool:
     return True
 
 
-def _pattern(path: str, text: Any) -> re.Pattern[str]:
-    """Compile a pattern of a stranger, if it cannot take forever."""
-    pattern = None
-    if isinstance(text, str) and len(text) <= _MAX_PATTERN:
-        repeats = len(re.findall(r"(?<!\\)[*+{]", text))
-        if repeats <= _MAX_REPEATS and not re.search(r"\)[*+{]", text):
-            try:
-                pattern = re.compile(text)
-            except (re.error, OverflowError, RecursionError):
-                pattern = None
-    if pattern is None:
-        raise ConfigError(
-            f"{path}: expected a regular expression of at most {_MAX_PATTERN} characters and {_MAX_REPEATS} repeats, "
-            f"none of a group; got {short_repr(text)}"
-        )
-    return pattern
+def _matcher(path: str, text: Any) -> Callable[[str], bool]:
+    """What says whether a module's name begins with a pattern."""
+    try:
+        return Pattern(text if isinstance(text, str) else "(").matches
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected a regular expression; got {short_repr(text)}: {error}") from None
 
 
 # ---- methods ----
@@ -169,9 +157,9 @@ def _gptq(config: _Keys) -> QuantisedLinears:
     rules: list[tuple[Callable[[str], bool], tuple[Scheme, ...]]] = []
     if config.get("dynamic"):  # regular expressions of modules, and what is otherwise there
         for name, changed in config.object("dynamic").items():
-            pattern = _pattern(f"{config.path}.dynamic", str(name).removeprefix("+:").removeprefix("-:"))
+            is_meant = _matcher(f"{config.path}.dynamic", str(name).removeprefix("+:").removeprefix("-:"))
             if str(name).startswith("-:"):
-                rules.append((_matcher(pattern), ()))
+                rules.append((is_meant, ()))
                 continue
             keys = _Keys(f"{config.path}.dynamic[{short_repr(name)}]", changed)
             own = (
@@ -180,13 +168,9 @@ def _gptq(config: _Keys) -> QuantisedLinears:
                 keys.boolean("sym", usual[2]),
                 keys.boolean("desc_act", usual[3]),
             )
-            rules.append((_matcher(pattern), (scheme(*own),)))
+            rules.append((is_meant, (scheme(*own),)))
     rules.append((_everything, (scheme(*usual),)))
     return QuantisedLinears("gptq", tuple(rules), zero_biases=True)
-
-
-def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
-    return lambda module: pattern.match(module) is not None
 
 
 def _awq(config: _Keys) -> QuantisedLinears:
@@ -297,7 +281,7 @@ def _compressed_tensors(config: _Keys) -> QuantisedLinears:
         scheme = _ct_scheme(group, group.get("format", usual))
         for target in targets:
             if target.startswith("re:"):
-                patterns.append((_matcher(_pattern(f"{group.path}.targets", target[3:])), (scheme,)))
+                patterns.append((_matcher(f"{group.path}.targets", target[3:]), (scheme,)))
             elif target in ("Linear", "Embedding"):
                 classes.append((_class(target), (scheme,)))
             else:
@@ -409,6 +393,8 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
     """
     config = _Keys(path, values)
     method = config.get("quant_method")
+    if method is None and _is_mlx(values):
+        raise ConfigError(_MLX.format(path=path))
     if method is None:
         in_bits = any(config.get(f"{prefix}load_in_{n}bit") is True for prefix in ("", "_") for n in (4, 8))
         method = "bitsandbytes" if in_bits else "compressed-tensors" if config.get("config_groups") else None
@@ -419,6 +405,21 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
             f"{path}: weights quantised by quant_method {short_repr(method)} are not read; read: {', '.join(METHODS)}"
         )
     return METHODS[method](config)
+
+
+def _is_mlx(values: Any) -> bool:
+    """Whether these are settings as MLX writes them: bits and groups without a method, and those of single layers."""
+    if not isinstance(values, Mapping) or not {"bits", "group_size"} <= values.keys():
+        return False
+    return all(
+        key in ("bits", "group_size", "mode") or isinstance(value, (dict, bool)) for key, value in values.items()
+    )
+
+
+_MLX = (
+    "{path}: the weights are quantised as MLX stores them, which is not read: take the model that they were made from, "
+    "such as its GGUF file, or itself with quantization='int4'"
+)
 
 
 def read_config(folder: Path) -> QuantisedLinears | None:
@@ -435,6 +436,8 @@ def read_config(folder: Path) -> QuantisedLinears | None:
         for key in CONFIG_KEYS:
             if part.get(key) is not None and part[key] != {}:
                 return parse_config(part[key], f"{folder / 'config.json'}: {key}")
+    if _is_mlx(config.get("quantization")):
+        raise ConfigError(_MLX.format(path=f"{folder / 'config.json'}: quantization"))
     for name, method in CONFIG_FILES.items():
         if values := read_optional_json(folder / name):
             return parse_config({"quant_method": method, **values}, str(folder / name))

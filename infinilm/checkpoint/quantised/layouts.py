@@ -191,7 +191,7 @@ def _scaled(
 
 def _pack_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
     shape = codes[0], codes[1] * 32 // scheme.bits
-    said = tuple(int(n) for n in parts[".weight_shape"])
+    said = tuple(int(n) for n in parts[".weight_shape"].reshape(-1))
     if said != shape:
         raise WeightError(
             f"weight_shape is {list(said)}, but weight_packed of {list(codes)} has {list(shape)} codes of "

@@ -29,10 +29,11 @@ from infinilm.checkpoint.sources import find_tensors
 from infinilm.checks import short_repr
 from infinilm.config.families import build_spec
 from infinilm.config.llama_config import AutoConfig, LlamaConfig
-from infinilm.errors import ConfigError, DeviceError
+from infinilm.errors import ConfigError, DeviceError, WeightError
+from infinilm.files import FETCH_AGAIN
 from infinilm.progress import progress_bar
 
-__all__ = ["SCHEMES", "quantise_model"]
+__all__ = ["SCHEMES", "default_scheme", "quantise_model"]
 
 Array = npt.NDArray[Any]
 GramOf = Callable[[str], Array | None]
@@ -156,7 +157,7 @@ def quantise_model(
     if scheme not in SCHEMES:
         raise ConfigError(f"scheme: expected {', '.join(SCHEMES)}, got {short_repr(scheme)}")
     target = SCHEMES[scheme]
-    source, out = resolve_model(model, revision), Path(out)
+    source, out = resolve_model(model, revision, use_tqdm=use_tqdm), Path(out)
     config = AutoConfig.from_pretrained(source)
     with open_checkpoint(source) as checkpoint:
         if type(checkpoint) is not Checkpoint or checkpoint.packed:
@@ -189,6 +190,18 @@ def quantise_model(
             partial.rename(out / _WEIGHTS)
         checkpoint.check_unchanged()
     return out
+
+
+def default_scheme(model: str | os.PathLike[str], revision: str | None = None) -> str:
+    """The scheme that is taken where none is asked for: w4a16, in groups of 32 where 128 do not divide all inputs."""
+    source = resolve_model(model, revision)
+    with open_checkpoint(source) as checkpoint:
+        if type(checkpoint) is not Checkpoint or checkpoint.packed:  # which `quantise_model` refuses
+            return "w4a16"
+        linears = _linears(AutoConfig.from_pretrained(source), checkpoint)
+        group_size = SCHEMES["w4a16"].group_size
+        divides = all(checkpoint.tensors[name].shape[-1] % group_size == 0 for name in linears)
+    return "w4a16" if divides else "w4a16-g32"
 
 
 def _layer_of(name: str) -> int:
@@ -226,10 +239,20 @@ def _write(
     if target is None:
         file.write(np.ascontiguousarray(array).data if array.size else b"")
     else:
-        parts = target.quantise(convert(array, info.dtype, "float32", name=info.name), gram)
+        weights = convert(array, info.dtype, "float32", name=info.name)
+        _check_finite(info, "the weights are", weights)
+        if gram is not None:
+            _check_finite(info, "what goes into it in the calibration text is", gram)
+        parts = target.quantise(weights, gram)
         for part in target.parts(info.shape):
             file.write(np.ascontiguousarray(parts[part]).data)
     checkpoint.release(info.name)
+
+
+def _check_finite(info: TensorInfo, what: str, numbers: Array) -> None:
+    """WeightError: NaN or infinities, which integers would hide."""
+    if not np.isfinite(numbers).all():
+        raise WeightError(f"{info.file}: tensor {info.name!r}: {what} not all finite; {FETCH_AGAIN}")
 
 
 def _say_quantised(path: Path, target: _Target, checkpoint: Checkpoint, linears: Collection[str]) -> None:

@@ -1,0 +1,222 @@
+"""What the Hugging Face hub has, fetched into its cache: models, GGUF files by name, adapters and tokenizers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from infinilm.errors import ConfigError
+from infinilm.files import os_errors
+from infinilm.gguf.file import models_among
+from infinilm.progress import can_show
+
+__all__ = [
+    "MODEL_FILES",
+    "SKIPPED_FILES",
+    "TOKENIZER_FILES",
+    "HubModel",
+    "cached_folder",
+    "choose_gguf",
+    "download",
+    "download_folder",
+    "gguf_alone",
+    "hub_error",
+    "hub_model",
+    "parts_of",
+]
+
+MODEL_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
+"""Patterns of the files of a model that has its weights as safetensors."""
+TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja"]
+"""Patterns of the files of a tokenizer."""
+SKIPPED_FILES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
+"""Patterns of files among these that hold the same weights in other forms."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+):([^:]+)")
+_URL = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)(/(blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf))?.*", re.I)
+_PART = r"(-\d{5}-of-\d{5})?"  # of a GGUF file that is one of several
+
+
+class HubModel(NamedTuple):
+    """A model of the hub.
+
+    Attributes
+    ----------
+    hub_id : str
+        "org/name".
+    file : str or None
+        A GGUF file, or what only its name contains; None: the model is in safetensors.
+    """
+
+    hub_id: str
+    file: str | None
+
+    def __str__(self) -> str:
+        """As users write it."""
+        return self.hub_id if self.file is None else f"{self.hub_id}:{self.file}"
+
+
+def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
+    """The model of the hub that is named, None where it is a path: what exists here wins, and so do file names.
+
+    ConfigError: the address of a page.
+    """
+    with os_errors(Path(name)):
+        exists = Path(name).exists()
+    if not isinstance(name, str) or exists:
+        return None
+    if url := _URL.fullmatch(name):
+        model = HubModel(url["id"], url["file"])
+        raise ConfigError(f"model {name!r} is the address of a page; pass {str(model)!r}")
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return HubModel(name, None)
+    match = _HUB_FILE.fullmatch(name)
+    return HubModel(match[1], match[2]) if match else None
+
+
+def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) -> Path:
+    """Fetch a model into the hub's cache; what is there already is not fetched again.
+
+    Returns the folder, or the GGUF file, of which all parts are fetched.
+    """
+    if model.file is not None:
+        return _download_gguf(model, revision, use_tqdm)
+    patterns = {"allow_patterns": MODEL_FILES, "ignore_patterns": SKIPPED_FILES}
+    folder = _snapshot(model, revision, use_tqdm, **patterns)
+    if not any(folder.glob("*.safetensors")) and (found := _gguf_files(model.hub_id, revision)):
+        raise gguf_alone(model, found)
+    return folder
+
+
+def download_folder(name: str | os.PathLike[str], patterns: Sequence[str]) -> str | os.PathLike[str]:
+    """What is named, or if that is a hub id, the folder with those of its files that fit the patterns, fetched."""
+    model = hub_model(name)
+    return name if model is None or model.file is not None else _snapshot(model, None, True, allow_patterns=patterns)
+
+
+def cached_folder(model: HubModel, revision: str | None) -> Path | None:
+    """The folder of the hub's cache with what has been fetched of a model; None: nothing has been."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model.hub_id, revision=revision, local_files_only=True, allow_patterns=[]))
+    except Exception:  # the hub's errors share no base class of their own
+        return None
+
+
+def choose_gguf(model: HubModel, files: Iterable[str]) -> str:
+    """Which GGUF file is meant of those there are: its name, or that of its first part. ConfigError: not one."""
+    assert model.file is not None
+    files = list(files)
+    if model.file.endswith(".gguf"):
+        if model.file not in files:
+            raise ConfigError(f"model '{model}': there is no such file in {model.hub_id}")
+        return model.file
+    within = rf"(.*[-._/])?{re.escape(model.file)}"
+    models: list[str] = []
+    for pattern in (rf"{within}{_PART}\.gguf", rf"{within}[-._].*\.gguf"):  # better: the name ends so
+        if not models:
+            models = sorted({re.sub(r"-\d{5}-of-", "-00001-of-", f) for f in files if re.fullmatch(pattern, f, re.I)})
+    if len(models) != 1:
+        what = "several GGUF files" if models else "no GGUF file"
+        raise ConfigError(f"model '{model}': {what} of this name; there are {', '.join(models or files) or 'none'}")
+    return models[0]
+
+
+def gguf_alone(model: HubModel, found: Iterable[str]) -> ConfigError:
+    """What to tell of a model that has its weights as GGUF files, of which one must be chosen."""
+    return ConfigError(f"model '{model}' has its weights as GGUF files: pass '{model}:FILE', one of {', '.join(found)}")
+
+
+def parts_of(name: str) -> str:
+    """A pattern that all parts of a GGUF file fit, of which one is named."""
+    return re.sub(r"-\d{5}-of-(\d{5}\.gguf)$", r"-*-of-\1", name)
+
+
+def _download_gguf(model: HubModel, revision: str | None, use_tqdm: bool) -> Path:
+    assert model.file is not None
+    wanted = model.file
+    if not wanted.endswith(".gguf"):
+        files = _gguf_files(model.hub_id, revision)
+        if files is None:  # what has been fetched before
+            folder = _snapshot(model, revision, use_tqdm, allow_patterns=["*.gguf"], local_files_only=True)
+            files = models_among(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
+        wanted = choose_gguf(model, files)
+    path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted)]) / wanted
+    if not path.exists():
+        raise ConfigError(f"model '{model}': there is no such file in {model.hub_id}")
+    return path
+
+
+def _gguf_files(hub_id: str, revision: str | None) -> list[str] | None:
+    """Names of the GGUF files of a repository; None: the hub cannot be asked."""
+    try:
+        from huggingface_hub import HfApi
+
+        names = HfApi().list_repo_files(hub_id, revision=revision)
+    except Exception:  # offline, or no such repository, which fetching says as well
+        return None
+    return models_among(names)
+
+
+def _snapshot(model: HubModel, revision: str | None, use_tqdm: bool, **patterns: Any) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"model '{model}' is no folder here; to fetch it from the Hugging Face hub, run "
+            "pip install huggingface_hub, or pass the path of a downloaded folder"
+        ) from error
+    try:
+        with _bars(use_tqdm) as bar_type:
+            return Path(snapshot_download(model.hub_id, revision=revision, tqdm_class=bar_type, **patterns))
+    except Exception as error:  # the hub's errors share no base class of their own
+        raise hub_error(model, error) from error
+
+
+def hub_error(model: HubModel, error: Exception) -> ConfigError:
+    """What to tell of an error of the hub's library, which says 401 also where the model's name is misspelt."""
+    kinds: set[str] = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        kinds |= {kind.__name__ for kind in type(cause).__mro__}
+        cause = cause.__cause__ or cause.__context__
+    page = f"https://huggingface.co/{model.hub_id}"
+    login = "log in with `hf auth login`, or set HF_TOKEN"
+    if "GatedRepoError" in kinds:
+        return ConfigError(f"model '{model}' is gated: ask for access at {page}, then {login}")
+    if "RepositoryNotFoundError" in kinds:
+        return ConfigError(
+            f"model '{model}' is no folder here, and the Hugging Face hub has none of this name that it would show: "
+            f"check the name; if the model is private, {login}"
+        )
+    return ConfigError(f"model '{model}' is no folder here and could not be fetched from the Hugging Face hub: {error}")
+
+
+@contextmanager
+def _bars(wanted: bool) -> Iterator[type]:
+    """Give the class of the hub's progress bars: one, of bytes, which is gone when the text comes.
+
+    The hub's own are three, on lines of their own, and left open, so that they would share these with the text.
+    """
+    from tqdm.auto import tqdm
+
+    made: list[Any] = []
+
+    class Bar(tqdm):  # type: ignore[type-arg]  # generic for type checkers alone
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            of_files = kwargs.get("unit") == "B" and not str(kwargs.get("desc")).startswith("Downloading")
+            is_shown = wanted and can_show() and of_files
+            super().__init__(*args, **{**kwargs, "disable": not is_shown, "leave": False})
+            made.append(self)
+
+    try:
+        yield Bar
+    finally:
+        for bar in made:
+            bar.close()

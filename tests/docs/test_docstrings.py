@@ -1,0 +1,16 @@
+"""Examples of docstrings: what they show is what comes out."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("llm", "sampling_params", "config.llama_config", "requests.chats", "requests.memory", "requests.scores")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    done = doctest.testmod(importlib.import_module(f"infinilm.{name}"))
+    assert done.failed == 0
