@@ -24,6 +24,8 @@ void validate(const ModelSpec& spec) {
     require(any_experts ? e.top_k > 0 && e.top_k <= e.count && e.intermediate_size > 0 : e.count == 0,
             "a layer with experts needs 1 to ", e.count, " experts per token and their intermediate_size, got ",
             e.top_k, " and ", e.intermediate_size, "; without such a layer there are none");
+    require(!any_experts || !spec.parallel_blocks,
+            "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
     require(e.count == 0 ||
                 (e.num_groups > 0 && e.count % e.num_groups == 0 && e.top_groups > 0 && e.top_groups <= e.num_groups &&
                  e.group_best >= 1 && e.group_best <= 2 && e.top_k <= e.count / e.num_groups * e.top_groups),

@@ -27,11 +27,6 @@ Range q_heads_of(const AttentionSpec& model, Shard shard);
 // For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
 // where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
 std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard);
-// Heads of the gated delta rule, of q and k or of v: consecutive ones, as many on every rank.
-inline Range delta_heads_of(int num_heads, Shard shard) {
-    const int local = num_heads / shard.size;
-    return {shard.rank * local, (shard.rank + 1) * local};
-}
 // Columns of an MLP or an expert, in multiples of 32 where it has that, which packed weights are cut at, or else of 8:
 // what kernels of GPUs need.
 Range inner_of(int64_t intermediate_size, Shard shard);

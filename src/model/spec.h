@@ -346,13 +346,6 @@ struct ModelSpec {
         const int own = layers[static_cast<size_t>(layer)].intermediate_size;
         return own > 0 ? own : mlp.intermediate_size;
     }
-    bool has_mlp(int layer) const { return !layers[static_cast<size_t>(layer)].experts || experts.beside_mlp; }
-    // The largest MLP, and expert of all tokens.
-    int widest_mlp() const {
-        int most = std::max(mlp.intermediate_size, experts.shared_intermediate_size);
-        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, intermediate_size_of(layer));
-        return most;
-    }
     bool has_state(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::state; }
     // Whether it reads no more keys and values than its window, and nobody more of those it has.
     bool has_window(int layer) const {
@@ -361,11 +354,6 @@ struct ModelSpec {
         return layers[owner].sliding_window > 0 && !has_state(layer);
     }
     bool has_latent(int layer) const { return layers[static_cast<size_t>(layer)].cache.kind == CacheKind::latent; }
-    // What o_proj reads, or what stands in its place.
-    int mixed_dim(int layer) const {
-        if (has_state(layer)) return delta.v_size();
-        return has_latent(layer) ? attention.num_heads * latent.v_dim : attention_of(layer).q_dim();
-    }
     int num_state_layers() const {
         return static_cast<int>(
             std::ranges::count_if(layers, [](const LayerSpec& layer) { return layer.cache.kind == CacheKind::state; }));
@@ -376,11 +364,6 @@ struct ModelSpec {
         int most = 0;
         for (int layer = 0; layer < num_layers; ++layer)
             if (!has_state(layer)) most = std::max(most, std::invoke(size, attention_of(layer)));
-        return most;
-    }
-    int widest_mixed() const {
-        int most = 0;
-        for (int layer = 0; layer < num_layers; ++layer) most = std::max(most, mixed_dim(layer));
         return most;
     }
 };

@@ -43,3 +43,15 @@ def test_fields_that_cannot_be() -> None:
         _core.CacheSpec("paged", 1, 2, 3, 4)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="cache kind 'ring' is not one of paged, shared, latent, state"):
         _core.CacheSpec("ring")
+
+
+def test_experts_do_not_share_the_norm_of_attention() -> None:
+    spec = _core.ModelSpec(vocab_size=32, hidden_size=16, num_layers=1, max_model_len=8, parallel_blocks=True)
+    spec.attention = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8)
+    spec.mlp.intermediate_size = 16
+    spec.experts = _core.ExpertsSpec(count=2, top_k=1, intermediate_size=16)
+    spec.layers = [_core.LayerSpec(rope=-1, experts=True)]
+    with pytest.raises(ConfigError, match="parallel_blocks is of models whose layers all have an MLP"):
+        _core.InferEngine(spec, ["cpu"])
+    spec.parallel_blocks = False
+    _core.InferEngine(spec, ["cpu"])
