@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from covering import covering
 
 import infinilm.requests.scheduler as sched
 from infinilm import CacheFullError
@@ -53,14 +53,13 @@ def drain(engine: Engine, alive: list[Sequence]) -> None:
                 alive.remove(sequence)
 
 
-CONFIGS = list(
-    itertools.product(
-        [1, 4, 16],  # block_size
-        [(0, 0), (1, 0), (9, 0), (9, 1), (9, 4)],  # sliding_window; as many windows fit into a second group; 0: none
-        [True, False],  # prefix caching
-        ["tiny", "small", "roomy"],
-        [(1, 1), (1, 2), (3, 3)],  # stages, steps in flight
-    )
+POOLS = ["tiny", "small", "roomy"]
+CONFIGS = covering(
+    [1, 4, 16],  # block_size
+    [(0, 0), (1, 0), (9, 0), (9, 1), (9, 4)],  # sliding_window; as many windows fit into a second group; 0: none
+    [True, False],  # prefix caching
+    POOLS,
+    [(1, 1), (1, 2), (3, 3)],  # stages, steps in flight
 )
 
 
@@ -69,7 +68,7 @@ def test_anything_that_arrives_is_served_right(
     size: int, windows: tuple[int, int], caching: bool, pool: str, steps: tuple[int, int]
 ) -> None:
     window, num_windows = windows
-    rng = np.random.default_rng([size, window, caching, len(pool)])
+    rng = np.random.default_rng([size, window, num_windows, caching, POOLS.index(pool), *steps])
     in_window = blocks_of_window(window, size)
     least = min(-(-MAX_LEN // size), MAX_LEN if num_windows or not window else in_window)
     scheduler = make_scheduler(
