@@ -42,16 +42,17 @@ std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
 }
 
 // WeightError: NaN or an infinity in a weight that is rounded to few bits, where no answer would show it.
-void check_finite(const ParamRow& row, const Tensor& tensor) {
-    if (!row.linear || row.linear->quantization == Quantization::none || !is_floating(tensor.dtype()) ||
+void check_finite(const ParamRow& row, const Tensor& tensor, int num_threads) {
+    if (!row.linear || row.is_bias || row.linear->quantization == Quantization::none || !is_floating(tensor.dtype()) ||
         tensor.device() != Device{} || !tensor.is_contiguous())
         return;
-    const int64_t index = first_not_finite(tensor, default_num_threads());
+    const int64_t index = first_not_finite(tensor, num_threads);
     if (index < 0) return;
     const int64_t columns = tensor.ndim() == 2 ? tensor.shape(1) : tensor.numel();
-    throw WeightError(concat("parameter '", row.name, "': row ", index / columns, ", column ", index % columns,
-                             " is NaN or infinite, and would be rounded to an integer: the weights are damaged; fetch "
-                             "the file again"));
+    throw WeightError(
+        concat("parameter '", row.name, "': row ", index / columns, ", column ", index % columns,
+               " is NaN or infinite, and would be rounded to few bits: the weights are damaged; fetch the "
+               "file again"));
 }
 
 std::unique_ptr<Backend> make_backend(const ModelSpec& spec, const EngineOptions& options, int rank) {
@@ -76,7 +77,9 @@ struct InferEngine::Joint {
 };
 
 InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
-    : spec_((validate(spec), spec)), ranks_per_stage_(static_cast<int>(options.devices.size())) {
+    : spec_((validate(spec), spec)),
+      num_threads_(options.num_threads > 0 ? options.num_threads : default_num_threads()),
+      ranks_per_stage_(static_cast<int>(options.devices.size())) {
     const int size = ranks_per_stage_;
     if (size == 0) throw ConfigError("an engine needs at least one device");
     const char* const refused = options.pipeline.num_stages > 1 ? "stages of a pipeline" : only_on_cpus(spec);
@@ -260,7 +263,7 @@ std::exception_ptr InferEngine::outcome(const std::vector<std::exception_ptr>& e
 }
 
 std::vector<std::string> InferEngine::load_param(const std::string& name, const Tensor& tensor, const Blocks& blocks) {
-    if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor);
+    if (const ParamRow* row = ranks_[0]->params.find(name)) check_finite(*row, tensor, num_threads_);
     return of_rank0([&](Rank& rank) { return rank.params.load(*rank.backend, name, tensor, blocks); });
 }
 

@@ -171,6 +171,7 @@ private:
 
     const OwnerProcess process_;
     ModelSpec spec_;
+    const int num_threads_;  // of all ranks, on the CPU; also of an engine on GPUs
     const int ranks_per_stage_;
     std::optional<DeviceClaim> claim_;                            // until all memory of its devices is free
     std::vector<std::shared_ptr<CommunicatorGroup>> groups_;      // of each stage here

@@ -16,6 +16,9 @@ Buffer BufferPlan::add(const Wanted& wanted) {
         entries_.push_back({std::string(wanted.name), elements, wanted.dtype, wanted.tapped});
         return buffer;
     }
+    if (found->dtype != wanted.dtype || found->tapped != wanted.tapped)
+        throw Error(
+            concat("the buffer '", wanted.name, "' is asked for in two dtypes, or with a tap alone and without"));
     found->elements = std::max(found->elements, elements);
     return {.index = static_cast<size_t>(found - entries_.begin()), .rows = buffer.rows, .columns = buffer.columns};
 }

@@ -85,17 +85,12 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
     return part;
 }
 
-Range q_heads_of(const AttentionSpec& model, Shard shard) {
-    const int local = model.num_heads / shard.size;
-    return {shard.rank * local, (shard.rank + 1) * local};
-}
-
 std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
     const int group = local_group(model, shard);
-    const Range q_heads = q_heads_of(model, shard);
+    const int num_heads = model.num_heads / shard.size;  // consecutive ones, as many on every rank
     std::vector<int> heads;
-    for (int64_t head = q_heads.begin; head < q_heads.end; head += group)
-        heads.push_back(static_cast<int>(head / (model.num_heads / model.num_kv_heads)));
+    for (int head = shard.rank * num_heads; head < (shard.rank + 1) * num_heads; head += group)
+        heads.push_back(head / (model.num_heads / model.num_kv_heads));
     return heads;
 }
 

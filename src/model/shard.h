@@ -22,8 +22,6 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard);
 // the first stages have one more each, since the last one has the lm_head. ConfigError: more stages than layers.
 ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages);
 
-// Consecutive query heads, as many on every rank.
-Range q_heads_of(const AttentionSpec& model, Shard shard);
 // For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
 // where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
 std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard);

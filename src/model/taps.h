@@ -1,5 +1,5 @@
 // Taps: where activations can be read and replaced on their way through the decoder. The forward pass is compiled
-// twice, with NoTap, which costs nothing, and with HookTap; the engine chooses once per step.
+// twice, with NoTap, which costs nothing, and with StepTap of step.h; the engine chooses once per step.
 //
 // With several ranks, q, k, v, their norms, RoPE and convolution, attention, gate, up and activation are each rank's
 // own heads and columns. All else is the model's, the same on every rank: after the hooks of such a site all go on with
@@ -50,7 +50,6 @@ struct NoTap {
 // other than the CPU it goes to the host and back.
 class HookTap {
 public:
-    static constexpr bool active = true;
     // ConfigError: a name that no site of the model has.
     HookTap(Hook hook, const HookNames& names, const std::vector<ModelSite>& sites, int rank);
     void operator()(Backend& backend, Site site, int layer, const TensorView& view, const Tensor& parent) const;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools" / "wheels"
+_spec = importlib.util.spec_from_file_location("check_wheel", TOOLS / "check.py")
+assert _spec is not None and _spec.loader is not None
+check = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(check)
 
 # Each line asks for a symbol that the C library has had in this form since after 2.28, or that libstdc++ asks for.
 PROGRAM = """
@@ -83,5 +88,18 @@ def test_links_with_old_symbols(sysroot: Path, tmp_path: Path, kind: list[str]) 
     if "-shared" not in kind:
         result = subprocess.run([output], check=True, capture_output=True, text=True)
         assert result.stdout == "caught 1.000"
+    else:
+        needed = set(re.findall(r"NEEDED.*\[(lib\w+)", dynamic))
+        assert {"libpthread", "libdl", "librt"} <= needed  # they are parts of libc since 2.34 alone
+        assert not check.unversioned(output.read_bytes())
     subprocess.run(["g++", *command], check=True)  # it is the stubs that make the difference
     assert max(versions(output)) > (2, 28)
+
+
+def test_what_is_newer_than_the_stubs_is_found(sysroot: Path, tmp_path: Path) -> None:
+    """The linker lets it through, and auditwheel reads versions alone."""
+    source, output = tmp_path / "program.cpp", tmp_path / "library.so"
+    source.write_text('extern "C" int pthread_mutex_clocklock(void*, int, const void*);\n')
+    source.write_text(source.read_text() + "int lock(void* m) { return pthread_mutex_clocklock(m, 1, nullptr); }\n")
+    subprocess.run([sysroot / "g++", "-fPIC", "-shared", source, "-o", output], check=True)
+    assert check.unversioned(output.read_bytes()) == ["pthread_mutex_clocklock"]

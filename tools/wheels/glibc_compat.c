@@ -18,9 +18,9 @@ struct stat;
  * several. */
 char __libc_single_threaded = 0;
 
-/* glibc 2.30. A condition of older ones waits by the clock of the wall alone. That clock may be set while a thread waits:
- * so no wait is longer than a second, and one that ends before the deadline ends as if woken by chance, which callers of
- * pthread_cond_wait expect at any time. */
+/* glibc 2.30. A condition of older ones waits by the clock of the wall alone. Where that clock is set forward while a
+ * thread waits, the wait ends as if woken by chance, which callers of pthread_cond_wait expect at any time; where it is
+ * set back, a wait, which is asked for in pieces of a second, is longer by as much. */
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                            const struct timespec* deadline) {
     const int64_t second = 1000000000;

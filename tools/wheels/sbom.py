@@ -1,4 +1,4 @@
-"""Writes a bill of materials into a wheel: python tools/wheels/sbom.py WHEEL VERSION_OF_NANOBIND
+"""Writes a bill of materials into a wheel: python tools/wheels/sbom.py WHEEL VERSION_OF_NANOBIND VERSION_OF_GCC
 
 The wheel gets `sboms/infinilm.cdx.json` in its .dist-info (PEP 770): CycloneDX 1.6 with what is compiled in, and what
 the package asks for beside it.
@@ -36,9 +36,8 @@ def library(name: str, version: str | None, license_id: str | None, purl: Packag
     )
 
 
-def compiled_in(names: list[str], nanobind: str | None) -> list[Component]:
-    """Return what the libraries of a wheel with these files contain."""
-    gcc = subprocess.run(["gcc", "-dumpfullversion"], check=True, capture_output=True, text=True).stdout.strip()
+def compiled_in(names: list[str], nanobind: str, gcc: str) -> list[Component]:
+    """Return what the libraries of a wheel with these files contain, by the versions of nanobind and of gcc."""
     parts = [
         library("nanobind", nanobind, "BSD-3-Clause", PackageURL("pypi", None, "nanobind", nanobind)),
         library("robin-map", None, "MIT"),
@@ -49,7 +48,7 @@ def compiled_in(names: list[str], nanobind: str | None) -> list[Component]:
     return parts
 
 
-def main(wheel: Path, nanobind: str | None) -> None:
+def main(wheel: Path, nanobind: str, gcc: str) -> None:
     """Add the bill to a wheel, in place."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -59,7 +58,7 @@ def main(wheel: Path, nanobind: str | None) -> None:
     bom.metadata.tools.components.add(this_component())
     package = library(metadata["Name"], metadata["Version"], metadata["License-Expression"])
     bom.metadata.component = package
-    parts = compiled_in(names, nanobind)
+    parts = compiled_in(names, nanobind, gcc)
     for requirement in metadata.get_all("Requires-Dist", []):
         if "extra ==" not in requirement:
             name = re.match(r"[\w.-]+", requirement)[0]
@@ -83,6 +82,6 @@ def main(wheel: Path, nanobind: str | None) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python tools/wheels/sbom.py WHEEL VERSION_OF_NANOBIND")
-    main(Path(sys.argv[1]), sys.argv[2])
+    if len(sys.argv) != 4:
+        sys.exit("usage: python tools/wheels/sbom.py WHEEL VERSION_OF_NANOBIND VERSION_OF_GCC")
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -100,8 +100,11 @@ def main(architecture: str, folder: Path) -> None:
     flags = ["-c", "-O2", "-fPIC", "-ffunction-sections", "-fno-builtin", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([compiler, *flags, compat, "-o", folder / "compat.o"], check=True)
     subprocess.run([f"{prefix}ar", "rcs", folder / "libcompat.a", folder / "compat.o"], check=True)
-    # libgcc_s of this system asks for a newer C library; that of the system that runs the wheel does not.
-    always = f"-L{folder} -Wl,--allow-shlib-undefined"
+    # libgcc_s of this system asks for a newer C library; that of the system that runs the wheel does not. Until glibc
+    # 2.34 threads, dlopen and shm_open were in libraries of their own, which must be loaded there whether or not the
+    # linker finds their symbols in the stub of libc, too.
+    own = "-Wl,--push-state,--no-as-needed -lpthread -ldl -lrt -Wl,--pop-state"
+    always = f"-L{folder} -Wl,--allow-shlib-undefined {own}"
     # What the driver links as -lc: what the stub of the C library has, what it lacks, and what is always linked in.
     (folder / "libc.so").unlink()
     loader = folder / LOADERS[architecture]

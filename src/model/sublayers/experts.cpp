@@ -68,7 +68,8 @@ void Experts::prepare(Backend& backend) {
 std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
 
 std::vector<LinearCall> Experts::calls() const {
-    std::vector<LinearCall> calls{{.in_features = hidden_size_, .out_features = hidden_size_}};  // the router
+    std::vector<LinearCall> calls{
+        {.in_features = hidden_size_, .out_features = spec_.count, .adaptable = false}};  // the router
     for (const int64_t in_features : {hidden_size_, int64_t{spec_.intermediate_size}})
         calls.push_back({.in_features = in_features,
                          .out_features = 0,

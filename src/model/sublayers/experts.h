@@ -1,6 +1,7 @@
 // Experts, of which each token goes to some, in place of the MLP or beside it. See ExpertsSpec.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "model/sublayers/mlp.h"
