@@ -18,14 +18,16 @@ _MAX_CHAIN = 400
 _MAX_ALTERNATIVES = 10_000
 
 # The parts of a Lark grammar, as llguidance's lexer has them: comments, texts, regular expressions and special tokens
-# hide the others.
+# hide the others. A text that is not closed hides the rest, so that the next of its marks is not tried, too: llguidance
+# refuses it.
 _PARTS = re.compile(
-    r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>)"""
+    r"""(?P<hidden>(?:\#|//)[^\n]*|"(?:\\.|[^"\\])*"?|/(?:\\.|[^/\\])+/?|<[^<>\s]+>)"""
     r"|(?P<json>%(?:json|regex|llguidance)\b)|(?P<operator>[&~])|(?P<option>\b(?:stop|temperature)\s*=)"
     r"|(?:\A|\n)[ \t]*[?!]?(?P<first>[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)|(?P<bar>\|)"
 )
-# What stands between the name of a rule and its body: options in brackets, a priority, parameters.
-_DEFINES = re.compile(r"""\s*(?:\.-?\d+|::\w+|\[(?:"(?:\\.|[^"\\])*"|[^\]"\n])*\])*\s*:(?!:)""")
+# What stands between the name of a rule and its body: options in brackets, a priority, parameters. No two parts of it
+# match the same text, and none goes beyond a line, so that the time is linear.
+_DEFINES = re.compile(r"""(?:\s*(?:\.-?\d+|::\w+|\[(?:"(?:\\.|[^"\\\n])*"|[^\]"\n])*\]))*\s*:(?!:)""")
 _SPACE = re.compile(r"\s*")
 _SEPARATORS = {"item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern"}
 _GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)

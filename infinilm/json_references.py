@@ -26,6 +26,7 @@ class References:
         self._root = root
         self._pointers = {"": "#"}
         self._targets: dict[str, str | None] = {}
+        self._found: dict[str, Any] = {}
         self.schemas: list[Mapping[str, Any]] = []
         waiting: list[tuple[str, Any]] = [("#", root)]
         while waiting:
@@ -55,6 +56,11 @@ class References:
 
     def find(self, pointer: str) -> Any:
         """What stands there; None: nothing."""
+        if pointer not in self._found:
+            self._found[pointer] = self._find(pointer)
+        return self._found[pointer]
+
+    def _find(self, pointer: str) -> Any:
         node: Any = self._root
         for part in parts_of(pointer):
             if isinstance(node, Mapping):

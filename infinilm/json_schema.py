@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from infinilm.checks import short_repr
 from infinilm.errors import RequestError, did_you_mean
-from infinilm.json_disjoint import exclude_each_other
+from infinilm.json_disjoint import Exclusions
 from infinilm.json_keywords import misspelt
 from infinilm.json_references import References, escaped, parts_of
 from infinilm.json_strings import LIBRARY_FORMATS, PATTERNS, UNENFORCED_FORMATS, enforceable_pattern
@@ -154,9 +154,11 @@ class _Reader:
         self._root, self._name, self._strict = root, name, strict
         self.relaxed: list[str] = []
         self._references = References(root)
+        self._exclusions = Exclusions(self._references)
         self._members = self._find_members()
         # By the pointer of a referenced schema: where it stands in the new one.
         self._places: dict[str, tuple[str, str]] = {}
+        self._num_named: Counter[tuple[str, str]] = Counter()  # how often a place was wanted, or is taken
         self._waiting: list[str] = []
         self._uses: dict[str, list[str]] = {}  # from pointer to pointers
         self._here = "#"
@@ -241,7 +243,7 @@ class _Reader:
 
     def _add_parts(self, made: dict[str, Any], schema: Mapping[str, Any], key: str, path: str, depth: int) -> None:
         parts = self._visit_list(schema[key], f"{path}.{key}", depth)
-        if key == "oneOf" and "anyOf" not in schema and exclude_each_other(schema[key], self._references):
+        if key == "oneOf" and "anyOf" not in schema and self._exclusions.exclude_each_other(schema[key]):
             key = "anyOf"
         made[key] = [*made.get(key, ()), *parts]
 
@@ -324,9 +326,11 @@ class _Reader:
         if pointer not in self._places:
             parts = parts_of(pointer)
             container = parts[0] if len(parts) == 2 and parts[0] == "definitions" else "$defs"
-            key, number = parts[-1], 1
-            while (container, key) in self._places.values():
-                key, number = f"{parts[-1]}_{number}", number + 1
+            wanted = key = parts[-1]
+            while self._num_named[container, key]:
+                key = f"{wanted}_{self._num_named[container, wanted]}"
+                self._num_named[container, wanted] += 1
+            self._num_named[container, key] += 1
             self._places[pointer] = (container, key)
             self._waiting.append(pointer)
         container, key = self._places[pointer]
@@ -410,6 +414,8 @@ class _Reader:
         number = _multiple(value)
         if number is None:
             self._refuse(f"{path}.multipleOf", f"must be a number above 0, got {short_repr(value, 40)}")
+        if value > _MAX_INTEGER:
+            self._refuse(f"{path}.multipleOf", f"cannot be enforced: {short_repr(value, 40)} is beyond 2**62")
         self._num_states += _least_common([number])
         if max(self._num_states, _least_common(self._multiples_beside(schema, path))) > _MAX_MULTIPLE:
             self._refuse(
@@ -574,7 +580,9 @@ def _add_one(made: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _multiple(value: object) -> Decimal | None:

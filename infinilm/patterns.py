@@ -2,7 +2,8 @@
 
 Files of models and adapters name modules by regular expressions of Python. Its own engine goes back over a text again
 and again, for longer than anyone waits with `([a-z]+)*!`, and keeps the interpreter meanwhile. Here a pattern is a
-graph of steps, and no step is tried twice at the same place of a text: the time is at most the product of the two.
+graph of steps, and no step is tried twice at the same place of a text: the time is at most the product of the two. A
+look-ahead is a pattern of its own at each place where it stands, so none may stand within another.
 Source of the idea: Russ Cox, "Regular Expression Matching Can Be Simple And Fast" (swtch.com/~rsc/regexp/regexp1.html).
 """
 
@@ -24,16 +25,19 @@ else:
 __all__ = ["Pattern"]
 
 _MAX_PATTERN = 4096  # characters
-_MAX_STEPS = 4096  # of a pattern, whose counted repeats are written out
-_MAX_TEXT = 1024  # characters of a name
+_MAX_STEPS = 1024  # parts of a pattern, its counted repeats written out
+_MAX_TEXT = 256  # characters of a name
 _ACCEPT = 0
 
 Step = Callable[[str, int], tuple[int, Sequence[int]]]
-"""Of a text and a place in it: how many characters it takes, and the steps that may follow; none: it fails."""
+"""Gets a text and a place in it; returns how many characters it takes, and the steps that may follow: none if it fails.
+"""
 
 
 class Pattern:
-    """A regular expression in Python's syntax, without references to groups, atomic groups and looks behind.
+    """A regular expression in Python's syntax, of which some parts are not supported.
+
+    These are references to groups, atomic groups, looks behind, and a look-ahead within another.
 
     Parameters
     ----------
@@ -49,6 +53,8 @@ class Pattern:
         if len(text) > _MAX_PATTERN:
             raise ValueError(f"a regular expression has at most {_MAX_PATTERN} characters, got {len(text)}")
         self._steps: list[Step] = [lambda _, __: (0, ())]
+        self._num_parts = 0
+        self._is_ahead = False  # whether what is added stands in a look-ahead
         try:
             tree = parser.parse(text)
             self._begin = self._sequence(tree, tree.state.flags, _ACCEPT)
@@ -75,8 +81,6 @@ class Pattern:
         return False
 
     def _add(self, step: Step) -> int:
-        if len(self._steps) >= _MAX_STEPS:
-            raise ValueError(f"a regular expression has at most {_MAX_STEPS} steps, its repeats written out")
         self._steps.append(step)
         return len(self._steps) - 1
 
@@ -90,6 +94,9 @@ class Pattern:
         return follow
 
     def _item(self, op: Any, argument: Any, flags: int, follow: int) -> int:
+        self._num_parts += 1
+        if self._num_parts > _MAX_STEPS:
+            raise ValueError(f"a regular expression has at most {_MAX_STEPS} steps, its repeats written out")
         if op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
             takes = _character(op, argument, flags)
             return self._add(lambda text, i: (1, (follow,)) if i < len(text) and takes(text[i]) else (0, ()))
@@ -104,7 +111,11 @@ class Pattern:
             least, most, items = argument
             return self._repeat(least, most, items, flags, follow)
         if op in (ops.ASSERT, ops.ASSERT_NOT) and argument[0] > 0:
+            if self._is_ahead:
+                raise ValueError("regular expressions with a look-ahead within a look-ahead are not supported")
+            self._is_ahead = True
             ahead, wanted = self._sequence(argument[1], flags, _ACCEPT), op is ops.ASSERT
+            self._is_ahead = False
             return self._add(lambda text, i: (0, (follow,) if self._reaches(ahead, text, i, False) == wanted else ()))
         raise ValueError(f"regular expressions with {str(op).lower()} are not supported")
 
@@ -117,9 +128,15 @@ class Pattern:
         else:
             begin = follow
             for _ in range(most - least):
-                begin = self._split(self._sequence(items, flags, begin), follow)
+                again = self._sequence(items, flags, begin)
+                if again == begin:  # nothing is repeated, as in "(?:){9}"
+                    break
+                begin = self._split(again, follow)
         for _ in range(least):
-            begin = self._sequence(items, flags, begin)
+            again = self._sequence(items, flags, begin)
+            if again == begin:
+                break
+            begin = again
         return begin
 
 

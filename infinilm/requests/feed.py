@@ -62,7 +62,7 @@ class Feed(Generic[Unit]):
         self._thread, self._deliver, self._ends_only = thread, deliver, ends_only
         self._drawn: Drawn[Unit] = drawn
         self._pending: list[Unit] = []  # drawn, and not started: there was no room
-        self._left: dict[Unit, int] = {}  # how many ends of a unit that was started have not been heard
+        self._left: dict[Unit, int] = {}  # per started unit: ends still to come
         self._units: dict[Work, Unit] = {}  # of works whose ends have not been heard
         self._num_open = 0  # works of such units
         self._has_more, self._has_begun = True, False
@@ -109,6 +109,8 @@ class Feed(Generic[Unit]):
 
     def _draw(self, room: int, most: int) -> list[Unit]:
         """The next units, as many as there is room for, but one in any case where nothing is open."""
+        if self._pending and self._left and sum(len(unit.all_works) for unit in self._pending) > room:
+            return []
         units, self._pending = self._pending, []
         count = sum(len(unit.all_works) for unit in units)
         while self._has_more and len(units) < most and count < room:

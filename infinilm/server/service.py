@@ -302,12 +302,13 @@ class Service:
             return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
             assert self._llm is not None
-            return ApiError(
-                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
-                "again later, or ask for less at a time",
-                504,
-                code="timeout",
+            limit = self._llm.limits.max_seconds
+            why = (
+                "the constraint was not compiled in time"  # which has a limit of its own
+                if limit is None
+                else f"the request took longer than {limit:g} s, the time limit of this server"
             )
+            return ApiError(f"{why}: try again later, or ask for less at a time", 504, code="timeout")
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ _LOCATING_SECONDS = 2.0
 _MAX_LOGGED = 1000
 _MAX_SECONDS = 3600.0  # where no time limit is said
 
-# Of llguidance: items of its parser for a mask, of which it makes some 20,000 in a millisecond where a grammar is not
+# For a mask llguidance's parser may make so many items. It makes some 20,000 in a millisecond where a grammar is not
 # ambiguous, and 400 where it is.
 _LIMITS = {"verbose_errors": False, "step_max_items": 25_000}
 # Masks are made in the engine's thread, where all wait for them. Those of ordinary grammars and of large schemas take
@@ -110,7 +111,7 @@ class Grammars:
     ----------
     tokenizer : Tokenizer
     vocab_size : int
-        Of the model; may be more than the tokenizer has.
+        That of the model, which may be more than the tokenizer has.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -197,6 +198,8 @@ class Grammars:
         except RequestError as death:
             raise RequestError(f"{constraint.name}: {death}") from None
         if error:
+            if constraint.kind == "regex":
+                raise RequestError(f"{constraint.name}: {_regex_reason(error)}")
             path = self._locate(json.loads(constraint.text), end) if constraint.kind == "json_schema" else ""
             raise RequestError(f"{constraint.name}: {path}{_reason(error)}")
 
@@ -310,8 +313,15 @@ def lark_rule(rule: str, kind: str, text: str) -> str:
     if kind == "regex":
         body = f"/{_llguidance().regex_to_lark(text, '')}/"
     else:
-        body = " | ".join(map(json.dumps, json.loads(text)))
+        # One terminal: the parser has an item for each alternative of a rule, and 2,000 at most.
+        body = f"{rule.upper()}\n{rule.upper()}: " + " | ".join(map(json.dumps, json.loads(text)))
     return f"{rule}: {body}\n"
+
+
+def _regex_reason(error: str) -> str:
+    """Llguidance's message on a regular expression, without the grammar that it makes of it."""
+    told = re.search(r"regex parse error:\n(.*)\nerror: ([^\n]*)", error, re.DOTALL)
+    return f"the regular expression cannot be read: {told[2]}\n{told[1]}" if told else _reason(error)
 
 
 def _reason(error: str) -> str:

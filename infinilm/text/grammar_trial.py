@@ -33,6 +33,7 @@ _NUM_WORKERS = 2  # the second starts when the first is busy: one slow grammar l
 _CPU_SECONDS = 3
 # Where the system is too busy to give a process its seconds, or the process was stopped.
 _WALL_SECONDS = 60.0
+_NUM_TRIES = 2  # a process may die of what it did before, or be killed from outside
 _MAX_REMEMBERED = 4096
 
 
@@ -52,6 +53,7 @@ class GrammarTrial:
 
     def _open(self) -> None:
         self._process = os.getpid()
+        self._is_closed = False  # since a worker was taken last
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for _ in range(_NUM_WORKERS):
             self._idle.put(_Worker(self._vocabulary))
@@ -76,7 +78,7 @@ class GrammarTrial:
         RequestError
             The process did not survive it.
         TimeLimitError
-            The time is over.
+            The time is over, or the system gives the process none.
         DeviceError
             No process can be started.
         """
@@ -97,19 +99,31 @@ class GrammarTrial:
         if self._process != os.getpid():  # after a fork: the processes talk to the parent
             self._open()
         try:
-            worker = self._idle.get(timeout=max(end - time.monotonic(), 0))
+            worker = self._idle.get(timeout=min(max(end - time.monotonic(), 0), threading.TIMEOUT_MAX))
         except queue.Empty:
             raise TimeLimitError("the constraint was not compiled in time: others were compiled first") from None
+        self._is_closed = False
         try:
             yield worker
         finally:
             self._idle.put(worker)
+            if self._is_closed:
+                self._close_idle()
 
     def close(self) -> None:
-        """End the processes; the next grammar starts one again."""
+        """End the processes, those that try a grammar when they are done; the next grammar starts one again."""
         if self._process == os.getpid():
-            for worker in list(self._idle.queue):
-                worker.close()
+            self._is_closed = True
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        taken: list[_Worker] = []  # by this thread, so that no other one uses them while they end
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        for worker in reversed(taken):
+            worker.close()
+            self._idle.put(worker)
 
 
 _DIED = "\0"  # begins a result that is no message of llguidance
@@ -140,19 +154,28 @@ class _Worker:
         self._finalizer = weakref.finalize(self, _end, process, os.getpid())
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
-        if self._exchange(process, order, end) is None:
+        failure = self._exchange(process, order, end)
+        if failure is None:
             code = process.wait()
             raise DeviceError(f"the process that tries constraints ended as it started, with {code}")
+        if failure:
+            self.close()
+            raise DeviceError(f"the process that tries constraints cannot be started: {failure}")
         return process
 
     def ask(self, grammar: str, end: float) -> str:
-        """Try a grammar; returns llguidance's error, or how the process died."""
-        process = self.start(end)
-        error = self._exchange(process, grammar, end)
-        if error is not None:
-            return error
-        if process.wait() == -signal.SIGXCPU:
-            return f"{_DIED}cannot be enforced: it takes more than {_CPU_SECONDS} s to compile"
+        """Try a grammar; returns llguidance's error, or how the process died of it."""
+        end = min(end, time.monotonic() + _WALL_SECONDS)
+        for _ in range(_NUM_TRIES):
+            process = self.start(end)
+            error = self._exchange(process, grammar, end)
+            if error is not None:
+                return error
+            code = process.wait()
+            if code == -signal.SIGXCPU:
+                return f"{_DIED}cannot be enforced: it takes more than {_CPU_SECONDS} s to compile"
+        if code == -signal.SIGKILL:  # perhaps for lack of memory in the system: another time it may go well
+            raise RequestError("cannot be enforced now: the process that tried it was killed")
         return f"{_DIED}cannot be enforced: llguidance does not survive it"
 
     def close(self) -> None:

@@ -66,22 +66,35 @@ def _opened(order: Any) -> Callable[[str], str]:
         matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if not matcher.is_error():  # some contradictions and costs show with the first token only
             matcher.unsafe_compute_mask_ptr(row.buffer_info()[0], 4 * len(row))
+            word, bits = next(((i, bits & 0xFFFFFFFF) for i, bits in enumerate(row) if bits), (0, 0))
+            if bits and not matcher.is_error():
+                matcher.consume_token(32 * word + (bits & -bits).bit_length() - 1)
         return str(matcher.get_error())
 
     return attempt
 
 
 def _serve(order: Any) -> None:
-    attempt = _opened(order)
-    _limit_memory()
+    try:
+        attempt = _opened(order)
+        _limit_memory()
+    except BaseException as failure:  # a panic of Rust, too
+        _write(_told(failure))
+        return
     _write("")
     while (grammar := _read()) is not None:
         _limit_cpu(order["cpu_seconds"])
         try:
             error = attempt(grammar)
-        except BaseException as failure:  # a panic of Rust, too
-            error = str(failure) or type(failure).__name__
+        except MemoryError:  # which the grammars before may have used up
+            os._exit(1)
+        except BaseException as failure:
+            error = _told(failure)
         _write(error)
+
+
+def _told(failure: BaseException) -> str:
+    return str(failure) or type(failure).__name__
 
 
 def _end_with_parent(parent: int) -> None:

@@ -7,12 +7,14 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import infinilm
 from infinilm import LLM, RequestLimits
+from infinilm.requests.feed import Drawn, Feed
 from llm.support import PATIENCE, one, tokens, wait_for
 from llm.test_requests import Gate
 
@@ -195,3 +197,14 @@ def test_token_ids_in_arrays_of_other_libraries(llm: LLM, expected: list[list[in
     assert llm.detokenize(kind(PROMPTS[0])) == llm.detokenize(PROMPTS[0])
     assert llm.score(kind(PROMPTS[0])) == llm.score(PROMPTS[0])
     np.testing.assert_array_equal(llm.forward(kind(PROMPTS[0])), llm.forward(PROMPTS[0]))
+
+
+def test_a_unit_that_waits_for_room_is_not_started_before() -> None:
+    """Here that of a queue that was full: four works, and then room for two."""
+    units = [Mock(all_works=[object()] * size) for size in (2, 4)]
+    feed: Feed[Any] = Feed(Mock(), Drawn(iter(units), None, 4), Mock())
+    assert feed._draw(4, 1) == units[:1]
+    feed._left, feed._pending = {units[0]: 2}, units[1:]
+    assert feed._draw(2, 1) == [] and feed._pending == units[1:]
+    feed._left = {}
+    assert feed._draw(4, 1) == units[1:]

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import anthropic
 import jsonschema
@@ -15,9 +16,10 @@ import openai
 import pydantic
 import pytest
 
-from infinilm import LLM
-from infinilm.errors import RequestError
+from infinilm import LLM, RequestLimits
+from infinilm.errors import RequestError, TimeLimitError
 from infinilm.server.chat import read_chat
+from infinilm.server.service import Service
 from server.support import KEY, SECONDS, Hosted, ServerProcess, hosted
 from server.templates import QWEN, TEMPLATES
 
@@ -509,3 +511,9 @@ def test_tools_of_a_template_that_has_none(client: openai.OpenAI, choice: str) -
 def test_other_chats_meanwhile(server: ServerProcess) -> None:
     """Nothing of the above has ended the server."""
     assert server.process.poll() is None
+
+
+def test_a_constraint_that_is_late_without_a_time_limit() -> None:
+    service = Mock(_llm=Mock(limits=RequestLimits()))
+    answer = Service.failed(service, TimeLimitError("the constraint was not compiled in time"))
+    assert answer.status == 504 and "the constraint was not compiled in time" in str(answer)

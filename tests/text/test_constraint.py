@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,35 @@ def test_too_costly_on_the_way(grammars: Grammars, regex: str) -> None:
         for token_id in grammars._tokenizer.encode("once upon a time", add_special_tokens=False) * 20:
             matcher.fill(row)
             matcher.advance(token_id)
+
+
+def test_a_choice_of_many_texts(grammars: Grammars) -> None:
+    many = [f"item {i}" for i in range(8000)]
+    assert accepts(grammars, Constraint.choice(many), many[-1])
+    assert not accepts(grammars, Constraint.choice(many), "item 8000")
+
+
+def test_a_costly_second_token_is_refused_at_once(grammars: Grammars) -> None:
+    rules = "\n".join(f'r{i}: "x{i}"' for i in range(3000))
+    alternatives = " | ".join(f"r{i}" for i in range(3000))
+    with pytest.raises(RequestError, match="has 3001 items; max is 2000"):
+        grammars.matcher(Constraint.grammar(f"start: {alternatives}\n{rules}"))
+
+
+def test_a_regex_is_shown_without_a_grammar_around_it(grammars: Grammars) -> None:
+    with pytest.raises(RequestError) as caught:
+        grammars.matcher(Constraint.regex("ab["))
+    shown = "    ab[\n      ^"
+    assert str(caught.value) == f"constraint: the regular expression cannot be read: unclosed character class\n{shown}"
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + " " * 40_000, 'a"' + '\\"' * 40_000, "/" + "\\/" * 40_000, 'a[//\\"\n' * 10_000]
+)
+def test_reading_a_grammar_is_linear(text: str) -> None:
+    started = time.thread_time()
+    Constraint.grammar(text)
+    assert time.thread_time() - started < 1
 
 
 def test_copies_are_apart(grammars: Grammars) -> None:

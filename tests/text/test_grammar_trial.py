@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import infinilm
-from infinilm import Constraint, InfinilmError, RequestError, TimeLimitError
+from infinilm import Constraint, DeviceError, InfinilmError, RequestError, TimeLimitError
 from infinilm.errors import panics_as_errors
 from infinilm.text import grammar_trial
 from infinilm.text.constraint import Grammars
@@ -90,6 +90,51 @@ def test_the_time_limit_ends_the_process(trial: GrammarTrial) -> None:
     with pytest.raises(TimeLimitError, match="not compiled in time"):
         trial.error(schema({**LONG, "multipleOf": 9998}), later(0.2))
     assert trial.error(schema({"type": "null"}), later()) == ""
+
+
+def test_no_time_limit_is_too_long(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trial.error(schema({"const": "long"}), later(1e10)) == ""
+    monkeypatch.setattr(grammar_trial, "_WALL_SECONDS", 0.2)
+    with pytest.raises(TimeLimitError, match="not compiled in time"):
+        trial.error(schema({**LONG, "multipleOf": 9997}), later(1e10))
+
+
+def test_a_process_that_is_killed_says_nothing_of_the_grammar(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, num_kills = grammar_trial._send, 0
+
+    def killing(process: subprocess.Popen[bytes], order: object, end: float) -> None:
+        nonlocal num_kills
+        if isinstance(order, str) and num_kills:  # a grammar
+            num_kills -= 1
+            process.kill()
+            process.wait()
+        send(process, order, end)
+
+    monkeypatch.setattr(grammar_trial, "_send", killing)
+    num_kills = 1
+    assert trial.error(schema({"const": "killed"}), later()) == ""
+    num_kills = 2
+    with pytest.raises(RequestError, match="the process that tried it was killed"):
+        trial.error(schema({"const": "killed twice"}), later())
+    assert trial.error(schema({"const": "killed twice"}), later()) == ""
+
+
+def test_why_it_cannot_start_is_told() -> None:
+    trial = GrammarTrial(lambda: {"tokenizer": "{}", "vocab_size": 9, "ends": [1], "limits": {}})
+    with pytest.raises(DeviceError, match=r"cannot be started: .*(tokenizer|missing|model)"):
+        trial.start()
+
+
+def test_closing_reaches_the_process_in_use(grammars: Grammars, trial: GrammarTrial) -> None:
+    grammars.close()
+    with trial._worker(later()) as worker:
+        process = worker.start(later())
+        trial.close()
+        assert process.poll() is None, "it is in use"
+    assert process.returncode is not None
+    assert trial.error(schema({"const": "after closing"}), later()) == ""
 
 
 def test_no_grammar_is_tried_twice(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

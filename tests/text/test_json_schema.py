@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -207,3 +208,37 @@ def test_rewriting_twice_changes_nothing(schema: dict[str, Any]) -> None:
     once = enforceable_schema({**schema, "$defs": {"a": A}}, "schema", strict=False)
     again = enforceable_schema(once.schema, "schema")
     assert again.schema == once.schema and again.relaxed == ()
+
+
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMaximum", "multipleOf", "minLength", "const"])
+def test_an_integer_beyond_floats_is_refused(key: str) -> None:
+    value = -(10**400) if key == "exclusiveMaximum" else 10**400
+    with pytest.raises(RequestError, match=rf"\$\.{key} (cannot be enforced: .* beyond 2\*\*62|costs too much)"):
+        J({key: value})
+    assert J({"maximum": 10**400, "maxLength": 10**400}), "no answer comes near them"
+
+
+def test_parts_that_are_no_schemas_are_refused() -> None:
+    """Also where `oneOf` compares them before they are read."""
+    definitions = {"a": {"type": "object", "required": [[1]], "properties": []}, "b": {"type": 5, "enum": [10**400]}}
+    with pytest.raises(RequestError, match="required must be a list of names"):
+        J({"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": definitions})
+
+
+def test_comparing_parts_has_an_end() -> None:
+    """Also where references multiply them; `oneOf` of what was not compared is kept."""
+    definitions: dict[str, Any] = {"p0": A}
+    for i in range(1, 4):
+        definitions[f"p{i}"] = {"anyOf": [{"$ref": f"#/$defs/p{i - 1}"}] * 60}
+    alternatives = [{"$ref": "#/$defs/p3"}, {**A, "required": ["a"]}] * 20
+    started = time.thread_time()
+    made = enforceable_schema({"oneOf": alternatives, "$defs": definitions}, "it")
+    assert time.thread_time() - started < 1 and "oneOf" in made.schema
+
+
+def test_referenced_schemas_of_the_same_name_stay_apart() -> None:
+    properties = {f"p{i}": {"items": {"const": i}} for i in range(3)}
+    inner = [{"$ref": f"#/properties/p{i}/items"} for i in range(3)]
+    made = enforceable_schema({"properties": properties, "prefixItems": inner}, "it").schema
+    names = [part["$ref"].removeprefix("#/$defs/") for part in made["prefixItems"]]
+    assert [made["$defs"][name] for name in names] == [{"const": i} for i in range(3)]
