@@ -230,10 +230,10 @@ class CompletionOutput:
     error : BaseException or None
         What went wrong when `finish_reason` is `"error"`.
     reasoning, content : str or None
-        Of an answer of `LLM.chat`, the parts of `text` that are what the model thought (None: its template knows no
-        reasoning), and what it said, without reasoning and calls; else None.
+        The parts of `text` that are what the model thought (None: its template knows no reasoning), and what it said,
+        without reasoning and calls. Only answers of `LLM.chat` have them; None in others.
     tool_calls : sequence of dict
-        Of an answer of `LLM.chat` the calls, as messages take them: ``{"id": ..., "type": "function", "function":
+        The calls in an answer of `LLM.chat`, as messages take them: ``{"id": ..., "type": "function", "function":
         {"name": ..., "arguments": JSON text}}``.
     """
 

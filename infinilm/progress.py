@@ -19,7 +19,7 @@ def _in_notebook() -> bool:
 
 
 def can_show() -> bool:
-    """Whether somebody would see a bar."""
+    """Whether a bar would be seen."""
     return sys.stderr is not None and (sys.stderr.isatty() or _in_notebook())
 
 
@@ -34,11 +34,11 @@ def progress_bar(
     Parameters
     ----------
     total
-        Units until it is done; None: nobody knows.
+        Units until it is done; None: it is not known.
     description, unit
         What stands before it, and what is counted; "B" is counted in kB, MB, GB.
     wanted
-        False: no bar. There is none either where nobody would see it; tqdm is not imported then.
+        False: no bar. There is none either where it would not be seen; tqdm is not imported then.
     delay
         Seconds before it appears, so that what is done soon shows nothing.
     """

@@ -136,7 +136,7 @@ def _sketch(model: HubModel, revision: str | None, folder: Path) -> Path:
 
 
 def _files_of_model(model: HubModel, names: list[str]) -> list[str]:
-    """Of the files of a repository, those with the weights and the configuration of its model."""
+    """The files of a repository that hold the weights and the configuration of its model."""
     fetched = [
         name
         for name in names

@@ -130,6 +130,11 @@ def _admins(file: str | None) -> dict[str, Any]:
 def _name_and_port(text: str) -> tuple[str, int]:
     """Argument type: NAME:PORT."""
     name, _, port = text.rpartition(":")
-    if not name or "/" in name or not port.isdecimal() or not 0 < int(port) < 65536:
+    try:
+        name.encode("idna")  # as a look-up does
+        is_name = bool(name) and "/" not in name
+    except UnicodeError:  # a part of it is empty, or longer than 63 characters
+        is_name = False
+    if not is_name or not port.isdecimal() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(f"expected NAME:PORT, such as infinilm.default.svc:8000, got {text!r}")
     return name, int(port)

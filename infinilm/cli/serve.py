@@ -16,7 +16,7 @@ __all__ = ["add_serve", "run_serve"]
 
 _BY_TEMPLATE = "it is not needed: the model's chat template tells how"
 _HINTS = {
-    # Of vLLM.
+    # Options that vLLM has.
     "--enable-auto-tool-choice": _BY_TEMPLATE,
     "--tool-call-parser": _BY_TEMPLATE,
     "--reasoning-parser": _BY_TEMPLATE,
@@ -35,7 +35,7 @@ _HINTS = {
     "--trust-remote-code": "it is not needed: no code of a checkpoint is run",
     "--disable-log-requests": "it is not needed: requests are logged with --log-requests alone",
     "--guided-decoding-backend": "it is not needed: there is one, llguidance",
-    # Of llama.cpp.
+    # Options that llama.cpp has.
     "--ctx-size": "here it is --max-model-len",
     "-c": "here it is --max-model-len",
     "--parallel": "here it is --max-num-seqs",

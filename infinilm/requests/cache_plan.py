@@ -19,8 +19,8 @@ from infinilm.requests.sizes import format_bytes, parse_size
 from infinilm.requests.stages import StageMemory, StagePart
 from infinilm.requests.states import plan_states, snapshot_interval
 
-# Of what is free. A GPU mostly serves one model, beside which little else comes; other programs, and the files that the
-# system keeps for reading, share a machine's memory.
+# The cache takes this share of the memory that is free. A GPU mostly serves one model, beside which little else comes;
+# other programs, and the files that the system keeps for reading, share a machine's memory.
 _DEFAULT_SHARES = {"cpu": 0.5, "cuda": 0.88}
 
 

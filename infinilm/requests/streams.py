@@ -30,8 +30,8 @@ def stream(
 ) -> Iterator[TokenEvent]:
     """Run requests and yield their events, or only the last event of each sequence. Leaving the loop cancels them.
 
-    `take` gets each request when it has ended. `llm` is kept alive until then: an LLM that nobody holds closes its
-    thread. If no request succeeded, raises the first exception after the last event.
+    `take` gets each request when it has ended. `llm` is kept alive until then: an LLM that nothing refers to closes
+    its thread. If no request succeeded, raises the first exception after the last event.
     """
     inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
     feed = Feed(thread, drawn, inbox.put, ends_only=ends_only)

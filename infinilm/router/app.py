@@ -13,7 +13,6 @@ from infinilm.router.forward import Forwarder
 from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool, Replica
 from infinilm.router.settings import RouterSettings
-from infinilm.server.answers import new_id
 from infinilm.server.app import handler_of
 from infinilm.server.bodies import ApiError, Body, mapping, text
 from infinilm.server.guard import App, Guard, Message, Receive, Send
@@ -98,15 +97,7 @@ def make_app(
     def keys_of(method: str, path: str) -> Keys:
         return admin_keys if _is_change(method, path) and admin_keys else keys
 
-    guard = Guard(app, settings.front, keys_of, _handler_of, ended)
-
-    async def named(scope: Message, receive: Receive, send: Send) -> None:
-        """Give every request its name here, so that the logs of router and replica have the same."""
-        if scope["type"] == "http" and not any(name == b"x-request-id" for name, _ in scope["headers"]):
-            scope = {**scope, "headers": [*scope["headers"], (b"x-request-id", new_id("req_").encode())]}
-        await guard(scope, receive, send)
-
-    return named
+    return Guard(app, settings.front, keys_of, _handler_of, ended)
 
 
 def _is_change(method: str, path: str) -> bool:

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from infinilm.errors import ConfigError
 from infinilm.router.replicas import Pool
 from infinilm.router.run import Launch
 
@@ -21,7 +22,7 @@ LookUp = Callable[[str, int], Awaitable[set[str]]]
 
 
 async def look_up(name: str, port: int) -> set[str]:
-    """The addresses that a name has now, as those of servers. OSError: it cannot be told."""
+    """The addresses that a name has now, as those of servers. OSError, UnicodeError: it cannot be told."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     hosts = {str(address[0]) for *_, address in found}
     return {f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}" for host in hosts}
@@ -50,15 +51,17 @@ def dns_replicas(
     async def follow(pool: Pool) -> None:
         said = ""
         while True:
+            problem = ""
             try:
-                wanted, problem = await find(name, port), ""
-            except OSError as error:
-                wanted, problem = None, f"{name} cannot be looked up: {error.strerror or error}; its replicas stay"
+                _change(pool, await find(name, port), key)
+            except (OSError, UnicodeError) as error:  # the latter of a name that DNS cannot have
+                reason = getattr(error, "strerror", None) or error
+                problem = f"{name} cannot be looked up: {reason}; its replicas stay"
+            except ConfigError as error:
+                problem = f"{name} has an address that cannot be used: {error}"
             if problem and problem != said:
                 logger.warning("%s", problem)
             said = problem
-            if wanted is not None:
-                _change(pool, wanted, key)
             began.set()
             await asyncio.sleep(interval)
 

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from infinilm.router.replicas import Pool, Replica
 from infinilm.router.settings import RouterSettings
 from infinilm.server.answers import sent_event
 from infinilm.server.bodies import ApiError
+from infinilm.server.drain import Drainable
 from infinilm.server.guard import REQUEST_ID, Message, Receive, Send, attended, error_event
 from infinilm.server.records import current, fail_current, name_of_current
 from infinilm.server.replica import CONTINUE, RESUMABLE
@@ -51,11 +52,11 @@ _OF_A_CONNECTION = {
 }
 _NOT_FORWARDED = _OF_A_CONNECTION | {
     *(b"host", b"authorization", b"x-api-key", b"accept-encoding", b"expect", b"origin"),
-    *(b"proxy-authorization", b"proxy-connection"),
+    *(b"proxy-authorization", b"proxy-connection", b"x-request-id"),
 }
 _NOT_RETURNED = _OF_A_CONNECTION | {b"date", b"server", b"x-request-id", b"request-id"}
 _MARK = re.compile(rb":([0-9 ]*)")  # the tokens of the events before it
-_CONSTRAINTS = {"response_format", "structured_outputs", "grammar", "json_schema", "text", "output_config"}
+_CONSTRAINTS = {"structured_outputs", "grammar", "json_schema"}
 # A constraint is compiled before the first event. One server may be lost at that time by chance; what ended two of them
 # would end the next.
 _TRIES_OF_CONSTRAINED = 2
@@ -158,7 +159,7 @@ def _body(data: bytes, *, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-class Forwarder:
+class Forwarder(Drainable):
     """The routes of the replicas, as an ASGI application.
 
     Parameters
@@ -178,41 +179,30 @@ class Forwarder:
         metrics: RouterMetrics,
         traces: Traces | None = None,
     ) -> None:
+        super().__init__()
         self._settings, self._pool, self._session, self._metrics = settings, pool, session, metrics
         self._traces = traces
-        self.is_draining = False
-        self._num_running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def drain(self) -> None:
-        """Let nothing new in, and wait until what runs has ended."""
-        self.is_draining = True
-        await self._idle.wait()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request, by the rules of ASGI."""
         if self.is_draining:
             raise ApiError("the server is draining", 503, code="draining", headers={"Retry-After": "5"})
-        if self._num_running >= self._settings.max_requests:
+        if self._num_admitted >= self._settings.max_requests:
             raise ApiError(
-                f"{self._num_running} requests run already; try again later",
+                f"{self._num_admitted} requests run already; try again later",
                 429,
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        self._num_running += 1
-        self._idle.clear()
+        self._enter()
         try:
             call = await _read(scope, receive)
             if call is not None:
-                await attended(receive, self._answer(call, scope.get(REQUEST_ID), send))
+                await attended(receive, self._answer(call, scope[REQUEST_ID], send))
         finally:
-            self._num_running -= 1
-            if self._num_running == 0:
-                self._idle.set()
+            self._leave()
 
-    async def _answer(self, call: _Call, request_id: str | None, send: Send) -> None:
+    async def _answer(self, call: _Call, request_id: str, send: Send) -> None:
         stream = _EventStream(send)
         try:
             await self._try_replicas(call, stream, send)
@@ -238,7 +228,7 @@ class Forwarder:
                 num_lost += 1
                 logger.warning("replica %d (%s) failed at %s: %s", replica.index, replica.url, name_of_current(), error)
                 self._pool.doubt(replica, str(error))
-                if num_lost == _TRIES_OF_CONSTRAINED and not stream.has_events and _is_constrained(call):
+                if num_lost == _TRIES_OF_CONSTRAINED and not stream.has_events and _is_constrained(call.values or {}):
                     raise ApiError(
                         "two servers were lost over this request, perhaps over its constraint", 502
                     ) from None
@@ -347,13 +337,33 @@ async def _read(scope: Message, receive: Receive) -> _Call | None:
         values, chain = await asyncio.to_thread(_values, body, generates) if is_large else _values(body, generates)
     query = scope.get("query_string", b"")
     target = quote(path) + (f"?{query.decode('latin-1')}" if query else "")
-    return _Call(method, path, target, list(_forwarded(scope["headers"])), body, values, chain)
+    # The name that the guard has given to the request: so the logs of router and replica have the same.
+    headers = [*_forwarded(scope["headers"]), ("x-request-id", scope[REQUEST_ID])]
+    return _Call(method, path, target, headers, body, values, chain)
 
 
-def _is_constrained(call: _Call) -> bool:
-    """Whether a request says what its answer must look like."""
-    said = (name for name, value in (call.values or {}).items() if value)
-    return any(name in _CONSTRAINTS or name.startswith("guided_") for name in said)
+def _is_constrained(values: Mapping[str, Any]) -> bool:
+    """Whether a body says what the answer must look like: by a constraint, a forced call, or a strict tool.
+
+    It is not checked yet, so anything may be anywhere.
+    """
+    if any(value and (name in _CONSTRAINTS or name.startswith("guided_")) for name, value in values.items()):
+        return True
+    forms = [values.get("response_format"), *(_field(values.get(name), "format") for name in ("text", "output_config"))]
+    if any(_field(form, "type") not in (None, "text") for form in forms):
+        return True
+    choice = values.get("tool_choice")
+    if (_field(choice, "type") if isinstance(choice, dict) else choice) not in (None, "auto", "none"):
+        return True
+    tools = values.get("tools")
+    return isinstance(tools, list) and any(
+        _field(part, "strict") is True for tool in tools for part in (tool, _field(tool, "function"))
+    )
+
+
+def _field(value: object, name: str) -> object:
+    """A field of what may be an object; None: it is none, or lacks the field."""
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _values(body: bytes, generates: bool) -> tuple[dict[str, Any] | None, list[int]]:

@@ -96,8 +96,8 @@ class PrefixTable:
     def matches(self, chain: Sequence[int]) -> list[tuple[int, int]]:
         """Which replicas know how many blocks of a chain: (blocks, bits) of those that know any, the longest first.
 
-        Whoever knows a block knows those before it, so the bits can only become fewer along the chain. Where two blocks
-        have the same, so have all between them: the places where they change are found by halves.
+        A replica that knows a block knows those before it, so the bits can only become fewer along the chain. Where two
+        blocks have the same, so have all between them: the places where they change are found by halves.
         """
         holders = self.holders.get
         found: list[tuple[int, int]] = []

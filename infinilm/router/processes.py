@@ -66,7 +66,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = loop.create_future()  # done when it serves, or has ended
         self._ended: asyncio.Future[None] = loop.create_future()  # done when it has ended
-        self._silent: asyncio.Future[None] = loop.create_future()  # done when nobody can write to its stderr any more
+        self._silent: asyncio.Future[None] = loop.create_future()  # done when its stderr is closed for good
 
     @classmethod
     async def start(cls, options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ServerProcess:
@@ -82,7 +82,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
         made._transport = transport
         try:
             stdin = transport.get_pipe_transport(0)
-            # Of an asyncio loop it is a WriteTransport; that of uvloop, on which Ray runs actors, only has its methods.
+            # A loop of asyncio gives a WriteTransport. uvloop, on which Ray runs actors, gives one that only has the
+            # methods of that class.
             cast(asyncio.WriteTransport, stdin).write(json.dumps(options).encode() + b"\n")
             await asyncio.wait({made._begun})
             if not made.url:
@@ -153,7 +154,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 class Running(Protocol):
-    """A replica that somebody has started."""
+    """A replica that has been started."""
 
     url: str
 

@@ -61,8 +61,7 @@ class Replica:
         index: int = 0,
         origin: str = "command line",
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if not _is_address(url):
             raise ConfigError(f"replica_url: expected an address such as http://10.0.0.7:8000, got {url!r}")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.index, self.origin = index, origin
@@ -109,6 +108,16 @@ class Replica:
             self.num_running -= 1
             if not self.num_running:
                 self.idle.set()
+
+
+def _is_address(url: str) -> bool:
+    """Whether this is the address of a server: of HTTP, with a host, and with neither a query nor a user."""
+    try:
+        parts = urlsplit(url)
+        is_there = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half a bracket, or a port that is no number up to 65535
+        return False
+    return is_there and parts.scheme in ("http", "https") and not (parts.query or parts.username)
 
 
 def choose(replicas: Sequence[Replica], chain: Sequence[int], imbalance: int) -> tuple[Replica | None, int]:

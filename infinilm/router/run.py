@@ -66,16 +66,16 @@ def serve_router(
     Raises
     ------
     ConfigError
-        The address cannot be had, or a replica is no server of this model and version.
+        There are bad keys, the address cannot be had, or a replica is no server of this model and version.
     """
-    write_logs(settings.front)
-    listener = listen(host, port, uds)
-    allow_connections()
     front = settings.front
+    write_logs(front)
     all_keys = (
         Keys(front.api_keys, front.api_key_file),
         Keys(settings.admin_keys, settings.admin_key_file, "--admin-key-file"),
     )
+    listener = listen(host, port, uds)
+    allow_connections()
 
     async def run() -> int:
         stop, num_signals = asyncio.Event(), 0

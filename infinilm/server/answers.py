@@ -143,8 +143,9 @@ def chat_logprobs(
 def told_prompt_logprobs(output: RequestOutput, top: int | None, token_bytes: TokenBytes) -> dict[str, Any]:
     """The field `prompt_logprobs` as vLLM has it; nothing if it was not asked for.
 
-    Of each token of the prompt but the first, of which it is null: by token id as text, that of the token itself and of
-    the `top` most probable ones, with the rank of each, from 1. A token behind those has no rank that is known.
+    It has an entry for each token of the prompt; the first is null, since nothing is before that token. The others map
+    token ids, as text, to log-probabilities and ranks, from 1: those of the token itself, and of the `top` most
+    probable ones. The rank of a token behind these is not known.
     """
     if top is None:
         return {}

@@ -458,7 +458,7 @@ async def _replica(service: Service, _: Request) -> Response:
     except EngineDeadError as error:
         raise service.failed(error) from error
     except Exception:
-        service.identity = None  # whoever asks next tries again
+        service.identity = None  # the next request tries again
         raise
     return JSONResponse({"instance": service.instance, **found})
 

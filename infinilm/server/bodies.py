@@ -38,7 +38,7 @@ Kind = Callable[[str, object], T]
 """Checks a value; called with the name of the field and the value, raises ApiError."""
 
 MOST_ITEMS = 1 << 16
-"""Of a list or an object: each is checked by itself, which takes a microsecond and some hundred bytes."""
+"""A list or an object may have so many: each is checked by itself, which takes a microsecond and some hundred bytes."""
 
 
 class ApiError(Exception):
@@ -178,7 +178,7 @@ class Body:
             raise ApiError(f"{self.where}{name} is not supported: {why}", param=self.where + name)
 
     def rest(self) -> dict[str, Any]:
-        """The fields that nobody took."""
+        """The fields that have not been taken."""
         left, self._left = self._left, {}
         return left
 
@@ -279,5 +279,5 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def anything(name: str, value: object) -> object:
-    """Whatever it is; somebody else checks it."""
+    """Any value; it is checked where it is used."""
     return value

@@ -179,7 +179,7 @@ class Guard:
             if started:
                 raise
             await send_error(sending, error, scope["path"], request_id)
-        except ClientDisconnect:  # before its request was all there, or its answer: nobody reads what would be said
+        except ClientDisconnect:  # before its request or its answer was all there: what would be said is not read
             record.status = record.status if record.has_failed else LEFT
         except Exception:
             logger.exception("the request %s to %.200r failed", request_id, scope["path"])
@@ -188,7 +188,7 @@ class Guard:
                 failure = ApiError("the server failed; its log says why", 500)
                 await send_error(sending, failure, scope["path"], request_id)
             elif not complete:
-                raise  # the connection is closed: nobody takes half an answer for a whole one
+                raise  # the connection is closed, so that half an answer is not taken for a whole one
         finally:
             self._end(record)
 
@@ -298,7 +298,7 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T], seconds: floa
     try:
         return await work
     except asyncio.CancelledError:
-        if not ended:  # by somebody else
+        if not ended:  # it was cancelled from outside
             raise
         if sys.version_info >= (3, 11):
             working.uncancel()

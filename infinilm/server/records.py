@@ -33,8 +33,7 @@ LEFT = 499
 """The status of a request whose client left before its answer was all there; nginx has this number for it."""
 
 NO_HANDLER = "none"
-"""Stands for all paths that no route has: whoever asks for made-up paths makes no new time series."""
-
+"""Stands for all paths that no route has, so that requests for made-up paths make no new time series."""
 
 _LONGEST_PATH = 200  # characters of the log
 

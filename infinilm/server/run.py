@@ -112,7 +112,7 @@ def _listen_at_path(path: str) -> socket.socket:
         if _is_left_over(path):
             os.unlink(path)
         listener.bind(path)
-        os.chmod(path, 0o660)  # before it listens, so that nobody else is in already
+        os.chmod(path, 0o660)  # before it listens, so that other users cannot have connected
     except OSError as error:
         listener.close()
         raise ConfigError(f"--uds: cannot listen at {path}: {error.strerror or error}; choose another path") from None

@@ -32,6 +32,7 @@ from infinilm.requests.prompts import Prompt
 from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, UnknownFields
+from infinilm.server.drain import Drainable
 from infinilm.server.guard import Receive, attended
 from infinilm.server.keys import Keys
 from infinilm.server.metrics import Metrics
@@ -90,7 +91,7 @@ class _Call:
         return self.running is None or not self.running.has_begun
 
 
-class Service:
+class Service(Drainable):
     """The state of a server.
 
     Attributes
@@ -105,11 +106,11 @@ class Service:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
+        super().__init__()
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
         self.keys = Keys(settings.api_keys, settings.api_key_file)
         self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0])
-        self.is_draining = False
         self._death: BaseException | None = None
         self._died = asyncio.Event()
         self.created = int(time.time())
@@ -124,10 +125,8 @@ class Service:
         self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
-        self._num_admitted = 0  # calls between admission and their last byte
-        self._waiting: list[_Call] = []  # those of them whose prompts were not all computed when last looked at
-        self._idle = asyncio.Event()
-        self._idle.set()
+        # The admitted calls whose prompts were not all computed when last looked at.
+        self._waiting: list[_Call] = []
 
     # ---- the model ----
 
@@ -212,7 +211,8 @@ class Service:
         template = self.llm.chat_template
         for name in sorted(kwargs.keys() & _OF_TEMPLATES):
             raise ApiError(
-                f"chat_template_kwargs.{name}: it is a field of the body, or of nobody", param="chat_template_kwargs"
+                f"chat_template_kwargs.{name}: it is set by the server, or is a field of the body",
+                param="chat_template_kwargs",
             )
         with bad_request("messages"):
             prompt = template.render(messages, tools=tools, **ending, **kwargs)
@@ -423,11 +423,9 @@ class Service:
         except EngineDeadError as error:
             raise self.failed(error) from error
         finally:
-            self._num_admitted -= 1
             if call in self._waiting:
                 self._waiting.remove(call)
-            if self._num_admitted == 0:
-                self._idle.set()
+            self._leave()
 
     def _admit(self, num_tokens: int, num_seqs: int) -> _Call:
         limits, llm = self.settings, self.llm
@@ -444,8 +442,7 @@ class Service:
             what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
             self.metrics.num_refused += 1
             raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
-        self._num_admitted += 1
-        self._idle.clear()
+        self._enter()
         call = _Call(num_tokens, num_seqs)
         self._waiting.append(call)
         return call
@@ -457,11 +454,6 @@ class Service:
             self.traces.end(record)
         if self.settings.log_requests:
             log_request(record)
-
-    async def drain(self) -> None:
-        """Let nothing new in, and wait until what runs has ended."""
-        self.is_draining = True
-        await self._idle.wait()
 
 
 def _for_clients(error: BaseException) -> str:

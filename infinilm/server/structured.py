@@ -81,7 +81,7 @@ def _response_format(body: Body, name: str) -> Constraint | None:
         is_flat = "schema" in values or name != "response_format"  # chats alone have an object around it
         inner = form if is_flat else Body(form.need("json_schema", mapping), f"{name}.json_schema.")
         inner.skip("name", "description")  # for the reader of the body
-        strict = inner.take("strict", boolean) is not False  # what is not said to be lax is strict
+        strict = inner.take("strict", boolean) is not False  # strict unless the client says false
         constraint = _make(name, Constraint.json_schema, inner.need("schema", anything), strict=strict)
         inner.finish()
     form.finish()

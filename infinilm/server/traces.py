@@ -69,7 +69,7 @@ class Traces:
         span.end(_nanoseconds(record.ended))
 
     def close(self) -> None:
-        """Send what has not been sent; takes seconds where nobody answers."""
+        """Send what has not been sent; takes seconds where no collector answers."""
         self._provider.shutdown()
 
     def _span_of(self, record: Record) -> Span:

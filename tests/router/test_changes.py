@@ -51,6 +51,7 @@ def test_one_comes_and_one_goes(router: HostedRouter, replicas: list[ServerProce
     [
         ({}, 400, "url"),
         ({"url": "ftp://x"}, 400, "http://10.0.0.7:8000"),
+        ({"url": "http://[::1"}, 400, "http://10.0.0.7:8000"),
         ({"url": "{known}"}, 400, "given twice"),
         ({"url": "{other}", "api_key": "wrong"}, 409, "--replica-api-key is the key"),
         ({"url": "http://x", "key": "y"}, 400, "key"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from server.support import SECONDS
 
+from infinilm.cli.main import main
 from infinilm.router.discovery import dns_replicas, look_up
 from infinilm.router.replicas import Pool
 from infinilm.router.run import open_session
@@ -53,6 +55,39 @@ def test_addresses_of_a_name_come_and_go() -> None:
                 assert entries()[1] == (1, "http://10.0.0.3:80", "new")
 
     asyncio.run(main())
+
+
+def test_what_dns_cannot_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The router begins without it, and takes the addresses that come later."""
+
+    async def main() -> None:
+        found: list[set[str]] = [set()]
+
+        async def find(name: str, port: int) -> set[str]:
+            return found.pop() if found else await look_up(name, port)
+
+        async def begin(name: str) -> None:
+            async with dns_replicas(name, 80, None, interval=0.001, find=find)(pool):
+                while found:
+                    await asyncio.sleep(0.001)
+
+        async with open_session() as session:
+            pool = Pool(RouterSettings(ServerSettings(())), session)
+            found.clear()
+            await asyncio.wait_for(begin("a..b"), SECONDS)
+            found += [{"http://10.0.0.1:80"}, {"http://[::1"}]  # taken from the end
+            await asyncio.wait_for(begin("replicas"), SECONDS)
+            assert [replica.url for replica in pool.replicas] == ["http://10.0.0.1:80"]
+
+    asyncio.run(main())
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("a..b cannot be looked up") and "http://[::1" in said[1]
+
+
+@pytest.mark.parametrize("text", ["a..b:80", f"{'x' * 64}:80", ".:80", "a:0", "a"])
+def test_names_that_cannot_be(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["route", "--replica-dns", text]) == 2
+    assert "expected NAME:PORT" in capsys.readouterr().err
 
 
 def test_look_up() -> None:

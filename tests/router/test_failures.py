@@ -21,6 +21,7 @@ from ports import free_port
 from server.support import KEY, SECONDS, ServerProcess, served, started, wait_for
 
 from infinilm import LLM
+from infinilm.router.forward import _is_constrained
 from infinilm.router.replicas import Replica
 from infinilm.server.silence import ping
 from router.support import CLIENT_KEY, HostedRouter, routed
@@ -161,6 +162,7 @@ class _Breaking(BaseHTTPRequestHandler):
     """A replica that ends every answer behind its first event, which was not made to be gone on with."""
 
     protocol_version = "HTTP/1.1"
+    names: ClassVar[list[str]] = []  # of the requests
 
     def do_GET(self) -> None:
         body = json.dumps({"parts": {}, "instance": "one", "cache_tokens": 1024}).encode()
@@ -170,6 +172,7 @@ class _Breaking(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_POST(self) -> None:
+        self.names[:] = self.headers.get_all("x-request-id", [])
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -183,24 +186,28 @@ class _Breaking(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("path", ["messages", "chat/completions"])
-def test_errors_of_streams_name_their_request(path: str) -> None:
-    """Where Anthropic's clients look for it; all find it in the head of the answer."""
+@pytest.mark.parametrize(
+    ("path", "given"), [("messages", "mine-7"), ("chat/completions", "mine-7"), ("messages", "not a name")]
+)
+def test_errors_of_streams_name_their_request(path: str, given: str) -> None:
+    """Where Anthropic's clients look for it; all find it in the head of the answer, and replicas are told the same."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Breaking) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             with routed((f"http://127.0.0.1:{server.server_port}", None)) as router:
                 router.wait_for_up(1)
-                headers = HEADERS | {"x-request-id": "mine-7"}
+                headers = HEADERS | {"x-request-id": given}
                 answer = httpx.post(f"{router.url}/v1/{path}", json=CHAT, headers=headers, timeout=SECONDS)
         finally:
             server.shutdown()
             thread.join()
-    assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine-7"
+    name = answer.headers["x-request-id"]
+    assert answer.status_code == 200 and (name == given) == (given == "mine-7")
+    assert _Breaking.names == [name]
     first, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert first == {"type": "begin"} and "was lost" in last["error"]["message"]
-    assert last.get("request_id") == ("mine-7" if path == "messages" else None)
+    assert last.get("request_id") == (name if path == "messages" else None)
 
 
 class _Dying(_Breaking):
@@ -213,7 +220,14 @@ class _Dying(_Breaking):
         self.close_connection = True
 
 
-@pytest.mark.parametrize(("fields", "num_asked"), [({}, 3), ({"response_format": {"type": "json_object"}}, 2)])
+@pytest.mark.parametrize(
+    ("fields", "num_asked"),
+    [
+        ({"response_format": {"type": "text"}}, 3),
+        ({"response_format": {"type": "json_object"}}, 2),
+        ({"tool_choice": "required"}, 2),
+    ],
+)
 def test_what_two_replicas_died_over_is_not_passed_on(fields: dict[str, Any], num_asked: int) -> None:
     """A constraint may be the cause, and would end the others, too."""
     _Dying.requests.clear()
@@ -232,6 +246,30 @@ def test_what_two_replicas_died_over_is_not_passed_on(fields: dict[str, Any], nu
             answer = httpx.post(router.url + path, json=CHAT | fields, headers=HEADERS, timeout=SECONDS)
     assert answer.status_code == 502 and len(_Dying.requests) == num_asked
     assert ("constraint" in answer.json()["error"]["message"]) == (num_asked == 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_constrained"),
+    [
+        ({}, False),
+        ({"text": {"verbosity": "low"}}, False),
+        ({"text": {"format": {"type": "text"}}, "response_format": None}, False),
+        ({"text": {"format": {"type": "json_schema"}}}, True),
+        ({"output_config": {"effort": "high"}}, False),
+        ({"output_config": {"format": {"type": "json_schema"}}}, True),
+        ({"guided_json": {"type": "object"}}, True),
+        ({"grammar": "", "structured_outputs": None}, False),
+        ({"tool_choice": "auto", "tools": [{"function": {"strict": False}}, {"name": "x"}, 5]}, False),
+        ({"tool_choice": {"type": "auto"}}, False),
+        ({"tool_choice": {"type": "any"}}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, True),
+        ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, True),
+        ({"tools": [{"name": "x", "strict": True}]}, True),
+        ({"tools": 5, "text": [], "tool_choice": "none"}, False),
+    ],
+)
+def test_which_requests_are_constrained(values: dict[str, Any], is_constrained: bool) -> None:
+    assert _is_constrained(values) == is_constrained
 
 
 def test_what_the_log_says_of_a_replica(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,10 @@ from server.support import KEY, SECONDS, Gate, ServerProcess, gauge, hosted, wai
 
 from infinilm import LLM
 from infinilm.cli.main import main
+from infinilm.errors import ConfigError
+from infinilm.router.run import serve_router
+from infinilm.router.settings import RouterSettings
+from infinilm.server.settings import ServerSettings
 from infinilm.server.silence import ping
 from router.support import CLIENT_KEY, HostedRouter, routed
 from router.test_failures import CHAT, HEADERS, REQUESTS, ask, said
@@ -134,6 +138,14 @@ def test_metrics_of_all(router: HostedRouter, replicas: list[ServerProcess]) -> 
     assert re.search(r"infinilm_router:prefix_queries_total \d", text)
 
 
+def test_bad_keys_leave_no_socket(tmp_path: Path) -> None:
+    """Nothing listens before the keys are known."""
+    settings = RouterSettings(ServerSettings((), api_keys=("",)))
+    with pytest.raises(ConfigError, match="a key is empty"):
+        serve_router(settings, [], host="127.0.0.1", port=0, uds=str(tmp_path / "socket"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_replicas_that_differ_are_refused_by_name(
     demo: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], replicas: list[ServerProcess]
 ) -> None:
@@ -152,6 +164,8 @@ def test_replicas_that_differ_are_refused_by_name(
     [
         ([], "--replica-url"),
         (["--replica-url", "ftp://x"], "http://10.0.0.7:8000"),
+        (["--replica-url", "http://[::1"], "http://10.0.0.7:8000"),
+        (["--replica-url", "http://x:99999"], "http://10.0.0.7:8000"),
         (["--replica-url", "http://127.0.0.1:1", "http://127.0.0.1:1/v1/"], "given twice"),
         (["--replica-url", "http://x", "--replica-api-key", " "], "--replica-api-key"),
         (["--replica-url", "{replica}"], "--replica-api-key is the key"),

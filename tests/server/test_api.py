@@ -232,6 +232,10 @@ def test_chat_template_kwargs_change_the_prompt(client: openai.OpenAI, demo: LLM
         assert answer.choices[0].message.content == expected.outputs[0].text
         said.add((answer.usage.prompt_tokens, expected.outputs[0].text))
     assert len({tokens for tokens, _ in said}) == len({text for _, text in said}) == 2
+    with pytest.raises(openai.BadRequestError, match="is set by the server, or is a field of the body"):
+        client.chat.completions.create(
+            model="demo", messages=MESSAGES, extra_body={"chat_template_kwargs": {"self": 1}}
+        )
 
 
 def test_harmless_fields_are_taken(client: openai.OpenAI) -> None:

@@ -273,8 +273,8 @@ def test_time_limit(hurried: LLM, stream: bool) -> None:
             f'infinilm:http_requests_total{{{handler},status="504"}} 8.0' in metrics and 'status="200"' not in metrics
         )
         if stream:  # Anthropic's errors name the request, in streams as well
-            body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
-            answer = httpx.post(f"{host.url}/v1/messages", json=body | {"max_tokens": 100}, timeout=SECONDS)
+            body = {"model": "tiny", "stream": True, "max_tokens": 100, "ignore_eos": True, "messages": MESSAGES}
+            answer = httpx.post(f"{host.url}/v1/messages", json=body, timeout=SECONDS)
             told = json.loads(answer.text.split("data: ")[-1])
             assert told["error"]["type"] == "timeout_error"
             assert told["request_id"] == answer.headers["request-id"]
