@@ -72,7 +72,7 @@ def same_bits(_: Gpu, nccl: str, folder: str, name: str, dtype: str, tp_size: in
     twins.expect("eager", [2], 30)  # needs more memory than any step before, which ends all graphs
     for what in ("eager", "recorded", "launched"):
         twins.expect(what, [0, 1])
-    for names in ([["layer0_q_rope"], []], [[], ["layer0_attention"]]):  # of rank 0, of all ranks
+    for names in ([["layer0_attention"], []], [[], ["layer0_attention"]]):  # of rank 0, of all ranks
         for engine in (twins.recording, twins.eager):
             engine.set_hooks(ignore, *names)
         twins.expect("eager", [0, 1])

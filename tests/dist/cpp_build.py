@@ -21,6 +21,7 @@ CORE = [
         ROOT / "src" / f"{name}.cpp"
         for name in (
             "core/check",
+            "core/finite",
             "core/process",
             "core/tensor",
             "core/topology",

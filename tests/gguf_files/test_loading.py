@@ -340,7 +340,9 @@ def test_several_files(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"expected part 1 \(counted from 0\) of 3, got 2 of 3"):
         logits(paths[0])
     renamed = paths[0].rename(tmp_path / "other.gguf")
-    with pytest.raises(WeightError, match=r"the first of 3 parts, whose name must end in -00001-of-00003.gguf"):
+    with pytest.raises(
+        WeightError, match=r"the first of 3 parts .* whose name must end in their number, such as -00001"
+    ):
         logits(renamed)
 
 

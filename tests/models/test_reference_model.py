@@ -141,20 +141,19 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
 @pytest.mark.parametrize("name", ["cohere2", "glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3", "starcoder2"])
 def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
     seen, model = sites_of(GOLDEN[0].parent / name)
-    facts = model.facts
-    experts = facts.experts.layers
-    sites = model._sites.sites
-    in_layer = [site for site in sites if site.in_layer]
-    if facts.post_norms:  # what is normed is added then
-        names = [site.name for site in in_layer]
-        at = names.index("attention_residual")
-        assert names[at + 1] == "post_attention_layernorm"
-        in_layer[at], in_layer[at + 1] = in_layer[at + 1], in_layer[at]
-    expected = [sites[0].name]
-    for layer in range(model.config.num_hidden_layers):
-        absent = "mlp" if experts[layer] else "experts"
-        expected += [site.aliases(layer)[0] for site in in_layer if absent not in site.needs]
-    assert seen == [*expected, "final_norm", "logits"]
+    expected = [aliases[0] for aliases in model._sites._aliases]  # site by site, and of each all layers
+    assert sorted(seen) == sorted(expected) and len(set(seen)) == len(seen)
+    order = {
+        name: number for number, name in enumerate(site.aliases(0)[0] for site in model._sites.sites if site.in_layer)
+    }
+    if model.facts.post_norms:  # what is normed is added then
+        before, behind = "layer0_attention_residual", "layer0_post_attention_layernorm"
+        assert order[behind] == order[before] + 1
+        order[before], order[behind] = order[behind], order[before]
+    layers = [name for name in seen if name.startswith("layer")]
+    assert seen == ["embedding", *layers, "final_norm", "logits"]
+    places = [(int(name[5 : name.index("_")]), order["layer0" + name[name.index("_") :]]) for name in layers]
+    assert places == sorted(places)
 
 
 def test_the_tap_sees_what_is_computed(model: ReferenceModel) -> None:

@@ -388,7 +388,7 @@ def test_the_file_of_the_docs(start: Any, tmp_path: Path) -> None:
     (keys := tmp_path / "keys").write_text("secret\n")
     (file := tmp_path / "serve.toml").write_text(block.replace("/etc/infinilm.keys", str(keys)))
     settings, llm = start("--config", str(file))
-    assert settings.api_keys == ("secret",) and settings.model_names == ("my-model", "default")
+    assert settings.api_key_file == str(keys) and settings.model_names == ("my-model", "default")
     assert llm["model"] == "/srv/models/my-model" and llm["lora"] == {"polite": "/srv/adapters/polite"}
 
 
