@@ -29,6 +29,12 @@ def small(folder: Path) -> Iterator[LLM]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def idle(small: LLM) -> None:
+    """What the test before left without waiting has given back its places in the queue."""
+    wait_for(lambda: not small._thread._orders.num_open)
+
+
 @pytest.fixture(scope="module")
 def expected(llm: LLM) -> list[list[int]]:
     return tokens(llm.generate(PROMPTS, use_tqdm=False, **SETTINGS))
