@@ -31,6 +31,7 @@ NOTICE = "document.getElementById('notices').innerText"
 STORED = """new Promise(done => { const opening = indexedDB.open("infinilm"); opening.onsuccess = () => {
   const all = opening.result.transaction("messages").objectStore("messages").getAll();
   all.onsuccess = () => { opening.result.close(); done(all.result.map(m => m.content)); }; }; })"""
+NUM_KEPT = STORED.replace("messages", "talks").replace("map(m => m.content)", "filter(talk => !talk.deleted).length")
 FAKE = (Path(__file__).parent / "fake_answers.js").read_text()
 
 
@@ -584,6 +585,7 @@ def test_search_rename_delete_undo(page: Browser) -> None:
     press(page, "Undo")
     assert sorted(page.run(TITLES)) == ["B", "New <b>name</b>"]
     page.run("document.querySelector('#list [aria-label=Delete]').click()")
+    page.wait(f"{NUM_KEPT}.then(kept => kept === 1)")
     reload(page)
     assert len(page.run(TITLES)) == 1
 
