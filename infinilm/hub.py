@@ -57,7 +57,7 @@ class HubModel(NamedTuple):
     file: str | None
 
     def __str__(self) -> str:
-        """As users write it."""
+        """The name as users write it."""
         return self.hub_id if self.file is None else f"{self.hub_id}:{self.file}"
 
 

@@ -32,7 +32,7 @@ PATTERNS = {
     "time": f"^{_CLOCK}{_OFFSET}$",
     "date-time": f"^{_DATE}T{_CLOCK}{_OFFSET}$",
     "hostname": rf"^{_LABEL}(\.{_LABEL})*$",
-    # As pydantic names them.
+    # These are the names that pydantic gives.
     "ipvanyaddress": f"^{_IPV4}$",
     "ipvanyinterface": f"^{_IPV4}$",
     "ipvanynetwork": f"^{_IPV4}$",

@@ -54,7 +54,7 @@ _has_found_gpus = False  # in this process, or in one that it was forked from
 
 
 def _cuda_devices() -> list[dict[str, Any]]:
-    """Those of `_core`, with why each cannot be used, if so; that one could be used is remembered."""
+    """The devices that `_core` finds, each with why it cannot be used, if it cannot; one that can be is remembered."""
     global _has_found_gpus
     devices = [{**device, "reason": _why_not(device)} for device in _core.cuda_devices()]
     _has_found_gpus = bool(usable_gpus(devices))

@@ -106,7 +106,7 @@ def _is_change(method: str, path: str) -> bool:
 
 
 def _handler_of(path: str) -> str:
-    """As that of a server."""
+    """Name the route that a path has, for metrics; a server names the others."""
     if path.startswith(_REPLICA_PATH):
         return f"{_REPLICA_PATH}{{index}}"
     return path if path == _REPLICAS else handler_of(path)

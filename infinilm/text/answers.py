@@ -151,7 +151,7 @@ class AnswerFormat:
 
     @classmethod
     def of(cls, template: str, *, has_tools: bool) -> AnswerFormat:
-        """That of a chat template, its Jinja text."""
+        """Return the format of answers to a chat template, given as Jinja text."""
         calls = tool_call_format(template) if has_tools else None
         return cls(reasoning_marks(template), calls, takes_one_call(template))
 
