@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PagedKVCacheConfig as PagedKVCacheConfig,
         StaticKVCacheConfig as StaticKVCacheConfig,
     )
+    from infinilm.calls import AsyncRequests as AsyncRequests, Request as Request
     from infinilm.checkpoint import resolve_model as resolve_model
     from infinilm.config import AutoConfig as AutoConfig, LlamaConfig as LlamaConfig
     from infinilm.constraint import Constraint as Constraint
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     )
     from infinilm.outputs import (
         CompletionOutput as CompletionOutput,
+        Delta as Delta,
         EngineMetrics as EngineMetrics,
         Logprob as Logprob,
         RequestMetrics as RequestMetrics,
@@ -66,12 +68,8 @@ if TYPE_CHECKING:
         Score as Score,
         TokenEvent as TokenEvent,
     )
-    from infinilm.requests import (
-        MemoryPlan as MemoryPlan,
-        Request as Request,
-        RequestLimits as RequestLimits,
-        plan_memory as plan_memory,
-    )
+    from infinilm.planning import MemoryPlan as MemoryPlan, plan_memory as plan_memory
+    from infinilm.requests import RequestLimits as RequestLimits
     from infinilm.sampling_params import SamplingParams as SamplingParams
     from infinilm.text import Tokenizer as Tokenizer
 
@@ -82,6 +80,7 @@ _LAZY = {
     for module, names in {
         "infinilm._core": ("Tensor", "from_dlpack"),
         "infinilm.cache": ("CacheConfig", "PagedCacheConfig", "PagedKVCacheConfig", "StaticKVCacheConfig"),
+        "infinilm.calls": ("AsyncRequests", "Request"),
         "infinilm.checkpoint": ("resolve_model",),
         "infinilm.config": ("AutoConfig", "LlamaConfig"),
         "infinilm.constraint": ("Constraint",),
@@ -94,6 +93,7 @@ _LAZY = {
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (
             "CompletionOutput",
+            "Delta",
             "EngineMetrics",
             "Logprob",
             "RequestMetrics",
@@ -101,7 +101,8 @@ _LAZY = {
             "Score",
             "TokenEvent",
         ),
-        "infinilm.requests": ("MemoryPlan", "Request", "RequestLimits", "plan_memory"),
+        "infinilm.planning": ("MemoryPlan", "plan_memory"),
+        "infinilm.requests": ("RequestLimits",),
         "infinilm.sampling_params": ("SamplingParams",),
         "infinilm.text": ("Tokenizer",),
     }.items()

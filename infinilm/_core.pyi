@@ -180,7 +180,7 @@ class Backend:
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, v_norm: bool = False, qk_norm: str = 'none') -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -207,10 +207,46 @@ class AttentionSpec:
     def softmax_scale(self, arg: float, /) -> None: ...
 
     @property
-    def score_cap(self) -> float: ...
+    def score_cap(self) -> float:
+        """Scores s become score_cap * tanh(s / score_cap); 0: they stay."""
 
     @score_cap.setter
     def score_cap(self, arg: float, /) -> None: ...
+
+    @property
+    def sliding_window(self) -> int:
+        """Keys that a token sees; 0: all."""
+
+    @sliding_window.setter
+    def sliding_window(self, arg: int, /) -> None: ...
+
+    @property
+    def chunked(self) -> bool:
+        """The window begins where the position is a multiple of its size."""
+
+    @chunked.setter
+    def chunked(self, arg: bool, /) -> None: ...
+
+    @property
+    def rope(self) -> int:
+        """An index into ModelSpec.ropes; -1: none."""
+
+    @rope.setter
+    def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def q_rope(self) -> int:
+        """What turns q, where that is another; else -1."""
+
+    @q_rope.setter
+    def q_rope(self, arg: int, /) -> None: ...
+
+    @property
+    def kv_owner(self) -> int:
+        """The earlier layer whose keys and values it reads; -1: it has its own."""
+
+    @kv_owner.setter
+    def kv_owner(self, arg: int, /) -> None: ...
 
     @property
     def qkv_bias(self) -> bool: ...
@@ -225,16 +261,25 @@ class AttentionSpec:
     def out_bias(self, arg: bool, /) -> None: ...
 
     @property
-    def sinks(self) -> bool: ...
+    def sinks(self) -> bool:
+        """Each head has a number that joins the softmax of its scores."""
 
     @sinks.setter
     def sinks(self, arg: bool, /) -> None: ...
 
     @property
-    def output_gate(self) -> bool: ...
+    def output_gate(self) -> bool:
+        """Its result is multiplied by the sigmoid of a linear."""
 
     @output_gate.setter
     def output_gate(self, arg: bool, /) -> None: ...
+
+    @property
+    def qk_norm(self) -> str:
+        """none, head, all, head_behind_rope or turned_heads."""
+
+    @qk_norm.setter
+    def qk_norm(self, arg: str, /) -> None: ...
 
     @property
     def v_norm(self) -> bool:
@@ -243,13 +288,143 @@ class AttentionSpec:
     @v_norm.setter
     def v_norm(self, arg: bool, /) -> None: ...
 
-    @property
-    def qk_norm(self) -> str: ...
+    def __repr__(self) -> str: ...
 
-    @qk_norm.setter
-    def qk_norm(self, arg: str, /) -> None: ...
+class LatentSpec:
+    """Attention whose keys and values are made of a latent of each token."""
+
+    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, latent_bias: bool = False, out_bias: bool = False) -> None: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def q_rank(self) -> int:
+        """0: queries are made of the hidden state."""
+
+    @q_rank.setter
+    def q_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def kv_rank(self) -> int: ...
+
+    @kv_rank.setter
+    def kv_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a query that RoPE turns."""
+
+    @rope_dim.setter
+    def rope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def nope_dim(self) -> int:
+        """And what it does not."""
+
+    @nope_dim.setter
+    def nope_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_dim(self) -> int:
+        """Elements of a heads values."""
+
+    @v_dim.setter
+    def v_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Epsilon in the norms of latents."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
+    @property
+    def softmax_scale(self) -> float: ...
+
+    @softmax_scale.setter
+    def softmax_scale(self, arg: float, /) -> None: ...
+
+    @property
+    def rope(self) -> int:
+        """An index into ModelSpec.ropes."""
+
+    @rope.setter
+    def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def latent_bias(self) -> bool:
+        """The linears that make latents have biases."""
+
+    @latent_bias.setter
+    def latent_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def out_bias(self) -> bool: ...
+
+    @out_bias.setter
+    def out_bias(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
+
+    @property
+    def query_dim(self) -> int:
+        """A head of a query."""
+
+    @property
+    def row_dim(self) -> int:
+        """What the cache has of a token."""
+
+class DeltaSpec:
+    """A causal convolution and the gated delta rule."""
+
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0) -> None: ...
+
+    @property
+    def num_k_heads(self) -> int:
+        """Heads of q and k."""
+
+    @num_k_heads.setter
+    def num_k_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def num_v_heads(self) -> int: ...
+
+    @num_v_heads.setter
+    def num_v_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def k_dim(self) -> int:
+        """Elements of a head of q and k."""
+
+    @k_dim.setter
+    def k_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def v_dim(self) -> int: ...
+
+    @v_dim.setter
+    def v_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def conv_size(self) -> int:
+        """Tokens that the convolution sees."""
+
+    @conv_size.setter
+    def conv_size(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+    @property
+    def k_size(self) -> int:
+        """All heads of q, or of k."""
+
+    @property
+    def v_size(self) -> int:
+        """All heads of v."""
 
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
@@ -269,7 +444,8 @@ class MlpSpec:
     def bias(self, arg: bool, /) -> None: ...
 
     @property
-    def gated(self) -> bool: ...
+    def gated(self) -> bool:
+        """down(activation(gate) * up); else down(activation(up))."""
 
     @gated.setter
     def gated(self, arg: bool, /) -> None: ...
@@ -283,36 +459,36 @@ class MlpSpec:
     def __repr__(self) -> str: ...
 
 class ExpertsSpec:
-    """What layers with experts have in place of the MLP."""
+    """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, intermediate_size: int = 0, shared_intermediate_size: int = 0, shared_gate: bool = False, bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, beside_mlp: bool = False, weigh_inputs: bool = False) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False) -> None: ...
 
     @property
-    def count(self) -> int:
-        """0: no layer has any."""
+    def count(self) -> int: ...
 
     @count.setter
     def count(self, arg: int, /) -> None: ...
 
     @property
-    def top_k(self) -> int: ...
+    def top_k(self) -> int:
+        """Experts that compute a token."""
 
     @top_k.setter
     def top_k(self, arg: int, /) -> None: ...
 
     @property
-    def intermediate_size(self) -> int:
-        """Of each expert."""
+    def expert(self) -> MlpSpec:
+        """Each of them."""
 
-    @intermediate_size.setter
-    def intermediate_size(self, arg: int, /) -> None: ...
+    @expert.setter
+    def expert(self, arg: MlpSpec, /) -> None: ...
 
     @property
-    def shared_intermediate_size(self) -> int:
-        """Of one that all tokens go to; 0: there is none."""
+    def shared(self) -> MlpSpec | None:
+        """One that all tokens go to."""
 
-    @shared_intermediate_size.setter
-    def shared_intermediate_size(self, arg: int, /) -> None: ...
+    @shared.setter
+    def shared(self, value: MlpSpec | None) -> None: ...
 
     @property
     def shared_gate(self) -> bool:
@@ -322,11 +498,10 @@ class ExpertsSpec:
     def shared_gate(self, arg: bool, /) -> None: ...
 
     @property
-    def bias(self) -> bool:
-        """Of the router and of each expert."""
+    def router_bias(self) -> bool: ...
 
-    @bias.setter
-    def bias(self, arg: bool, /) -> None: ...
+    @router_bias.setter
+    def router_bias(self, arg: bool, /) -> None: ...
 
     @property
     def scoring(self) -> str: ...
@@ -349,7 +524,7 @@ class ExpertsSpec:
 
     @property
     def scale(self) -> float:
-        """Of a token's weights."""
+        """Multiplies the weights of a token's experts."""
 
     @scale.setter
     def scale(self, arg: float, /) -> None: ...
@@ -375,13 +550,6 @@ class ExpertsSpec:
     def group_best(self, arg: int, /) -> None: ...
 
     @property
-    def beside_mlp(self) -> bool:
-        """The layer has its MLP, too; each of the two has its norms."""
-
-    @beside_mlp.setter
-    def beside_mlp(self, arg: bool, /) -> None: ...
-
-    @property
     def weigh_inputs(self) -> bool:
         """An expert reads the token times its weight."""
 
@@ -390,87 +558,30 @@ class ExpertsSpec:
 
     def __repr__(self) -> str: ...
 
-class DeltaSpec:
-    """What layers with a state have in place of attention."""
+class OwnVectorsSpec:
+    """Vectors that a token has for each layer."""
 
-    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0) -> None: ...
-
-    @property
-    def num_k_heads(self) -> int: ...
-
-    @num_k_heads.setter
-    def num_k_heads(self, arg: int, /) -> None: ...
+    def __init__(self, size: int = 0, vocab_size: int = 0, activation: str = 'silu') -> None: ...
 
     @property
-    def num_v_heads(self) -> int: ...
+    def size(self) -> int:
+        """Elements of the vector for one layer."""
 
-    @num_v_heads.setter
-    def num_v_heads(self, arg: int, /) -> None: ...
-
-    @property
-    def k_dim(self) -> int: ...
-
-    @k_dim.setter
-    def k_dim(self, arg: int, /) -> None: ...
+    @size.setter
+    def size(self, arg: int, /) -> None: ...
 
     @property
-    def v_dim(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Rows of the table."""
 
-    @v_dim.setter
-    def v_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def conv_size(self) -> int:
-        """Tokens that the convolution sees."""
-
-    @conv_size.setter
-    def conv_size(self, arg: int, /) -> None: ...
-
-    def __repr__(self) -> str: ...
-
-class LatentSpec:
-    """What layers with a latent cache have in place of q, k and v."""
-
-    def __init__(self, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0) -> None: ...
+    @vocab_size.setter
+    def vocab_size(self, arg: int, /) -> None: ...
 
     @property
-    def q_rank(self) -> int:
-        """0: queries are made of the hidden state."""
+    def activation(self) -> str: ...
 
-    @q_rank.setter
-    def q_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def kv_rank(self) -> int: ...
-
-    @kv_rank.setter
-    def kv_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def rope_dim(self) -> int: ...
-
-    @rope_dim.setter
-    def rope_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def nope_dim(self) -> int: ...
-
-    @nope_dim.setter
-    def nope_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def v_dim(self) -> int:
-        """Of a head."""
-
-    @v_dim.setter
-    def v_dim(self, arg: int, /) -> None: ...
-
-    @property
-    def norm_eps(self) -> float:
-        """Of the norms of latents."""
-
-    @norm_eps.setter
-    def norm_eps(self, arg: float, /) -> None: ...
+    @activation.setter
+    def activation(self, arg: str, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -513,9 +624,9 @@ class RopeSpec:
     def __repr__(self) -> str: ...
 
 class CacheSpec:
-    """What a layer keeps of the tokens before."""
+    """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_kv_heads: int = 0, head_dim: int = 0, owner: int = -1) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ...) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -524,90 +635,127 @@ class CacheSpec:
     def kind(self, arg: str, /) -> None: ...
 
     @property
-    def num_kv_heads(self) -> int:
-        """0: as the model has them."""
+    def num_heads(self) -> int:
+        """That read rows of blocks; 0: it is a state."""
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
 
     @num_kv_heads.setter
     def num_kv_heads(self, arg: int, /) -> None: ...
 
     @property
     def head_dim(self) -> int:
-        """0: as the model has it."""
+        """Elements of a key."""
 
     @head_dim.setter
     def head_dim(self, arg: int, /) -> None: ...
 
     @property
-    def owner(self) -> int:
-        """Of a shared one: the earlier layer whose keys and values these are."""
+    def value_dim(self) -> int:
+        """
+        Elements of a value. Where it is shorter than its key, it is the end of that.
+        """
 
-    @owner.setter
-    def owner(self, arg: int, /) -> None: ...
-
-    def __repr__(self) -> str: ...
-
-class LayerSpec:
-    """What differs from layer to layer."""
-
-    def __init__(self, sliding_window: int = 0, chunked: bool = False, rope: int = 0, q_rope: int = -1, experts: bool = False, cache: CacheSpec = ..., intermediate_size: int = 0) -> None: ...
+    @value_dim.setter
+    def value_dim(self, arg: int, /) -> None: ...
 
     @property
     def sliding_window(self) -> int:
-        """0: the layer sees everything."""
+        """Tokens that a token sees; 0: all."""
 
     @sliding_window.setter
     def sliding_window(self, arg: int, /) -> None: ...
 
     @property
-    def chunked(self) -> bool:
-        """The window begins at multiples of its size, and does not slide."""
+    def chunked(self) -> bool: ...
 
     @chunked.setter
     def chunked(self, arg: bool, /) -> None: ...
 
     @property
-    def rope(self) -> int:
-        """Which of `ropes` turns its q and k; -1: none."""
+    def owner(self) -> int:
+        """The earlier layer whose keys and values a shared cache reads."""
 
-    @rope.setter
-    def rope(self, arg: int, /) -> None: ...
-
-    @property
-    def q_rope(self) -> int:
-        """Which turns q, where that is another; else -1."""
-
-    @q_rope.setter
-    def q_rope(self, arg: int, /) -> None: ...
+    @owner.setter
+    def owner(self, arg: int, /) -> None: ...
 
     @property
-    def experts(self) -> bool:
-        """It has experts in place of the MLP, or beside it."""
+    def states(self) -> list[list[int]]:
+        """The shapes of the tensors of a state."""
 
-    @experts.setter
-    def experts(self, arg: bool, /) -> None: ...
-
-    @property
-    def cache(self) -> CacheSpec: ...
-
-    @cache.setter
-    def cache(self, arg: CacheSpec, /) -> None: ...
-
-    @property
-    def intermediate_size(self) -> int:
-        """Of the MLP; 0: as the model has it."""
-
-    @intermediate_size.setter
-    def intermediate_size(self, arg: int, /) -> None: ...
+    @states.setter
+    def states(self, arg: Sequence[Sequence[int]], /) -> None: ...
 
     def __repr__(self) -> str: ...
+
+class CostSpec:
+    """The work of a sublayer that mixes tokens, besides its linears."""
+
+    def __init__(self, of_pair: int = 0, of_token: int = 0) -> None: ...
+
+    @property
+    def of_pair(self) -> int:
+        """Multiplications for each query and each key that it sees."""
+
+    @of_pair.setter
+    def of_pair(self, arg: int, /) -> None: ...
+
+    @property
+    def of_token(self) -> int:
+        """Multiplications and additions for each token, whatever came before."""
+
+    @of_token.setter
+    def of_token(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+class LayerSpec:
+    """The sublayers of a layer: a mixer, then an MLP, experts, or both."""
+
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec = ..., mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None) -> None: ...
+
+    @property
+    def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec:
+        """What mixes a token with those before it."""
+
+    @mixer.setter
+    def mixer(self, arg: AttentionSpec | LatentSpec | DeltaSpec, /) -> None: ...
+
+    @property
+    def mlp(self) -> MlpSpec | None: ...
+
+    @mlp.setter
+    def mlp(self, value: MlpSpec | None) -> None: ...
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """In place of the MLP, or beside it."""
+
+    @experts.setter
+    def experts(self, value: ExpertsSpec | None) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+    @property
+    def cache(self) -> CacheSpec:
+        """What its mixer keeps of the tokens before."""
+
+    @property
+    def cost(self) -> CostSpec:
+        """The work of its mixer."""
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, tie_word_embeddings: bool = False, layer_scalars: bool = False, per_layer_size: int = 0, per_layer_vocab_size: int = 0, attention: AttentionSpec = ..., mlp: MlpSpec = ..., experts: ExpertsSpec = ..., delta: DeltaSpec = ..., latent: LatentSpec = ..., ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ...) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ...) -> None: ...
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """What the engine computes in."""
 
     @dtype.setter
     def dtype(self, arg: str, /) -> None: ...
@@ -655,25 +803,29 @@ class ModelSpec:
     def norm(self, arg: str, /) -> None: ...
 
     @property
-    def pre_norms(self) -> bool: ...
+    def pre_norms(self) -> bool:
+        """A norm for the input of each sublayer."""
 
     @pre_norms.setter
     def pre_norms(self, arg: bool, /) -> None: ...
 
     @property
-    def post_norms(self) -> bool: ...
+    def post_norms(self) -> bool:
+        """A norm for what each sublayer adds to the residual stream."""
 
     @post_norms.setter
     def post_norms(self, arg: bool, /) -> None: ...
 
     @property
-    def parallel_blocks(self) -> bool: ...
+    def parallel_blocks(self) -> bool:
+        """Attention and MLP read the same norm."""
 
     @parallel_blocks.setter
     def parallel_blocks(self, arg: bool, /) -> None: ...
 
     @property
-    def norm_offset(self) -> float: ...
+    def norm_offset(self) -> float:
+        """Added to every norm weight."""
 
     @norm_offset.setter
     def norm_offset(self, arg: float, /) -> None: ...
@@ -685,7 +837,8 @@ class ModelSpec:
     def embedding_multiplier(self, arg: float, /) -> None: ...
 
     @property
-    def residual_multiplier(self) -> float: ...
+    def residual_multiplier(self) -> float:
+        """Multiplies what a sublayer adds."""
 
     @residual_multiplier.setter
     def residual_multiplier(self, arg: float, /) -> None: ...
@@ -697,7 +850,8 @@ class ModelSpec:
     def logit_multiplier(self, arg: float, /) -> None: ...
 
     @property
-    def logit_cap(self) -> float: ...
+    def logit_cap(self) -> float:
+        """Logits l become logit_cap * tanh(l / logit_cap); 0: they stay."""
 
     @logit_cap.setter
     def logit_cap(self, arg: float, /) -> None: ...
@@ -716,47 +870,10 @@ class ModelSpec:
     def layer_scalars(self, arg: bool, /) -> None: ...
 
     @property
-    def per_layer_size(self) -> int:
-        """Of a token's vector for each layer; 0: it has none."""
+    def own_vectors(self) -> OwnVectorsSpec | None: ...
 
-    @per_layer_size.setter
-    def per_layer_size(self, arg: int, /) -> None: ...
-
-    @property
-    def per_layer_vocab_size(self) -> int: ...
-
-    @per_layer_vocab_size.setter
-    def per_layer_vocab_size(self, arg: int, /) -> None: ...
-
-    @property
-    def attention(self) -> AttentionSpec: ...
-
-    @attention.setter
-    def attention(self, arg: AttentionSpec, /) -> None: ...
-
-    @property
-    def mlp(self) -> MlpSpec: ...
-
-    @mlp.setter
-    def mlp(self, arg: MlpSpec, /) -> None: ...
-
-    @property
-    def experts(self) -> ExpertsSpec: ...
-
-    @experts.setter
-    def experts(self, arg: ExpertsSpec, /) -> None: ...
-
-    @property
-    def delta(self) -> DeltaSpec: ...
-
-    @delta.setter
-    def delta(self, arg: DeltaSpec, /) -> None: ...
-
-    @property
-    def latent(self) -> LatentSpec: ...
-
-    @latent.setter
-    def latent(self, arg: LatentSpec, /) -> None: ...
+    @own_vectors.setter
+    def own_vectors(self, value: OwnVectorsSpec | None) -> None: ...
 
     @property
     def ropes(self) -> list[RopeSpec]: ...
@@ -776,17 +893,17 @@ class ModelSpec:
     @property
     def own_layers(self) -> tuple[int, int]:
         """
-        Of a stage of a pipeline the first of its layers and the one behind its last; else of all.
+        The first layer of a stage of a pipeline and the one behind its last; without stages, of all layers.
         """
 
     def kv_bytes_per_token(self, dtype: str, windows_only: bool = False) -> int:
         """
-        Of a KV cache in this dtype: all layers, or those with a window, keys and values.
+        Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.
         """
 
     def state_bytes(self) -> int:
         """
-        Of the state of a sequence: all layers that have one; 0: there are none.
+        Bytes of the states that all layers keep of one sequence; 0: no layer has one.
         """
 
 def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -913,7 +1030,7 @@ class GraphCounts:
     @property
     def launched_ahead(self) -> int:
         """
-        Of those launched, how many while the device worked on the step before; without those with masks.
+        Launched steps that began while the device worked on the one before; steps with masks do not count.
         """
 
     @property
@@ -935,7 +1052,7 @@ class InferEngine:
 
     @property
     def num_ranks(self) -> int:
-        """Of each stage."""
+        """Ranks of each stage."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -1021,7 +1138,7 @@ class GgufHeader:
     @staticmethod
     def parse(bytes: bytes, file_size: int) -> GgufHeader | None:
         """
-        Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the file is damaged.
+        Reads the header of a file of file_size bytes that begins with these bytes. None: the header goes on behind them. WeightError: the file is damaged.
         """
 
     @property
@@ -1029,11 +1146,11 @@ class GgufHeader:
 
     @property
     def keys(self) -> list[str]:
-        """Of the metadata."""
+        """Keys of the metadata."""
 
     def value(self, key: str) -> bool | int | float | str | list[Any]:
         """
-        Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.
+        The value of a key of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.
         """
 
     @property
@@ -1049,7 +1166,7 @@ def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), or
 
 def gguf_type(name: str) -> tuple[int, int, bool, int]:
     """
-    Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
+    What a type of GGUF files is: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes where CPUs compute with its integers (0: they do not).
     """
 
 def gguf_readable_types() -> str:

@@ -55,7 +55,7 @@ class CacheConfig:
     __slots__ = ()
 
     dtype: str | None
-    """Of K and V; None: the engine chooses."""
+    """The dtype of K and V; None: the engine chooses."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError(
@@ -73,9 +73,9 @@ class CacheConfig:
         max_position_embeddings
             Positions of the model.
         kv_bytes_per_token
-            Of one rank in `dtype`: all layers, K and V.
+            Bytes of a token on one rank in `dtype`: all layers, K and V.
         dtype
-            Of K and V, as `resolve_cache_dtype` gives it.
+            The dtype of K and V, as `resolve_cache_dtype` gives it.
 
         Raises
         ------
@@ -103,8 +103,8 @@ class StaticKVCacheConfig(CacheConfig):
     max_cache_len
         Tokens of a row, at least 1. The default means max_position_embeddings of the model.
     dtype
-        Of K and V: one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves `kv_cache_dtype`. On a GPU
-        it is the engine's.
+        The dtype of K and V, one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves
+        `kv_cache_dtype`. On a GPU it is the engine's.
 
     Raises
     ------
@@ -159,8 +159,8 @@ class PagedKVCacheConfig(CacheConfig):
     num_blocks
         Blocks, instead of bytes: exactly one of the two is given.
     dtype
-        Of K and V: one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves `kv_cache_dtype`. On a GPU
-        it is the engine's.
+        The dtype of K and V, one of `CACHE_DTYPES`; None: as the engine computes, or as `LLM` resolves
+        `kv_cache_dtype`. On a GPU it is the engine's.
 
     Raises
     ------

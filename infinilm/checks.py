@@ -1,4 +1,4 @@
-"""Checks of single values, and how messages quote them. Called by whoever takes something from users."""
+"""Checks of single values, and how messages quote them. Every module that takes something from users calls them."""
 
 from __future__ import annotations
 

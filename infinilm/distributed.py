@@ -224,7 +224,7 @@ def _make_ranks(dist_config: DistConfig, device_type: str, *, must_exist: bool =
 
 
 def _check_ids(ids: list[int], device_type: str, must_exist: bool) -> None:
-    """Refuse what no engine can run, and, if GPUs must exist, what this machine cannot."""
+    """Refuse settings that no engine can run, and, if GPUs must exist, those that this machine cannot run."""
     seen: set[int] = set()
     for device in ids:
         if device < 0:

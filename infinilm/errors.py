@@ -1,6 +1,6 @@
 """The errors infinilm raises. All derive from `InfinilmError`; the C++ core raises the same classes.
 
-Every message names the thing, what was expected, what came, and what to do.
+Every message names the thing, the expected value, the value that came, and the remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WeightError(InfinilmError):
 
 
 class CacheFullError(InfinilmError):
-    """The KV cache cannot hold what was asked: says what was needed, what is free and which setting decides."""
+    """The KV cache is too small. The message says how much was needed and is free, and which setting decides."""
 
 
 class DeviceError(InfinilmError):

@@ -1,8 +1,8 @@
 """Files that come with a model, read with care: they may be damaged, hostile, or no files at all.
 
-Called by whoever reads one (configuration, checkpoint, tokenizer, templates). Invariants: only regular files are read,
-so that no FIFO or device makes a program wait or fill its memory; sizes are bounded; whatever is wrong is an error
-that names the file. A file that is not there is a FileNotFoundError: the caller knows what that means.
+All modules that read a file call them (configuration, checkpoint, tokenizer, templates). Invariants: only regular
+files are read, so that no FIFO or device makes a program wait or fill its memory; sizes are bounded; every fault is an
+error that names the file. A file that is not there is a FileNotFoundError: the caller knows what that means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infinilm.errors import ConfigError, InfinilmError
 __all__ = ["open_regular", "os_errors", "parse_json", "read_bytes", "read_json", "read_optional_json", "read_text"]
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of a file that is read whole; the largest in use, indexes of shards, have a few megabytes."""
+"""The limit of a file that is read whole. The largest ones in use, indexes of shards, have a few megabytes."""
 
 _OF_UNKNOWN_SIZE = 1 << 20  # bytes, of a file of /proc or of some mounts
 
@@ -54,7 +54,7 @@ def open_regular(path: Path, error: type[InfinilmError] = ConfigError) -> Iterat
         `error`: whatever else the operating system says, also inside the `with` block.
     """
     with os_errors(path, error):
-        # Without O_NONBLOCK, opening a FIFO waits for somebody who writes to it.
+        # Without O_NONBLOCK, opening a FIFO waits for a process that writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""`GenerationMixin`: the one `generate` of every model, whatever computes it.
+"""`GenerationMixin`: the one `generate` of every model, on the engine and in numpy.
 
 A model gives `_rows`, which opens a batch of sequences with an empty cache, and the rows give `step`: compute the new
 tokens of every row, draw the next one. `ReferenceModel` does it in numpy, `EngineModel` on the engine; the loop, the
@@ -27,7 +27,7 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.token_ids import check_token_ids, token_id_tuple
 
 if TYPE_CHECKING:
-    from infinilm.config.llama_config import LlamaConfig
+    from infinilm.config.json.model_config import ModelConfig
 
 __all__ = ["GenerationMixin", "GenerationResult", "Sampling", "TokenRows", "as_token_rows", "sample_tokens"]
 
@@ -111,7 +111,7 @@ class GenerationMixin:
         What counts where the caller of `generate` says nothing.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     max_model_len: int
     eos_token_ids: frozenset[int]
     generation_config: GenerationConfig

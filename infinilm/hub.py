@@ -29,9 +29,12 @@ __all__ = [
     "parts_of",
 ]
 
-MODEL_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
+MODEL_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.tiktoken", "tiktoken.model", "merges.txt", "*.jinja"]
 """Patterns of the files of a model that has its weights as safetensors."""
-TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "*.jinja"]
+TOKENIZER_FILES = [
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
+    *("*.tiktoken", "tiktoken.model", "vocab.json", "merges.txt", "*.jinja"),
+]
 """Patterns of the files of a tokenizer."""
 SKIPPED_FILES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
 """Patterns of files among these that hold the same weights in other forms."""
@@ -51,20 +54,23 @@ class HubModel(NamedTuple):
         "org/name".
     file : str or None
         A GGUF file, or what only its name contains; None: the model is in safetensors.
+    what : str
+        "model", "adapter" or "tokenizer": what is wanted of it, for messages.
     """
 
     hub_id: str
     file: str | None
+    what: str = "model"
 
     def __str__(self) -> str:
         """The name as users write it."""
         return self.hub_id if self.file is None else f"{self.hub_id}:{self.file}"
 
 
-def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
+def hub_model(name: str | os.PathLike[str], what: str = "model") -> HubModel | None:
     """The model of the hub that is named, None where it is a path: what exists here wins, and so do file names.
 
-    ConfigError: the address of a page.
+    `what` is wanted of it, see `HubModel`. ConfigError: the address of a page.
     """
     with os_errors(Path(name)):
         exists = Path(name).exists()
@@ -72,11 +78,11 @@ def hub_model(name: str | os.PathLike[str]) -> HubModel | None:
         return None
     if url := _URL.fullmatch(name):
         model = HubModel(url["id"], url["file"])
-        raise ConfigError(f"model {name!r} is the address of a page; pass {str(model)!r}")
+        raise ConfigError(f"{what} {name!r} is the address of a page; pass {str(model)!r}")
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
-        return HubModel(name, None)
+        return HubModel(name, None, what)
     match = _HUB_FILE.fullmatch(name)
-    return HubModel(match[1], match[2]) if match else None
+    return HubModel(match[1], match[2], what) if match else None
 
 
 def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) -> Path:
@@ -93,9 +99,12 @@ def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) ->
     return folder
 
 
-def download_folder(name: str | os.PathLike[str], patterns: Sequence[str]) -> str | os.PathLike[str]:
-    """What is named, or if that is a hub id, the folder with those of its files that fit the patterns, fetched."""
-    model = hub_model(name)
+def download_folder(what: str, name: str | os.PathLike[str], patterns: Sequence[str]) -> str | os.PathLike[str]:
+    """What is named, or if that is a hub id, the folder with those of its files that fit the patterns, fetched.
+
+    `what`: "adapter" or "tokenizer".
+    """
+    model = hub_model(name, what)
     return name if model is None or model.file is not None else _snapshot(model, None, True, allow_patterns=patterns)
 
 
@@ -169,7 +178,7 @@ def _snapshot(model: HubModel, revision: str | None, use_tqdm: bool, **patterns:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ConfigError(
-            f"model '{model}' is no folder here; to fetch it from the Hugging Face hub, run "
+            f"{model.what} '{model}' is no folder here; to fetch it from the Hugging Face hub, run "
             "pip install huggingface_hub, or pass the path of a downloaded folder"
         ) from error
     try:
@@ -189,13 +198,14 @@ def hub_error(model: HubModel, error: Exception) -> ConfigError:
     page = f"https://huggingface.co/{model.hub_id}"
     login = "log in with `hf auth login`, or set HF_TOKEN"
     if "GatedRepoError" in kinds:
-        return ConfigError(f"model '{model}' is gated: ask for access at {page}, then {login}")
+        return ConfigError(f"{model.what} '{model}' is gated: ask for access at {page}, then {login}")
     if "RepositoryNotFoundError" in kinds:
         return ConfigError(
-            f"model '{model}' is no folder here, and the Hugging Face hub has none of this name that it would show: "
-            f"check the name; if the model is private, {login}"
+            f"{model.what} '{model}' is no folder here, and the Hugging Face hub has none of this name that it would "
+            f"show: check the name; if it is private, {login}"
         )
-    return ConfigError(f"model '{model}' is no folder here and could not be fetched from the Hugging Face hub: {error}")
+    told = f"{model.what} '{model}' is no folder here and could not be fetched from the Hugging Face hub: {error}"
+    return ConfigError(told)
 
 
 @contextmanager

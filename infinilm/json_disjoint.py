@@ -1,6 +1,6 @@
 """Whether two JSON schemas exclude each other, so that `oneOf` of them is `anyOf`, which can be enforced.
 
-What is seen is what programs write: types, constants, and objects with a property that tells them apart.
+It sees the forms that programs write: types, constants, and objects with a property that tells them apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of other libraries: what they are called here, what to do in their place, or what it is that is not there.
+"""Names of other libraries: the name here, the thing to do in their place, or the feature that is missing here.
 
 For messages about unknown keywords and attributes. The names are those of vLLM, transformers, llama-cpp-python and
 CTranslate2.

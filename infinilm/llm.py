@@ -1,6 +1,6 @@
 """`LLM`: load a model, generate text. The class that most programs use.
 
-The path of one token: `generate` -> `RequestMaker.draw` -> `Feed.fill` -> `EngineThread.submit` ->
+The path of one token: `generate` -> `RequestMaker.source` -> `Feed.fill` -> `EngineThread.submit` ->
 `Scheduler.schedule` -> `_core.InferEngine.submit` -> `Scheduler.update` -> `Completion.take_token` -> the caller's
 queue -> `CompletionReader.event`. One thread runs the engine for all requests; callers wait for tokens on queues of
 their own.
@@ -12,43 +12,44 @@ import inspect
 import os
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from infinilm import _core
 from infinilm.cache import CacheConfig
+from infinilm.calls import streams
+from infinilm.calls.chats import ChatMethods
+from infinilm.calls.handle import Request
+from infinilm.calls.scores import ScoreMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.spec import build_spec
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import read_adapter
+from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
-from infinilm.requests import streams
-from infinilm.requests.adapters import Adapters
-from infinilm.requests.cache_plan import MemoryPlan, divide_memory
-from infinilm.requests.chats import ChatMethods
-from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.handle import Request
+from infinilm.planning.cache_plan import MemoryPlan, divide_memory
+from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_model
 from infinilm.requests.limits import RequestLimits
-from infinilm.requests.memory import allocate_cache, free_memory, plan_model
-from infinilm.requests.orders import Orders
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
-from infinilm.requests.scheduler import Scheduler
-from infinilm.requests.scores import ScoreMethods
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.sequence import Sequence as ScheduledSequence
+from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
-from infinilm.text.constraint import Grammars
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
 from infinilm.token_ids import TokenIds, host_array
@@ -212,8 +213,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         )
         self.model_path: Path = plan.path
         self.config: LlamaConfig = plan.config
-        self.device: str = plan.device  # of the first rank
-        self.devices: tuple[str, ...] = plan.devices  # of each rank of a stage
+        self.device: str = plan.device  # the device of the first rank
+        self.devices: tuple[str, ...] = plan.devices  # one for each rank of a stage
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
@@ -259,7 +260,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
                 self.memory = self._divide_memory(kv_cache, free_bytes, max_model_len, longest=self.max_model_len)
                 self.max_model_len = self.memory.max_model_len
             allocate_cache(self._engine, self.memory)
-        engine_hooks = EngineHooks(self._engine, ModelSites(spec), fails_late=pipeline_parallel_size > 1)
+        engine_hooks = EngineHooks(self._engine, ModelSites(spec), tensor_parallel_size * pipeline_parallel_size)
         engine_hooks.use(hooks)
         self._registry = hooks  # keeps it alive: `EngineHooks` has a weak reference
         self._scheduler_settings: dict[str, Any] = {
@@ -283,8 +284,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
-        orders = Orders(max_open, limits.max_seconds)
-        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, orders, self.num_stages)
+        queue = RequestQueue(max_open, limits.max_seconds)
+        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages)
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -384,8 +385,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         >>> outputs = llm.generate(["The fox", "The hen"], temperature=0.7, max_tokens=50)  # doctest: +SKIP
         >>> [output.text for output in outputs]  # doctest: +SKIP
         """
-        drawn = self._requests.draw(prompts, sampling_params, sampling)
-        return streams.finish(self, self._thread, drawn, use_tqdm=use_tqdm)
+        source = self._requests.source(prompts, sampling_params, sampling)
+        return streams.finish(self, self._thread, source, use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
@@ -403,7 +404,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         >>> for event in llm.stream("Once upon a time", max_tokens=50):  # doctest: +SKIP
         ...     print(event.text, end="", flush=True)
         """
-        return streams.stream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
+        return streams.stream(self, self._thread, self._requests.source(prompts, sampling_params, sampling))
 
     def submit(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
@@ -425,15 +426,19 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         if len(requests) != 1:
             raise RequestError(f"submit takes one prompt, got {len(requests)}: call it for each, or use stream")
         handle = Request(self, self._thread, requests[0])
-        self._thread.submit(requests[0].works)
+        self._thread.submit(requests[0].to_submit)
         return handle
 
     async def agenerate(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
     ) -> list[RequestOutput]:
-        """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests."""
-        drawn = self._requests.draw(prompts, sampling_params, sampling)
-        return await streams.afinish(self, self._thread, drawn)
+        """`generate` for asyncio, without blocking the event loop. Cancelling the task cancels the requests.
+
+        A generator of prompts is drawn in the thread of the event loop, a few at a time: one that waits, such as
+        for a file or a network, holds up everything else there.
+        """
+        source = self._requests.source(prompts, sampling_params, sampling)
+        return await streams.afinish(self, self._thread, source)
 
     def astream(
         self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
@@ -441,9 +446,10 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         """`stream` for asyncio: ``async for event in llm.astream(...)``.
 
         A bad request raises in this call, which need not be awaited. Leaving the loop, or cancelling its task, cancels
-        the requests when the iterator is closed.
+        the requests when the iterator is closed. A generator of prompts is drawn in the thread of the event loop, as by
+        `agenerate`.
         """
-        return streams.astream(self, self._thread, self._requests.draw(prompts, sampling_params, sampling))
+        return streams.astream(self, self._thread, self._requests.source(prompts, sampling_params, sampling))
 
     def asubmit(
         self,
@@ -542,6 +548,30 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # ---- for tools that measure or compare ----
+
+    @property
+    def engine(self) -> Any:
+        """The compiled engine, which runs steps; see `exclusive`."""
+        return self._engine
+
+    @property
+    def plan(self) -> ModelPlan:
+        """How the model was divided and stored when it was loaded."""
+        return self._plan
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens that a step computes at most; with a pipeline less than `max_num_batched_tokens`."""
+        return self._thread.scheduler.max_num_batched_tokens
+
+    def exclusive(self) -> AbstractContextManager[Callable[[ScheduledSequence], None]]:
+        """Use the engine alone inside a ``with`` block, which gets a function that runs the prompt of a `Sequence`.
+
+        InfinilmError: requests are running.
+        """
+        return self._thread.exclusive()
 
     # ---- inside ----
 

@@ -67,14 +67,14 @@ def _quoted(value: object) -> str:
 
 
 def configure(form: str, level: int, others: tuple[str, ...] = ()) -> None:
-    """Write what the package says to stderr, from this level on, and what `others` say, which are names of loggers.
+    """Write records of the package and of the loggers `others` to stderr, from this level on.
 
     Parameters
     ----------
     form : str
         One of `FORMATS`.
     level : int
-        Of `logging`.
+        A level of `logging`.
     others : tuple of str
     """
     handler = logging.StreamHandler()

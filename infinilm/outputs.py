@@ -17,6 +17,7 @@ from infinilm.errors import RequestError
 
 __all__ = [
     "CompletionOutput",
+    "Delta",
     "EngineMetrics",
     "Logprob",
     "RequestMetrics",
@@ -333,7 +334,7 @@ class TokenEvent:
     text : str
         Text that is certain now, often empty: all events of a sequence, joined, are `CompletionOutput.text`.
     logprob : float or None
-        Of the new token; None unless asked for.
+        Log-probability of the new token; None unless asked for.
     finish_reason : str or None
         In the last event of a sequence, see `CompletionOutput`.
     completion : int
@@ -354,6 +355,19 @@ class TokenEvent:
     completion: int = 0
     error: BaseException | None = None
     top_logprobs: Mapping[int, Logprob] | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """The part of a completion since its last `Delta`: any number of tokens, and perhaps the end."""
+
+    index: int  # number of the prompt in its call
+    completion: int  # number of the completion among the `n` of that prompt
+    text: str  # that is certain now
+    token_ids: list[int]
+    top_logprobs: list[dict[int, float]]  # one for each of these tokens, itself included; empty unless asked for
+    finish_reason: str | None
+    error: BaseException | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +424,7 @@ class EngineMetrics:
         Those of `num_waiting` that do not wait for room: they follow another sequence of their prompt, or the engine
         has not looked at them yet.
     num_finished : int
-        Sequences that ended, for whatever reason.
+        Sequences that ended, for any reason.
     num_steps : int
         Forward passes.
     step_sizes : tuple of int

@@ -36,7 +36,7 @@ def progress_bar(
     total
         Units until it is done; None: it is not known.
     description, unit
-        What stands before it, and what is counted; "B" is counted in kB, MB, GB.
+        The text before the bar, and the unit; "B" is counted in kB, MB, GB.
     wanted
         False: no bar. There is none either where it would not be seen; tqdm is not imported then.
     delay

@@ -210,7 +210,7 @@ class SamplingParams:
     allowed_token_ids : sequence of int, optional
         Read back as a tuple; no other token is ever chosen.
     seed : int, optional
-        In 0..2**64-1: the same request with the same seed gives the same tokens, in whatever batch.
+        In 0..2**64-1: the same request with the same seed gives the same tokens, in any batch.
     max_tokens : int, optional
         New tokens, >= 1; None: to the end of the context.
     min_tokens : int
@@ -279,7 +279,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     lora: str | None = None
 
-    if TYPE_CHECKING:  # what may be given is more than what is read back
+    if TYPE_CHECKING:  # callers may pass more types than fields hold
 
         def __init__(self, **fields: Unpack[SamplingKeywords]) -> None: ...
 

@@ -22,6 +22,9 @@ if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 pytest.register_assert_rewrite("ops.support", "ops.calls")
 
+import cpu_times  # noqa: E402
+import emulated_isas  # noqa: E402
+import goldens  # noqa: E402
 import profiles  # noqa: E402, F401  # registered before pytest's options choose one
 
 
@@ -29,21 +32,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tensor-parallel-size", type=int, default=1, help="ranks of every LLM of the tests that does not say"
     )
+    parser.addoption("--cpu-times", action="store_true", help="CPU seconds of every folder and of the heaviest tests")
 
 
-def _add_emulated_isas(config: pytest.Config) -> None:
-    """Before tests ask which instruction sets there are; processes that they start inherit it."""
-    if "INFINILM_CPU_KERNELS" in os.environ or not shutil.which("g++"):
-        return
-    from emulated_isas import build
-
+def _choose_folder_of_emulated_isas(config: pytest.Config) -> None:
+    """Where emulations are built once a test file asks for them; what is kept there is not built again."""
     cache = getattr(config, "cache", None)
     if cache:
-        folder = Path(cache.mkdir("emulated-isas"))
+        emulated_isas.folder = Path(cache.mkdir("emulated-isas"))
     else:
-        folder = Path(tempfile.mkdtemp(prefix="infinilm-emulated-isas-"))
+        emulated_isas.folder = Path(tempfile.mkdtemp(prefix="infinilm-emulated-isas-"))
+        config.add_cleanup(lambda: shutil.rmtree(str(emulated_isas.folder)))
+
+
+def _share_goldens(config: pytest.Config) -> None:
+    """One folder for the golden checkpoints that this session writes, in whatever process a test runs."""
+    if goldens.FOLDER_VARIABLE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="infinilm-goldens-")
+        os.environ[goldens.FOLDER_VARIABLE] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder))
-    os.environ["INFINILM_CPU_KERNELS"] = build(folder)
+        config.add_cleanup(lambda: os.environ.pop(goldens.FOLDER_VARIABLE))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # `-n 2` alone: each process gets neighbours, which share fixtures.
     if config.getoption("dist", "no") == "load" and "--dist" not in " ".join(config.invocation_params.args):
         config.option.dist = "worksteal"
-    _add_emulated_isas(config)
+    if config.getoption("--cpu-times"):
+        config.pluginmanager.register(cpu_times.CpuTimes())
+    _choose_folder_of_emulated_isas(config)
+    _share_goldens(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:
         from infinilm import LLM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-# Linux gives ports from 32768 on to whoever asks for any: one of these could be somebody else's before it is used.
+# Linux gives ports from 32768 on to processes that ask for any, so another process could take one before it is used.
 _FIRST, _END = 20000, 32768
 
 

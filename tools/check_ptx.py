@@ -5,10 +5,11 @@
     python tools/check_ptx.py --write             # also writes which files have passed into ptx_passed.json
     python tools/check_ptx.py --nvcc nvcc --jobs 2
 
-Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that somebody installs
+Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that a user installs
 with does so silently. Compilers give the same every time. So a file that has passed is not compiled again while it, the
-headers, nvcc, its flags and the toolkits are what they were: ptx_passed.json has a digest of all these for each file.
-What was compiled since is kept in ~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
+headers that it includes, nvcc, its flags and the toolkits are what they were: ptx_passed.json has a digest of all these
+for each file. Whenever a file is compiled, nvcc says which headers it has read, and one that the digest lacks is an
+error. What was compiled since is kept in ~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = Path(__file__).with_name("ptx_passed.json")  # {file and architecture: digest of all that it was made from}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "infinilm/ptx"
-# Of every minor version the last one, and the newest of all.
+# The last release of every minor version, and the newest of all.
 TOOLKITS = {
     "12.4": "nvidia-cuda-nvcc-cu12==12.4.131",
     "12.6": "nvidia-cuda-nvcc-cu12==12.6.85",
@@ -41,7 +42,8 @@ TOOLKITS = {
 SINCE = {"attention_sm90.cu": (12, 8)}
 # What the package is built for (meson.options), and how cuda/meson.build calls nvcc.
 ARCHITECTURES = ("80", "90a")
-FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr"]
+FLAGS = ["-ccbin", "c++", "-std=c++17", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-I.", "-Isrc"]
+EMULATOR = "INFINILM_CUDA_EMULATOR"  # never defined here: what it guards is not compiled
 # The PTX version of CUDA 12.4: nvcc writes its own there, which older ones refuse, whatever the code needs.
 PTX_VERSION = "8.4"
 COMPLAINT = re.compile(
@@ -59,9 +61,61 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
+def included(path: Path) -> list[Path]:
+    """The project's files that a file includes itself, unless for the emulator alone."""
+    found = []
+    emulated: list[
+        bool | None
+    ] = []  # for each open #if: whether this branch is the emulator's; None: another condition
+    for line in path.read_text().splitlines():
+        match = re.match(r"\s*#\s*(\w+)\s*(.*)", line)
+        directive, rest = match.groups() if match else ("", "")
+        if directive in ("if", "ifdef", "ifndef"):
+            about = directive != "if" and rest.split()[0] == EMULATOR
+            emulated.append(directive == "ifdef" if about else None)
+        elif directive == "else":
+            emulated[-1] = emulated[-1] is False
+        elif directive == "elif":
+            emulated[-1] = None
+        elif directive == "endif":
+            emulated.pop()
+        elif directive == "include" and not any(emulated):
+            name = re.match(r'(["<])([^">]+)[">]', rest)
+            if name is None:
+                sys.exit(f"{path}: cannot tell which file '{line.strip()}' includes")
+            folders = [path.parent, ROOT, ROOT / "src"] if name[1] == '"' else [ROOT, ROOT / "src"]
+            files = [folder / name[2] for folder in folders if (folder / name[2]).is_file()]
+            if not files and name[1] == '"':
+                sys.exit(f'{path}: there is no "{name[2]}"')
+            found += [file.resolve() for file in files[:1]]
+    return found
+
+
+def inputs_of(source: Path) -> list[Path]:
+    """A source, and the project's files that it includes, directly or not, in the order of their names."""
+    known, left = set[Path](), [source.resolve()]
+    while left:
+        path = left.pop()
+        if path not in known:
+            known.add(path)
+            left += included(path)
+    return sorted(known)
+
+
+def digest_of(source: Path) -> str:
+    """One of a source and of all that it includes, which is the same in another folder."""
+    return digest(*(part for path in inputs_of(source) for part in (name_of(path).encode(), path.read_bytes())))
+
+
+def name_of(path: Path) -> str:
+    return path.resolve().relative_to(ROOT).as_posix()
+
+
 def run(command: Sequence[str | Path]) -> str:
     """What it prints; SystemExit if it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}")
     return done.stdout
@@ -88,14 +142,20 @@ def flags_for(architecture: str) -> list[str]:
     return [*FLAGS, f"-gencode=arch=compute_{architecture},code=compute_{architecture}"]
 
 
-def make_ptx(nvcc: str, version: bytes, source: Path, architecture: str, headers: bytes) -> Path:
+def make_ptx(nvcc: str, version: bytes, source: Path, architecture: str) -> Path:
     """PTX of a file, in a version that every toolkit reads."""
     flags = flags_for(architecture)
-    key = digest(version, repr(flags).encode(), headers, source.read_bytes())
+    key = digest(version, repr(flags).encode(), digest_of(source).encode())
     ptx = CACHE / f"{source.stem}-{architecture}-{key}.ptx"
     if not ptx.exists():
-        partial = ptx.with_suffix(f".{os.getpid()}")
-        run([nvcc, *flags, "-ptx", source, "-o", partial])
+        partial, dependencies = ptx.with_suffix(f".{os.getpid()}"), ptx.with_suffix(f".{os.getpid()}.d")
+        run([nvcc, *flags, "-ptx", "-MD", "-MF", dependencies, source.resolve(), "-o", partial])
+        read = {
+            (ROOT / name).resolve() for name in dependencies.read_text().replace("\\\n", " ").partition(":")[2].split()
+        }
+        dependencies.unlink()
+        if unknown := {path for path in read if path.is_relative_to(ROOT)} - set(inputs_of(source)):
+            sys.exit(f"{name_of(source)} includes {', '.join(sorted(map(name_of, unknown)))}, which `included` misses")
         partial.write_text(
             re.sub(r"^\.version .*$", f".version {PTX_VERSION}", partial.read_text(), flags=re.MULTILINE)
         )
@@ -118,13 +178,29 @@ def complaints_of(ptxas: Path, ptx: Path, architecture: str) -> list[str]:
     return found
 
 
+def all_sources() -> list[Path]:
+    """The kernels of the library."""
+    return sorted((ROOT / "cuda").rglob("*.cu"))
+
+
+def entry(source: Path, architecture: str) -> str:
+    """The name of a file and an architecture in ptx_passed.json."""
+    return f"{name_of(source)}, sm_{architecture}"
+
+
+def made_from(source: Path, architecture: str, version: bytes) -> str:
+    """A digest of all that decides whether a file passes."""
+    choice = repr((flags_for(architecture), PTX_VERSION, TOOLKITS, SINCE.get(source.name), COMPLAINT.pattern))
+    return digest(version, choice.encode(), digest_of(source).encode())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", default="nvcc", help="makes the PTX (default: %(default)s)")
     parser.add_argument("--toolkits", default=",".join(TOOLKITS), help="of %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (default: the CPUs, %(default)s)")
     parser.add_argument("--write", action="store_true", help=f"write {PASSED.name}")
-    parser.add_argument("sources", type=Path, nargs="*", help="default: all of cuda/*.cu")
+    parser.add_argument("sources", type=Path, nargs="*", help="default: all of cuda")
     args = parser.parse_args()
     toolkits = args.toolkits.split(",")
     if unknown := set(toolkits) - set(TOOLKITS):
@@ -132,26 +208,19 @@ def main() -> None:
     if args.write and (args.sources or toolkits != list(TOOLKITS)):
         parser.error("--write is for all files and toolkits")
     CACHE.mkdir(parents=True, exist_ok=True)
-    folders = (ROOT / "cuda", ROOT / "src/numerics", ROOT / "src/ops")
-    headers = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*h")))
-    sources = args.sources or sorted((ROOT / "cuda").glob("*.cu"))
+    sources = args.sources or all_sources()
     pairs = [(s, a) for s in sources for a in ARCHITECTURES if not for_hopper(s) or a == "90a"]
     version = run([args.nvcc, "--version"]).encode()
-
-    def made_from(source: Path, architecture: str) -> str:
-        choice = repr((flags_for(architecture), PTX_VERSION, TOOLKITS, SINCE.get(source.name), COMPLAINT.pattern))
-        return digest(version, choice.encode(), headers, source.read_bytes())
-
-    digests = {f"{s.name}, sm_{a}": made_from(s, a) for s, a in pairs}
+    digests = {entry(s, a): made_from(s, a, version) for s, a in pairs}
     passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
-    left = [(s, a) for s, a in pairs if passed.get(name := f"{s.name}, sm_{a}") != digests[name]]
+    left = [(s, a) for s, a in pairs if passed.get(entry(s, a)) != digests[entry(s, a)]]
     compilers = {toolkit: fetch_ptxas(toolkit) for toolkit in toolkits if left}
 
     def check(pair: tuple[Path, str]) -> list[str]:
         source, architecture = pair
-        ptx = make_ptx(args.nvcc, version, source, architecture, headers)
+        ptx = make_ptx(args.nvcc, version, source, architecture)
         return [
-            f"{source.name}, sm_{architecture}, ptxas of CUDA {toolkit}: {complaint}"
+            f"{entry(source, architecture)}, ptxas of CUDA {toolkit}: {complaint}"
             for toolkit, ptxas in compilers.items()
             if tuple(map(int, toolkit.split("."))) >= SINCE.get(source.name, (0, 0))
             for complaint in complaints_of(ptxas, ptx, architecture)

@@ -4,4 +4,4 @@ set -eu
 cd "$(dirname "$0")/.."
 mode=(-i)
 [ "${1:-}" = "--check" ] && mode=(--dry-run --Werror)
-git ls-files -z --cached --others --exclude-standard 'src/*.h' 'src/*.cpp' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu' 'cuda/*.h' 'cuda/*.cpp' 'cuda/*.cu' 'cuda/*.cuh' | xargs -0 "${CLANG_FORMAT:-clang-format}" "${mode[@]}"
+git ls-files -z --cached --others --exclude-standard 'src/*.h' 'src/*.cpp' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu' 'bench/*.cpp' 'bench/*.cu' 'cuda/*.h' 'cuda/*.cpp' 'cuda/*.cu' 'cuda/*.cuh' | xargs -0 "${CLANG_FORMAT:-clang-format}" "${mode[@]}"

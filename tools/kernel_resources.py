@@ -1,8 +1,8 @@
 """Registers and shared memory of every CUDA kernel, and rules for their machine code, read from the built library.
 
     python tools/kernel_resources.py            checks the rules
-    python tools/kernel_resources.py --write    also writes the tables in docs/kernels.md
-    python tools/kernel_resources.py --loops    prints what docs/kernels.md counts of each kernel's loop
+    python tools/kernel_resources.py --write    also writes the tables in docs/measurements/kernels.md
+    python tools/kernel_resources.py --loops    prints what docs/measurements/kernels.md counts of each kernel's loop
 
 Rules: no kernel touches local memory (spilled registers, indexed arrays); the linears for few tokens read weights in
 16-byte loads or copies, and ask for the first before they wait for the kernel in front; the Hopper linear multiplies
@@ -28,11 +28,12 @@ from pathlib import Path
 
 from sass import Kernel, asked_bytes, num_mma, read_kernels
 
-DOCS = Path(__file__).parents[1] / "docs/kernels.md"
+DOCS = Path(__file__).parents[1] / "docs/measurements/kernels.md"
 ALL_KERNELS, ATTENTION = "kernel resources", "attention registers"  # tables: <!-- name: begin --> .. <!-- name: end -->
 
 
-# What reads before it waits, by which instructions, and what that is: the rest may be output of the kernel in front.
+# Kernels that read before they wait: the instructions, and the reason. Other memory may be output of the kernel in
+# front.
 READS_EARLY = {
     "attention_decode": (
         r"LDG\b|CCTL",
@@ -47,7 +48,7 @@ READS_EARLY = {
     "linear_split_sm90": (r"UTMALDG\b", "weights"),
 }
 WAIT = "ACQBULK"  # griddepcontrol.wait
-# Of global memory: loads, copies to shared memory by threads, in bulk and by tensor maps, and prefetches of these.
+# Reads of global memory: loads, copies to shared memory by threads, in bulk and by tensor maps, and their prefetches.
 READS = re.compile(r"(LD|LDG|LDGMC|LDGSTS|UBLKCP|UTMALDG|UBLKPF|UTMAPF)\b|CCTL\..*PF")
 # Stores, atomics, sums in memory. UBLKCP, which copies both ways, and UTMACCTL, of a tensor map, are none.
 WRITES = re.compile(r"(ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UTMAREDG|UBLKRED)\b")
@@ -153,7 +154,7 @@ def check_wait(name: str, kernel: Kernel) -> Iterator[str]:
 
 
 def make_loop_table(kernels: Iterable[Kernel]) -> str:
-    """Of the loop that a kernel's work is in, by architecture: instructions (products of tensor cores, bytes of device
+    """The loop that has a kernel's work, by architecture: instructions (products of tensor cores, bytes of device
     memory that a thread asks for).
     """
     found: dict[str, dict[str, str]] = defaultdict(dict)
@@ -217,7 +218,7 @@ def replace_table(text: str, name: str, table: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Checks the machine code of the CUDA kernels.")
     parser.add_argument("library", type=Path, nargs="?", help="default: that of the installed package")
-    parser.add_argument("--write", action="store_true", help="write the tables in docs/kernels.md")
+    parser.add_argument("--write", action="store_true", help="write the tables in docs/measurements/kernels.md")
     parser.add_argument("--loops", action="store_true", help="print what is counted of loops, and check nothing")
     args = parser.parse_args()
     tool, library = find_tool(), args.library or find_library()

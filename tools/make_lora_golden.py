@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+from goldens import golden  # noqa: E402
+
 GOLDEN = TESTS / "lora" / "golden"
 NUM_TOKENS = 8
 
@@ -48,9 +52,7 @@ def make(name: str) -> None:
     base, settings = ADAPTERS[name]
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        TESTS / "golden" / base, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(golden(base), dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(len(name))
     ids = torch.randint(3, model.config.vocab_size, (1, NUM_TOKENS), generator=generator)
     plain = model(ids, use_cache=False).logits[0]

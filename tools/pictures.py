@@ -106,7 +106,7 @@ def save(page: Browser, path: Path) -> None:
 
 
 def talk_in_a_terminal() -> str:
-    """What a terminal shows of `infinilm chat`, without what moves its cursor."""
+    """The terminal's text of `infinilm chat`, without the codes that move its cursor."""
     process, terminal = pty.fork()
     if process == 0:
         os.environ["TERM"] = "dumb"  # so that the line editor writes no sequences of its own

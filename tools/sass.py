@@ -76,7 +76,7 @@ class Kernel:
         return [[self.code[i] for i in sorted(body)] for _, body in sorted(bodies.items())]
 
     def main_loop(self) -> list[Instruction]:
-        """Of all loops the one that is densest in products of tensor cores, or where none has any, in bytes asked of
+        """The loop that is densest in products of tensor cores, or where none has any, in bytes asked of
         device memory; all instructions of a kernel without such a loop.
         """
         loops = self.loops()

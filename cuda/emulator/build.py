@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-CUDA = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ("device.cpp", "device_memory.cpp", "fiber.cpp", "report.cpp", "scheduler.cpp", "shared_memory.cpp",
            "streams.cpp", "sync.cpp")  # fmt: skip
 Sanitizer = Literal["address", "thread"]
@@ -86,7 +86,10 @@ def build(
     """
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    include = [f"-I{CUDA / 'emulator'}", f"-I{CUDA}", *(f"-I{directory}" for directory in includes)]
+    include = [
+        *(f"-I{ROOT / name}" for name in ("cuda/emulator", "", "src")),
+        *(f"-I{directory}" for directory in includes),
+    ]
     kernel = [*COMMON, *KERNEL, *include, *(f"-D{macro}" for macro in defines), *SANITIZE.get(sanitize or "", [])]
     told = TOLD.get(sanitize or "", []) + (["-DINFINILM_EMULATOR_UCONTEXT"] if ucontext else [])
     # Threads meet in the runtime all the time: -O2 takes a quarter off a step of a model.
@@ -94,7 +97,7 @@ def build(
     link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *SANITIZE.get(sanitize or "", []), "-pthread", "-ldl"]
     stem = Path(sources[0]).stem if sources else "emulator"
     unity = out / "emulator.cpp"  # one unit: the headers are parsed once, which is most of the time
-    text = "".join(f'#include "emulator/{name}"\n' for name in RUNTIME)
+    text = "".join(f'#include "cuda/emulator/{name}"\n' for name in RUNTIME)
     with (out / "lock").open("w") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not unity.exists() or unity.read_text() != text:

@@ -23,9 +23,9 @@ from infinilm.bench.others import Others
 from infinilm.bench.work import Work, count_work
 from infinilm.devices.host_memory import available_memory
 from infinilm.errors import ConfigError
-from infinilm.requests.sizes import format_bytes
-from infinilm.requests.steps import tokens_of_a_step
+from infinilm.planning.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
+from infinilm.scheduling.steps import tokens_of_a_step
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
@@ -89,7 +89,7 @@ class DecodeRun:
     ttft : float
         Seconds from the call until every sequence of the batch had its first token.
     step_seconds : tuple of float
-        Of the steps in which the whole batch decoded, prefill excluded.
+        Seconds of each step in which the whole batch decoded; prefill is excluded.
     context_len : float
         Mean tokens that a sequence attended to in these steps.
     ops : mapping
@@ -203,7 +203,7 @@ def measure_decode(
         seen.add(event.request_id)
         if len(seen) == batch_size and (not ends or (num_events - begun) % batch_size == 0):
             if ops and not begun:
-                llm._engine.time_ops(True)  # between two steps
+                llm.engine.time_ops(True)  # between two steps
             begun = begun or num_events
             ends.append(time.perf_counter())
         if len(ends) > num_steps:
@@ -213,12 +213,12 @@ def measure_decode(
                 f"max_model_len={llm.max_model_len} ended a sequence before {num_steps} steps of {batch_size} "
                 f"sequences from {context_len} tokens were measured: pass a larger one"
             )
-    times = llm._engine.op_times() if ops else {}
+    times = llm.engine.op_times() if ops else {}
     del events  # cancels what runs; a step of it must not run beside the next measurement
     while llm.metrics().num_running or llm.metrics().num_waiting:
         time.sleep(0.001)
     if ops:
-        llm._engine.time_ops(False)
+        llm.engine.time_ops(False)
     steps = tuple(b - a for a, b in itertools.pairwise(ends))
     context = context_len + begun / batch_size + (num_steps - 1) / 2
     return DecodeRun(ends[0] - started, steps, context, per_step(times) if ops else {})
@@ -249,10 +249,10 @@ def measure_decode_ops(
 
 def measure_prefill_ops(llm: LLM, prompt_len: int, rng: np.random.Generator) -> tuple[float, OpSeconds]:
     """Seconds of `measure_prefill`, and of each op in it."""
-    llm._engine.time_ops(True)
+    llm.engine.time_ops(True)
     seconds = measure_prefill(llm, prompt_len, rng)
-    times = llm._engine.op_times()
-    llm._engine.time_ops(False)
+    times = llm.engine.op_times()
+    llm.engine.time_ops(False)
     return seconds, {name: op_seconds for name, (_, op_seconds) in times.items()}
 
 
@@ -298,7 +298,7 @@ def run_bench(
     llm : LLM
         With room for the largest batch, and a max_model_len of `context_needed` at least.
     num_threads : int
-        Of the limits; those the model was loaded with.
+        Threads with which the limits are measured; the model was loaded with as many.
     prompt_len, decode_context, decode_tokens : int
         Tokens of the prefill; tokens a sequence starts to decode from, each with each batch size; measured steps of a
         decode.
@@ -346,7 +346,7 @@ def run_bench(
         runs_of_ops = [measure_decode_ops(llm, d.batch_size, d.prompt_len, decode_tokens, rng) for d in summaries]
         limits.append(_limits_after(limits[-1], num_threads, llm.dtype, progress))
         best = limits[-1].larger(limits[-2])
-        num_steps = -(-prompt_len // llm._thread.scheduler.max_num_batched_tokens)  # of a step, also of a pipeline
+        num_steps = -(-prompt_len // llm.max_step_tokens)  # of a step, also of a pipeline
         prefill_work = work.ops(1, prompt_len, prompt_len, num_steps)
         prefill = replace(
             prefill,

@@ -53,7 +53,7 @@ class OpResult:
         final norm. "other" is what has no name of its own, "between" what the step lasts beside its ops: Python, the
         scheduler, sums between ranks.
     seconds, share_of_step : float
-        Of all layers together.
+        The sum over all layers.
     num_bytes, flops : float
         The work, as `infinilm.bench.work` counts it; 0 where none is counted.
     limit : str

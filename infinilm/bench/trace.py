@@ -19,14 +19,14 @@ import numpy as np
 
 from infinilm.bench.limits import cpu_line
 from infinilm.errors import ConfigError
+from infinilm.planning.sizes import format_bytes
 from infinilm.progress import progress_bar
-from infinilm.requests.sizes import format_bytes
 from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from infinilm.calls.handle import Request
     from infinilm.llm import LLM
     from infinilm.outputs import EngineMetrics, RequestOutput
-    from infinilm.requests.handle import Request
 
 __all__ = ["Percentiles", "Trace", "TraceResult", "format_trace", "make_trace", "run_trace", "summarise"]
 
@@ -55,12 +55,12 @@ class Trace:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Prompt tokens of all requests."""
         return sum(map(len, self.prompts))
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all requests."""
+        """Output tokens of all requests."""
         return sum(self.max_tokens)
 
     @property
@@ -254,7 +254,7 @@ def summarise(
     outputs : sequence of RequestOutput
         In the same order, all finished.
     before, after : EngineMetrics
-        Of the engine, around the trace.
+        Metrics of the engine before the trace and after it.
     """
     metrics = [output.metrics for output in outputs if output.metrics is not None]
     times = [m.token_times for m in metrics]

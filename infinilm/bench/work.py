@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from infinilm import _core
 from infinilm.checks import DTYPES
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
@@ -58,12 +58,10 @@ _OPS = {
     "lm_head": "lm_head",
 }
 
-_FLOPS_OF_STATE = 7  # of an element and token: the decay; a product and a sum for S^T k, the update and S^T q each
-
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """Of one op in one step: bytes to and from memory, multiplications and additions."""
+    """The work of one op in one step: bytes to and from memory, multiplications and additions."""
 
     num_bytes: float
     flops: float
@@ -93,10 +91,10 @@ class Work:
     num_kv_layers : int, optional
         How many of these have keys and values of their own; None: all.
     num_stages : int
-        Of a pipeline, through which the sequences of a batch go in as many steps, each of which reads all weights.
-    state_bytes, state_elements : int
-        What layers with a state keep of a sequence, and of that the elements which the delta rule goes through for each
-        token; 0: there are none.
+        Stages of a pipeline. A batch goes through it in as many steps, each of which reads all weights.
+    state_bytes, state_flops : int
+        What layers with a state keep of a sequence, and their multiplications and additions for each token besides
+        linears; 0: there are none.
     """
 
     elements: Mapping[str, int]
@@ -111,7 +109,7 @@ class Work:
     num_kv_layers: int | None = None
     num_stages: int = 1
     state_bytes: int = 0
-    state_elements: int = 0
+    state_flops: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -152,7 +150,9 @@ class Work:
         return num_steps * weights + batch_size * kept
 
     def ops(self, batch_size: int, num_new: int, context_len: float, num_steps: int = 1) -> dict[str, OpWork]:
-        """Of each op while `batch_size` sequences get `num_new` tokens each, up to context_len, in `num_steps` steps.
+        """The work of each op while `batch_size` sequences get `num_new` tokens each, in `num_steps` steps.
+
+        Contexts grow up to `context_len`.
 
         The last token of each sequence is sampled from. A decode step is ``num_new=1``; of a pipeline, there are
         `decode_steps` until all have their token.
@@ -174,7 +174,7 @@ class Work:
             times = num_steps if num_new > 1 else 1  # steps that a sequence takes part in
             work["delta_rule"] = OpWork(
                 rule.num_bytes + 2 * times * batch_size * self.state_bytes,
-                tokens * _FLOPS_OF_STATE * self.state_elements,
+                tokens * self.state_flops,
             )
         work["embedding"] = OpWork(tokens * self.embedding_bytes_per_token, 0)
         work["sampling"] = OpWork(4 * batch_size * self.vocab_size, 0)
@@ -192,7 +192,7 @@ def _pairs(num_new: int, context_len: float, window: int) -> float:
 
 def count_work(llm: LLM) -> Work:
     """Count the work of a loaded model's steps."""
-    plan = llm._plan
+    plan = llm.plan
     spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len, quantization=plan.quantization)
     kept = plan.stored_dtype if llm.dtype == "float32" and plan.stored_dtype in DTYPES else llm.dtype
     return work_of(spec, kept, llm.memory.kv_bytes_per_token, llm.num_stages, plan.bytes_of_quantised)
@@ -221,11 +221,11 @@ def work_of(
         num_bytes[op] = num_bytes.get(op, 0) + count
         if len(shapes[name]) == 2:
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
-    attention = [layer for layer in spec.layers if layer.cache.kind != "state"]
-    num_kv_layers = sum(layer.cache.kind != "shared" for layer in attention)
-    delta = spec.delta
-    head_dims = [layer.cache.head_dim or spec.attention.head_dim for layer in attention]
-    value_dims = [spec.latent.kv_rank or head_dim for head_dim in head_dims]
+    layers = spec.layers
+    caches, costs = [layer.cache for layer in layers], [layer.cost for layer in layers]
+    rows = [cache for cache in caches if cache.kind != "state"]
+    num_kv_layers = sum(cache.kind != "shared" for cache in rows)
+    experts = next((layer.experts for layer in layers if layer.experts), None)
     table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer
     elements.pop("embedding")
     if spec.tie_word_embeddings:
@@ -237,13 +237,13 @@ def work_of(
         weight_bytes_by_op=num_bytes,
         embedding_bytes_per_token=table_bytes / spec.vocab_size,
         kv_bytes_per_token_layer=kv_bytes_per_token // max(1, num_kv_layers),
-        multiplied=spec.attention.num_heads * sum(head_dims + value_dims) // max(1, len(head_dims)),
+        multiplied=sum(cost.of_pair for cost in costs) // max(1, len(rows)),
         vocab_size=spec.vocab_size,
-        sliding_window=tuple(layer.sliding_window for layer in attention),
-        num_experts=max(1, spec.experts.count),
-        top_k=max(1, spec.experts.top_k),
+        sliding_window=tuple(cache.sliding_window for cache in rows),
+        num_experts=experts.count if experts else 1,
+        top_k=experts.top_k if experts else 1,
         num_kv_layers=num_kv_layers,
         num_stages=num_stages,
         state_bytes=spec.state_bytes(),
-        state_elements=(len(spec.layers) - len(attention)) * delta.num_v_heads * delta.k_dim * delta.v_dim,
+        state_flops=sum(cost.of_token for cost in costs),
     )

@@ -47,7 +47,7 @@ FLOATS = (*DTYPES, "float64")
 
 
 def is_used_in_place(stored: str, compute: str) -> bool:
-    """Whether a tensor needs no conversion: 16 bits are exact in float32."""
+    """True if a tensor needs no conversion: 16 bits are exact in float32."""
     return stored == compute or (compute == "float32" and stored in ("bfloat16", "float16"))
 
 

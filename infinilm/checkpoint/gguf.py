@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.head_rows import order_of_pairs, rows_by_head, tiled_heads
 from infinilm.checkpoint.mapped import MappedTensors, file_state
 from infinilm.checkpoint.native import Linears, bytes_of_block, choose_native
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
-from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names, order_of_pairs, rows_by_head, tiled_heads
-from infinilm.config.families import model_facts
-from infinilm.config.llama_config import LlamaConfig
-from infinilm.config.tensor_names import TensorNames
+from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
+from infinilm.config.families.names import DELTA_BY_HEAD, GATED_Q, TensorNames
+from infinilm.config.json.model_config import ModelConfig
+from infinilm.config.spec import shapes_of
 from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
@@ -106,8 +107,7 @@ class GgufCheckpoint(MappedTensors):
         names = TensorNames(
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
-            gated_q=self._row.gated_q,
-            delta_by_head=self._row.delta_by_head,
+            by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
         )
         prefix = f"{self._gguf.metadata['general.architecture']}."
         # Where RoPE has sections, the converter has turned neighbours to halves.
@@ -124,8 +124,8 @@ class GgufCheckpoint(MappedTensors):
 
     def find(self, expected: Mapping[str, tuple[int, ...]]) -> FoundTensors:
         """Find an engine's parameters, by their names and shapes."""
-        config = LlamaConfig.from_dict(self._config)
-        layers = model_facts(config, config.max_position_embeddings).shapes
+        config = ModelConfig.from_dict(self._config)
+        layers = shapes_of(config)
         by_head = rows_by_head(config, self._names) | (tiled_heads(config) if self._row.tiled_heads else {})
         there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
         by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
@@ -247,7 +247,7 @@ class GgufCheckpoint(MappedTensors):
 
 
 def _name(name: str, row: Architecture) -> str:
-    """Name in a Hugging Face checkpoint; a tensor that nobody knows keeps its own."""
+    """Name in a Hugging Face checkpoint; an unknown tensor keeps its own."""
     if (match := _OF_LAYER.fullmatch(name)) and match[2] in WHOLE_NAMES:
         return f"model.layers.{int(match[1])}.{WHOLE_NAMES[match[2]]}"
     if match := _LAYER.fullmatch(name):

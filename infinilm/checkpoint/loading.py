@@ -26,7 +26,7 @@ from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
 from infinilm.checks import DTYPES
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import ConfigError, WeightError
 from infinilm.logs import logger
 from infinilm.progress import progress_bar
@@ -51,7 +51,7 @@ _QUANTISED_SUFFIXES = (
 
 
 class WeightEngine(Protocol):
-    """What `load_weights` needs of an engine; `InferEngine` is one."""
+    """The methods of an engine that `load_weights` calls; `InferEngine` has them."""
 
     def param_shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the full shape of each parameter expected, by its name in the checkpoint."""
@@ -144,7 +144,7 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
     arrays = [checkpoint.array(name) for name in (head, embedding)]
     rows = np.linspace(0, len(arrays[1]) - 1, 16).astype(int)
     if arrays[0].dtype != arrays[1].dtype or arrays[0].shape != arrays[1].shape:
-        return  # of another precision or padding: not to be compared bit by bit
+        return  # another precision or padding: the bits need not agree
     if not np.array_equal(arrays[0][rows], arrays[1][rows]):
         raise WeightError(
             f'{checkpoint.path}: config.json says "tie_word_embeddings": true, but {head} and {embedding} differ; '
@@ -243,7 +243,7 @@ def load_weights(
     engine: WeightEngine,
     *,
     dtype: str,
-    config: LlamaConfig | None = None,
+    config: ModelConfig | None = None,
     progress: bool = True,
     from_numpy: Callable[..., Any] | None = None,
     native_on: str = "",

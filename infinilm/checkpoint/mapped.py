@@ -24,7 +24,7 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(status: os.stat_result) -> FileState:
-    """What tells a file from another, or from itself after a change: device, inode; size, time of the last write."""
+    """Identifies a file and its contents: device and inode; size and time of the last write."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -47,7 +47,7 @@ class MappedTensors:
     tensors: Mapping[str, TensorInfo]
     dtypes: frozenset[str]
     packed: PackedInfo | None = None
-    _states: Mapping[Path, FileState]  # of each file, before its header was read
+    _states: Mapping[Path, FileState]  # the state of each file before its header was read
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] | None = {}

@@ -1,4 +1,4 @@
-"""Which weights a device computes with as they are stored: the types of blocks that it takes, and what must agree.
+"""Weights that a device computes with as they are stored: the types of blocks that it takes, and which must agree.
 
 Called with what `checkpoint.gguf` and `checkpoint.quantised` find in the files.
 """
@@ -14,12 +14,12 @@ from infinilm import _core
 __all__ = ["CUDA_BLOCKS", "Linears", "bytes_of_block", "choose_native"]
 
 Linears = Mapping[str, tuple[list[list[str]], bool, int]]
-"""As `_core.linears` gives them: the weights in groups, whether these are gate and up, and where ranks cut inputs."""
+"""The result of `_core.linears`: groups of weights, if these are gate and up, and where ranks cut inputs."""
 
 CUDA_BLOCKS: Mapping[str, int] = MappingProxyType(
     {"Q4_0": 18, "Q8_0": 34, "Z4_64": 36, "Z4_128": 72, "MXFP4": 18, "F8_ROW": 32, "F8_32": 33, "F8_128": 132}
 )
-"""The types that kernels of GPUs take, and the bytes of a block there (cuda/packed_layout.h)."""
+"""The types that kernels of GPUs take, and the bytes of a block there (cuda/linear/packed_layout.h)."""
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,25 +15,21 @@ from infinilm import _core
 from infinilm.checkpoint.folder import FLOATS, Checkpoint, resolve_model
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.new_folder import check_room, copy_texts, new_folder, weights_file
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-from infinilm.checkpoint.quantised.config import CONFIG_FILES, CONFIG_KEYS
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import AutoConfig
-from infinilm.errors import ConfigError, DeviceError
-from infinilm.files import read_json
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import build_spec
+from infinilm.errors import ConfigError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.logs import logger
-from infinilm.model_files import MODEL_FILES, read_model_file
 
-__all__ = ["check_room", "copy_texts", "new_folder", "pack_model"]
+__all__ = ["pack_model"]
 
-_WEIGHTS = "model.safetensors"
-_ALIGNMENT = 4096  # of the first tensor: a page. Panels are multiples of 64 bytes, which is what kernels need.
-_TEXT = (".json", ".jinja", ".model", ".txt")  # ends of the names of what else belongs to a model
+_ALIGNMENT = 4096  # The first tensor begins at a page. Panels are multiples of 64 bytes, as kernels need.
 
 
 class _PackedFile:
@@ -46,7 +40,7 @@ class _PackedFile:
         self._shapes = core.param_shapes()
         self._vectors: dict[str, Any] = {}  # come last, since they are of any size
         self._entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-        self._size = 0  # of the data
+        self._size = 0  # bytes of data so far
         # The header is written at the end, when all is known, into room for more tensors than there are.
         room = 200 * len(self._shapes) + sum(map(len, self._shapes)) + len(json.dumps(self._entries))
         self._data_begin = -(-room // _ALIGNMENT) * _ALIGNMENT
@@ -80,53 +74,6 @@ class _PackedFile:
         self._entries[name] = {"dtype": DTYPE_CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         self._file.write(data)
         self._size = end
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[None]:
-    """Make a folder, or take an empty one; leave nothing behind if the `with` block fails."""
-    try:
-        existed = path.exists()
-        if existed and not path.is_dir():
-            raise ConfigError(f"{path} is a file; pass the name of a new folder")
-        if existed and any(path.iterdir()):
-            raise ConfigError(f"{path} is not empty; pass the name of a new folder, or empty this one")
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # such as a loop of links, or a name that is too long
-        raise ConfigError(f"{path}: no folder can be made here: {error.strerror}; pass the name of another") from error
-    try:
-        yield
-    except BaseException:
-        for entry in path.iterdir():
-            entry.unlink()
-        if not existed:
-            path.rmdir()
-        raise
-
-
-def copy_texts(source: Path, out: Path, dtype: str) -> None:
-    """Configuration, tokenizer and templates; config.json says the dtype that the weights have now."""
-    if is_gguf(source):
-        for name in MODEL_FILES:
-            with suppress(FileNotFoundError):
-                (out / name).write_bytes(read_model_file(source, name))
-    else:
-        for entry in sorted(source.iterdir()):
-            if entry.name in CONFIG_FILES:
-                continue  # of how weights were quantised, which packed ones are in another way
-            if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
-                shutil.copyfile(entry, out / entry.name)
-    config = read_json(out / "config.json")
-    changed = False
-    for part in (config, config.get("text_config")):
-        for key in CONFIG_KEYS:
-            if part and part.pop(key, None) is not None:
-                changed = True
-        for key in ("dtype", "torch_dtype"):
-            if part and part.get(key) not in (None, dtype):
-                part[key], changed = dtype, True
-    if changed:
-        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def pack_model(
@@ -190,29 +137,24 @@ def pack_model(
             with new_folder(out):
                 check_room(out, _core.weight_bytes(spec, kept))
                 copy_texts(source, out, kept)
-                partial = out / f"{_WEIGHTS}.partial"
-                try:
-                    with partial.open("wb") as file:
-                        packed = _PackedFile(file, core, PackedInfo(partial, quantization, kept).metadata())
-                        load_weights(
-                            checkpoint,
-                            packed,
-                            dtype=wanted,
-                            config=config,
-                            progress=use_tqdm,
-                            quantised_dtype="float16" if dtype == "auto" and quantization is None else None,
-                        )
-                        packed.finish()
-                except OSError as error:
-                    raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error
-                partial.rename(out / _WEIGHTS)
+                with weights_file(out) as file:
+                    packed = _PackedFile(file, core, PackedInfo(Path(file.name), quantization, kept).metadata())
+                    load_weights(
+                        checkpoint,
+                        packed,
+                        dtype=wanted,
+                        config=config,
+                        progress=use_tqdm,
+                        quantised_dtype="float16" if dtype == "auto" and quantization is None else None,
+                    )
+                    packed.finish()
         finally:
             core.close()
     return out
 
 
 def _tell_unpacked(checkpoint: Checkpoint | GgufCheckpoint, size: int) -> None:
-    """Say that quantised weights become plain numbers of so many bytes: the layout has none of their formats."""
+    """Warn that quantised weights become plain numbers, of `size` bytes: the layout has none of their formats."""
     if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)):
         types = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES)]
         if types:
@@ -225,10 +167,3 @@ def _tell_unpacked(checkpoint: Checkpoint | GgufCheckpoint, size: int) -> None:
                 stored / 2**20,
                 size / 2**20,
             )
-
-
-def check_room(folder: Path, needed: int) -> None:
-    """Raise a `DeviceError` where a folder's device has no room for so many bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise DeviceError(f"{folder}: the weights take {needed} bytes, and {free} are free there")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedInfo", "expected_tensors", "read_packed"]
 
-_FORMAT = "infinilm packed"  # of the metadata: files of other libraries have "pt" there
+_FORMAT = "infinilm packed"  # in the metadata, where files of other libraries have "pt"
 _LAYOUT = (
     "a panel is 16 outputs: 64-byte lines, each with the next k (in_features) of all 16; k is padded to 32, outputs to "
     "pairs of panels; q, k, v follow each other, gate and up take turns by panel; in int4, byte j of four has k j in "
@@ -49,7 +49,7 @@ class PackedInfo:
     dtype: str
 
     def metadata(self) -> dict[str, str]:
-        """What the header of a file says."""
+        """The metadata in the header of a file."""
         return {
             "format": _FORMAT,
             "layout_version": str(_core.PACKED_LAYOUT_VERSION),
@@ -134,7 +134,7 @@ def expected_tensors(
     Parameters
     ----------
     engine
-        `_core.InferEngine`, or whatever else has its `spec`.
+        `_core.InferEngine`, or an object with its `spec` and `num_ranks`.
     params : mapping of str to shape
         The parameters of the model.
     stored : mapping of str to TensorInfo
@@ -145,7 +145,7 @@ def expected_tensors(
     WeightError
         The engine does not take packed weights.
     """
-    if not hasattr(engine, "spec"):
+    if not hasattr(engine, "num_ranks"):  # it has no kernels
         raise WeightError(
             f"{packed.file}: the weights are packed for the kernels of InferEngine and LLM, and {type(engine).__name__}"
             " cannot read them; load the checkpoint that they were packed from"

@@ -1,4 +1,4 @@
-"""The header of one safetensors file, read and checked: what tensors it holds, where and of what dtype.
+"""The header of one safetensors file, read and checked: the names, places and dtypes of its tensors.
 
 Called by `infinilm.checkpoint.folder`. Invariant: a header that passes describes exactly the bytes of its file;
 whatever else the file may be is a `WeightError` that names it. The safetensors library has the last word; it
@@ -25,7 +25,7 @@ from infinilm.files import FETCH_AGAIN, open_regular, os_errors, parse_json
 __all__ = ["DTYPE_CODES", "MAX_HEADER_BYTES", "STORED_DTYPES", "Header", "StoredDtype", "TensorInfo", "read_header"]
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_MAX_TENSORS = 2**17  # of a file; the largest in use have some ten thousand, and a second goes by for 100,000
+_MAX_TENSORS = 2**17  # The largest files in use have some ten thousand; reading 100,000 takes a second.
 _MAX_NDIM = 32  # numpy 1.x
 
 
@@ -34,7 +34,7 @@ class StoredDtype:
     """A dtype of the safetensors format."""
 
     name: str
-    bits: int  # of one element
+    bits: int  # size of one element
     numpy: str | None  # dtype of the numpy view; None: there is no view
 
 
@@ -195,7 +195,7 @@ def _library_check(path: Path) -> None:
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """The header of a file."""
 
     tensors: dict[str, TensorInfo]  # in the order of the header
     metadata: dict[str, str]

@@ -1,6 +1,6 @@
 """Finds an engine's parameters in a checkpoint: under another name, as rows of a tensor, or with rows in another order.
 
-Called by `load_weights`. The tables are `infinilm.config.tensor_names`, one per family.
+Called by `load_weights`. The tables are `infinilm.config.families.names`, one per family.
 """
 
 from __future__ import annotations
@@ -15,31 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.checkpoint.folder import FLOATS
+from infinilm.checkpoint.head_rows import HeadRows, order_of_pairs, rows_by_head
 from infinilm.checkpoint.safetensors_header import TensorInfo
-from infinilm.config.delta import delta_facts
-from infinilm.config.families import family_of, model_facts, rotary_dim
-from infinilm.config.latent import latent_facts
-from infinilm.config.layer_shapes import LayerShape
-from infinilm.config.llama_config import LlamaConfig
-from infinilm.config.tensor_names import TensorNames
+from infinilm.config.families import family_of
+from infinilm.config.families.names import TensorNames
+from infinilm.config.json.model_config import ModelConfig
+from infinilm.config.spec import rotary_dim, shapes_of
+from infinilm.config.sublayers.layer_shapes import LayerShape
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "order_of_pairs", "rows_by_head", "tiled_heads"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors"]
 
 Shape = tuple[int, ...]
 
 
-class HeadRows(NamedTuple):
-    """Rows of a tensor that stand head by head in it."""
-
-    tensor: str
-    rows: npt.NDArray[np.int64] | None  # None: all
-    num_rows: int  # of the tensor
-    transposed: int = 0  # how many matrices these rows are, each of which is transposed; 0: none is
-    column_order: npt.NDArray[np.int64] | None = None
-
-
 _OF_LAYER = re.compile(r"model\.(layers\.\d+\.)(.+?)(\.weight|\.bias|)")
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+
+# Tensors that transformers writes, but does not read, for layers that read the keys and values of others.
+_OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,9 +52,9 @@ class Source:
     columns : bool
         They are columns there.
     step : int
-        Each so-manieth of them.
+        Every step-th of them.
     transposed : int
-        These rows are so many matrices of equal size, each of which is transposed. 0: none is.
+        The number of matrices of equal size that these rows are, each of them transposed. 0: none is.
     column_order : numpy.ndarray, optional
         Which column of the tensor each of the parameter is; of GGUF files alone.
     unit_rows : bool
@@ -81,7 +74,7 @@ class Source:
 
     @property
     def places(self) -> slice:
-        """Of the tensor's first dimension, those that hold the parameter."""
+        """The part of the tensor's first dimension that holds the parameter."""
         return slice(self.begin, self.end) if self.matrix is None else slice(self.matrix, self.matrix + 1)
 
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -105,7 +98,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class FoundTensors:
-    """What to read of a checkpoint.
+    """The tensors to read of a checkpoint.
 
     Attributes
     ----------
@@ -123,7 +116,7 @@ class FoundTensors:
 
 
 def find_tensors(
-    config: LlamaConfig | None, expected: Mapping[str, Shape], stored: Collection[str] | Mapping[str, TensorInfo]
+    config: ModelConfig | None, expected: Mapping[str, Shape], stored: Collection[str] | Mapping[str, TensorInfo]
 ) -> FoundTensors:
     """Find parameters in a checkpoint.
 
@@ -142,7 +135,7 @@ def find_tensors(
     family = family_of(config.architecture)
     order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
     by_head = rows_by_head(config, family.names)
-    layers = model_facts(config, config.max_position_embeddings).shapes
+    layers = shapes_of(config)
     return find_by_names(family.names, order, layers, expected, stored, by_head)
 
 
@@ -156,188 +149,178 @@ def find_by_names(
 ) -> FoundTensors:
     """Find the parameters of a model of such layers in files that call them so; others as in `find_tensors`.
 
-    Where values are what k_proj gives, v_proj is the same tensor. `order`: of the elements of a head of q and k, as
-    `Source.order`; None: as the engine has them. `by_head`: modules whose rows stand head by head in a tensor of
-    several.
+    `order`: of the elements of a head of q and k, as `Source.order`; None: as the engine has them. `by_head`: modules
+    whose rows stand head by head in a tensor of several.
     """
-    model, head = _prefix(names, stored)
-    not_read = tuple(name for name in stored if _is_not_read(name, names, model, layers))
-    joined, stacked = (
-        {part: (whole, parts) for whole, parts in table.items() for part in parts}
-        for table in (names.joined, names.stacked)
-    )
-
+    files = _Files(names, order, layers, expected, stored, by_head)
     sources: dict[str, Source] = {}
     shapes: dict[str, Shape] = {}
-    for name, shape in expected.items():
-        rows = shape[0]
-        match = _OF_LAYER.fullmatch(name)
-        if match is None:
-            module, _, kind = name.removeprefix("model.").partition(".")
-            own = f"{names.outside.get(module, module)}.{kind}"
-            tensor = model + own if name.startswith("model.") else head + own
-            unit_rows = names.unit_head and name == "lm_head.weight"
-            sources[name], shapes[tensor] = Source(tensor, 0, rows, unit_rows=unit_rows), shape
-            continue
-        own_layer, module, kind = match.groups()
-        layer = own_layer.replace("layers", names.layers, 1)
-        if module == "self_attn.v_proj" and layers[int(own_layer.split(".")[1])].values_are_keys:
-            module = "self_attn.k_proj"
-        if module in by_head:
-            whole, own_rows, num_rows, transposed, column_order = by_head[module]
-            tensor = f"{model}{layer}{whole}{kind}"
-            sources[name] = Source(tensor, 0, num_rows, own_rows, transposed=transposed, column_order=column_order)
-            shapes[tensor] = (num_rows, rows // transposed) if transposed else (num_rows, *shape[1:])
-            continue
-        expert = _EXPERT.search(module)
-        number = expert.group() if expert else ""
-        any_expert = _EXPERT.sub("{}", module)
-        stacks = any(f"{model}{layer}{whole}" in stored for whole in names.stacked)
-        is_stacked = any_expert in stacked and f"{model}{layer}{stacked[any_expert][0]}" in stored
-        if is_stacked:
-            whole, parts = stacked[any_expert]
-            tensor = f"{model}{layer}{whole}{'_bias' if kind == '.bias' else ''}"
-            parts = tuple(part.format(number) for part in parts)
-        else:
-            renames = {} if stacks and not names.stacked_renamed else names.renamed
-            renamed = names.also_renamed.get(any_expert, "").format(number)
-            if not renamed or f"{model}{layer}{renamed}{kind}" not in stored:
-                renamed = renames.get(any_expert, module).format(number)
-            whole, parts = joined.get(module, (renamed, (module,)))
-            tensor = f"{model}{layer}{whole}{kind}"
-        sizes = [expected[f"model.{own_layer}{part}{kind}"][0] for part in parts]
-        begin = sum(sizes[: parts.index(module)])
-        turned = order is not None and module in ("self_attn.q_proj", "self_attn.k_proj")
-        if is_stacked:
-            matrix, columns = int(number or 0), names.stacked_columns and _is_plain(stored, tensor)
-            num_experts = max(matrix + 1, shapes.get(tensor, (0,))[0])
-            whole_shape = (sum(sizes), *shape[1:])
-            shapes[tensor] = (num_experts, *(whole_shape[::-1] if columns else whole_shape))
-            first, end, step = begin, begin + rows, 1
-            if names.stacked_in_turn:
-                first, end, step = parts.index(module), sum(sizes), len(parts)
-            sources[name] = Source(tensor, first, end, None, matrix, columns and len(shape) == 2, step)
-            continue
-        sources[name] = Source(tensor, begin, begin + rows, _of_heads(order, rows) if turned else None)
-        shapes[tensor] = (sum(sizes), *shape[1:])
-    return FoundTensors(sources, shapes, not_read)
+    for name in expected:
+        parameter = _parse(name, expected[name], layers)
+        matches = (match(files, parameter) for match in _MATCHERS)
+        sources[name], shape = next(found for found in matches if found is not None)
+        tensor = sources[name].tensor
+        shapes[tensor] = max(shape, shapes.get(tensor, shape))  # a stack is as high as the last expert needs
+    return FoundTensors(sources, shapes, tuple(name for name in stored if files.is_other_part(name)))
 
 
-# What transformers writes of layers that read the keys and values of others, and does not read.
-_OF_OWN_KV = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
+class _Parameter(NamedTuple):
+    """A parameter of the engine, by the parts of its name."""
+
+    name: str
+    shape: Shape
+    layer: str  # such as "layers.3."; "": it is in none
+    module: str
+    kind: str  # ".weight", ".bias" or "", with which a vector is meant
+    expert: str  # its number; "": it is no expert's
+    pattern: str  # the module with `{}` in place of this number
 
 
-def _is_not_read(tensor: str, names: TensorNames, model: str, layers: Sequence[LayerShape]) -> bool:
-    if names.not_read and tensor.startswith(names.not_read):
-        return True
-    number, _, rest = tensor.removeprefix(f"{model}{names.layers}.").partition(".")
-    if not number.isdecimal():
-        return False
-    if int(number) >= len(layers):
-        return names.later_layers
-    return layers[int(number)].kv_owner is not None and rest.startswith(_OF_OWN_KV)
+def _parse(name: str, shape: Shape, layers: Sequence[LayerShape]) -> _Parameter:
+    match = _OF_LAYER.fullmatch(name)
+    if match is None:
+        module, _, kind = name.removeprefix("model.").partition(".")
+        return _Parameter(name, shape, "", module, f".{kind}", "", module)
+    layer, module, kind = match.groups()
+    if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
+        module = "self_attn.k_proj"
+    expert = _EXPERT.search(module)
+    return _Parameter(name, shape, layer, module, kind, expert.group() if expert else "", _EXPERT.sub("{}", module))
 
 
-def _is_plain(stored: Collection[str] | Mapping[str, TensorInfo], tensor: str) -> bool:
-    return not isinstance(stored, Mapping) or tensor not in stored or stored[tensor].dtype in FLOATS
+class _Files:
+    """The contents of the files, and their names; the arguments are those of `find_by_names`."""
+
+    def __init__(
+        self,
+        names: TensorNames,
+        order: npt.NDArray[np.int64] | None,
+        layers: Sequence[LayerShape],
+        expected: Mapping[str, Shape],
+        stored: Collection[str] | Mapping[str, TensorInfo],
+        by_head: Mapping[str, HeadRows],
+    ) -> None:
+        self.names, self.order, self.stored, self.by_head = names, order, stored, by_head
+        self._layers, self._expected = layers, expected
+        # The prefixes that the files use; the first where they use none.
+        table = names.outside.get("embed_tokens", "embed_tokens")
+        used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
+        self.model, self.head = next(used, names.prefixes[0])
+        self.joined, self.stacked = (
+            {part: (whole, parts) for whole, parts in table.items() for part in parts}
+            for table in (names.joined, names.stacked)
+        )
+
+    def tensor(self, parameter: _Parameter, module: str) -> str:
+        """The name of a module in the files, in the layer of the parameter."""
+        return f"{self.model}{parameter.layer.replace('layers', self.names.layers, 1)}{module}"
+
+    def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:
+        """How many rows the engine's modules have, in the layer of the parameter."""
+        return [self._expected[f"model.{parameter.layer}{module}{parameter.kind}"][0] for module in modules]
+
+    def is_quantised(self, tensor: str) -> bool:
+        """True if a tensor is stored in a quantised format."""
+        return isinstance(self.stored, Mapping) and tensor in self.stored and self.stored[tensor].dtype not in FLOATS
+
+    def is_other_part(self, tensor: str) -> bool:
+        """True if a tensor belongs to a part of the model that is not computed."""
+        if self.names.not_read and tensor.startswith(self.names.not_read):
+            return True
+        number, _, rest = tensor.removeprefix(f"{self.model}{self.names.layers}.").partition(".")
+        if not number.isdecimal():
+            return False
+        if int(number) >= len(self._layers):
+            return self.names.later_layers
+        return self._layers[int(number)].kv_owner is not None and rest.startswith(_OF_OWN_KV)
 
 
-def _prefix(names: TensorNames, stored: Collection[str]) -> tuple[str, str]:
-    """Return the prefixes that the files use; the first where they use none."""
-    table = names.outside.get("embed_tokens", "embed_tokens")
-    return next((pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored), names.prefixes[0])
+_Found = tuple[Source, Shape]  # where a parameter is, and the shape of the whole tensor
 
 
-def order_of_pairs(head_dim: int, rotary_dim: int) -> npt.NDArray[np.int64]:
-    """Return which element of a head whose RoPE turns 2i with 2i + 1 comes where it turns i with i + rotary_dim / 2.
-
-    Scores do not change where the elements of q and of k change places alike.
-    """
-    pairs = np.arange(rotary_dim).reshape(-1, 2)
-    return np.concatenate([pairs[:, 0], pairs[:, 1], np.arange(rotary_dim, head_dim)])
-
-
-def rows_by_head(config: LlamaConfig, names: TensorNames) -> dict[str, HeadRows]:
-    """Return the modules whose rows stand head by head in a tensor of several."""
-    found: dict[str, HeadRows] = {}
-
-    def add(tensor: str, num_heads: int, of_a_head: Mapping[str, Sequence[int]]) -> None:
-        """`of_a_head`: the rows of each module in a head, one after the other; by module their sizes."""
-        size = sum(map(sum, of_a_head.values()))
-        heads = np.arange(num_heads * size).reshape(num_heads, size)
-        first = 0
-        for module, sizes in of_a_head.items():
-            parts = []
-            for part in sizes:
-                parts.append(heads[:, first : first + part].reshape(-1))
-                first += part
-            found[module] = HeadRows(tensor, np.concatenate(parts), num_heads * size)
-
-    if config.kv_lora_rank:
-        found |= _rows_of_latents(config)
-    if names.qkv_by_head:
-        one = [config.head_dim]
-        group = [config.head_dim * (config.num_attention_heads // config.num_key_value_heads)]
-        of_a_head = {"self_attn.q_proj": group, "self_attn.k_proj": one, "self_attn.v_proj": one}
-        add(names.qkv_by_head, config.num_key_value_heads, of_a_head)
-    if names.gated_q:
-        one = [config.head_dim]
-        add("self_attn.q_proj", config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one})
-    delta = delta_facts(config)
-    if names.delta_by_head and any(delta.layers):
-        shared_by = delta.num_v_heads // delta.num_k_heads
-        v_size = shared_by * delta.v_dim
-        qkv = {"linear_attn.in_proj_qkv": [delta.k_dim, delta.k_dim, v_size], "linear_attn.in_proj_z": [v_size]}
-        add("linear_attn.in_proj_qkvz", delta.num_k_heads, qkv)
-        ba = {"linear_attn.in_proj_b": [shared_by], "linear_attn.in_proj_a": [shared_by]}
-        add("linear_attn.in_proj_ba", delta.num_k_heads, ba)
-    return found
+def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find a parameter that is in no layer."""
+    if parameter.layer:
+        return None
+    name, shape = parameter.name, parameter.shape
+    prefix = files.model if name.startswith("model.") else files.head
+    tensor = f"{prefix}{files.names.outside.get(parameter.module, parameter.module)}{parameter.kind}"
+    unit_rows = files.names.unit_head and name == "lm_head.weight"
+    return Source(tensor, 0, shape[0], unit_rows=unit_rows), shape
 
 
-def tiled_heads(config: LlamaConfig) -> dict[str, HeadRows]:
-    """Return where modules of the delta rule are whose heads of values stand as `Architecture.tiled_heads` says."""
-    facts = delta_facts(config)
-    if not any(facts.layers) or facts.num_k_heads == facts.num_v_heads:
-        return {}
-    # The engine has [heads of keys, values of each], the file the same turned round.
-    heads = np.arange(facts.num_v_heads).reshape(-1, facts.num_k_heads).T.reshape(-1)
-    rows = (heads[:, None] * facts.v_dim + np.arange(facts.v_dim)).reshape(-1)
-    qk_size = 2 * facts.k_size
-    of_qkv = np.concatenate([np.arange(qk_size), qk_size + rows])
-    orders = {"in_proj_qkv": of_qkv, "conv1d": of_qkv, "in_proj_z": rows}
-    orders |= dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), heads)
-    found = {
-        f"linear_attn.{name}": HeadRows(f"linear_attn.{name}", order, len(order)) for name, order in orders.items()
-    }
-    out = "linear_attn.out_proj"
-    return {**found, out: HeadRows(out, None, config.hidden_size, column_order=rows)}
+def _head_by_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the rows of a module that stand head by head in a tensor."""
+    if parameter.module not in files.by_head:
+        return None
+    whole, rows, num_rows, transposed, column_order = files.by_head[parameter.module]
+    tensor = files.tensor(parameter, whole) + parameter.kind
+    source = Source(tensor, 0, num_rows, rows, transposed=transposed, column_order=column_order)
+    num_columns = (parameter.shape[0] // transposed,) if transposed else parameter.shape[1:]
+    return source, (num_rows, *num_columns)
 
 
-def _rows_of_latents(config: LlamaConfig) -> dict[str, HeadRows]:
-    """Return where what `LatentFacts` describes is: the file has what RoPE turns at the end, the engine first."""
-    facts = latent_facts(config)
-    num_heads, rope_dim, nope_dim, kv_rank = config.num_attention_heads, facts.rope_dim, facts.nope_dim, facts.kv_rank
-    neighbours = family_of(config.architecture).rope_pairs == "neighbours" and config.rope_interleave
-    turned = order_of_pairs(rope_dim, rope_dim) if neighbours else np.arange(rope_dim)
-
-    def of_heads(rows: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-        heads: npt.NDArray[np.int64] = np.arange(0, num_heads * size, size)[:, None] + rows
-        return heads.reshape(-1)
-
-    query = np.concatenate([nope_dim + turned, np.arange(nope_dim)])
-    q_proj = "self_attn.q_b_proj" if facts.q_rank else "self_attn.q_proj"
-    row = np.concatenate([kv_rank + turned, np.arange(kv_rank)])
-    key_value = nope_dim + facts.v_dim
-    kv_b_proj, num_rows = "self_attn.kv_b_proj", num_heads * key_value
-    return {
-        q_proj: HeadRows(q_proj, of_heads(query, facts.query_dim), num_heads * facts.query_dim),
-        "self_attn.kv_a_proj": HeadRows("self_attn.kv_a_proj_with_mqa", row, facts.row_dim),
-        "self_attn.k_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim), key_value), num_rows, num_heads),
-        "self_attn.v_b_proj": HeadRows(kv_b_proj, of_heads(np.arange(nope_dim, key_value), key_value), num_rows),
-    }
+def _in_a_stack(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find a matrix or a vector of an expert in the tensor that has those of all experts of a layer."""
+    whole, patterns = files.stacked.get(parameter.pattern, ("", ()))
+    tensor = files.tensor(parameter, whole)
+    if not whole or tensor not in files.stored:
+        return None
+    tensor += "_bias" if parameter.kind == ".bias" else ""
+    parts = [pattern.format(parameter.expert) for pattern in patterns]
+    sizes, index = files.num_rows(parameter, parts), parts.index(parameter.module)
+    matrix = int(parameter.expert or 0)
+    begin, end, step = sum(sizes[:index]), sum(sizes[: index + 1]), 1
+    if files.names.stacked_as == "columns_in_turn":
+        begin, end, step = index, sum(sizes), len(parts)
+    columns = files.names.stacked_as != "rows" and not files.is_quantised(tensor)
+    shape = sum(sizes), *parameter.shape[1:]
+    source = Source(tensor, begin, end, None, matrix, columns and len(parameter.shape) == 2, step)
+    return source, (matrix + 1, *(shape[::-1] if columns else shape))
 
 
-def _of_heads(order: npt.NDArray[np.int64] | None, rows: int) -> npt.NDArray[np.int64]:
-    assert order is not None
-    heads: npt.NDArray[np.int64] = np.arange(0, rows, len(order))[:, None] + order  # [num_heads, head_dim]
-    return heads.reshape(-1)
+def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find a module among the rows of a tensor that has those of several, one behind the other."""
+    if parameter.module not in files.joined:
+        return None
+    whole, parts = files.joined[parameter.module]
+    sizes, index = files.num_rows(parameter, parts), parts.index(parameter.module)
+    return _rows(files, parameter, files.tensor(parameter, whole), sum(sizes[:index]), sum(sizes))
+
+
+def _by_itself(files: _Files, parameter: _Parameter) -> _Found:
+    """Find a module under its own name or another one."""
+    others = files.names.renamed.get(parameter.pattern, parameter.module)
+    candidates = [
+        files.tensor(parameter, other.format(parameter.expert))
+        for other in ((others,) if isinstance(others, str) else others)
+    ]
+    there = (tensor for tensor in candidates if tensor + parameter.kind in files.stored)
+    tensor = next(there, None) or _likely_name(candidates, files.stored)
+    return _rows(files, parameter, tensor, 0, parameter.shape[0])
+
+
+def _likely_name(candidates: Sequence[str], stored: Collection[str]) -> str:
+    """Choose, for a module that is missing, the name beside which the files have other modules."""
+    parents = [name.rpartition(".")[0] + "." for name in candidates]
+    if len(set(parents)) == 1:
+        return candidates[0]
+    likely = (
+        name
+        for name, parent in zip(candidates, parents, strict=True)
+        if any(other.startswith(parent) for other in stored)
+    )
+    return next(likely, candidates[0])
+
+
+def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_rows: int) -> _Found:
+    """The rows of a parameter from `begin` on, of a tensor of `num_rows`, with heads in the order of the engine."""
+    end, order = begin + parameter.shape[0], None
+    if files.order is not None and parameter.module in ("self_attn.q_proj", "self_attn.k_proj"):
+        heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]
+        order = heads.reshape(-1)
+    return Source(tensor + parameter.kind, begin, end, order), (num_rows, *parameter.shape[1:])
+
+
+# The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
+_MATCHERS = (_outside, _head_by_head, _in_a_stack, _joined, _by_itself)

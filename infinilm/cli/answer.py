@@ -1,4 +1,4 @@
-"""An answer as it comes: what a model thinks on stderr, dimmed; what it says on stdout."""
+"""An answer as it comes: the model's thoughts on stderr, dimmed, and its text on stdout."""
 
 from __future__ import annotations
 

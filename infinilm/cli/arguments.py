@@ -351,26 +351,34 @@ _SAMPLING = [
 @contextlib.contextmanager
 def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """Open the model for one sequence at a time; `more`: further keywords of `LLM`."""
-    from infinilm.engine import ControlVector, HookRegistry
-    from infinilm.llm import LLM
-
-    hooks = HookRegistry() if args.control_vector else None
-    vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
-    with LLM(
-        args.model,
+    with make_llm(
+        args,
         num_threads=args.num_threads,
         max_num_seqs=getattr(args, "n", None) or 1,
         max_num_batched_tokens=_PREFILL_CHUNK,
         tokenizer=args.tokenizer,
         generation_config=args.generation_config,
-        hooks=hooks,
-        use_tqdm=not args.quiet,
         **model_settings(args),
         **more,
     ) as llm:
-        if hooks is not None:
-            functools.reduce(operator.add, vectors).register(hooks, llm.config)
         yield llm
+
+
+def make_llm(args: argparse.Namespace, **settings: Any) -> LLM:
+    """Make the LLM of a command with the options of `add_control_vector` and `add_quiet`."""
+    from infinilm.engine import ControlVector, HookRegistry
+    from infinilm.llm import LLM
+
+    hooks = HookRegistry() if args.control_vector else None
+    vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
+    llm = LLM(args.model, hooks=hooks, use_tqdm=not args.quiet, **settings)
+    if hooks is not None:
+        try:
+            functools.reduce(operator.add, vectors).register(hooks, llm.config)
+        except BaseException:  # they are of another model
+            llm.close()
+            raise
+    return llm
 
 
 def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = None) -> SamplingParams:

@@ -139,10 +139,10 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     if device != "cpu":
         raise ConfigError(
             f"bench measures against the limits of a CPU, not of {device}: pass --device cpu, or run "
-            "'python -m tests.bench.gpu' in the source tree, which measures a GPU; bench --trace runs on both"
+            "'python -m bench.gpu' in the source tree, which measures a GPU; bench --trace runs on both"
         )
     num_threads = args.num_threads or _core.default_num_threads()
-    if not hasattr(args, "prompt_len"):  # what nobody asked for fits into the model's context
+    if not hasattr(args, "prompt_len"):  # lengths that were not asked for fit into the model's context
         settings = {**settings, "prompt_len": max(1, min(settings["prompt_len"], _context(args) - 1))}
     if path is not None:
         settings = {**settings, **_points(args, settings)}
@@ -175,7 +175,7 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
 def _context(args: argparse.Namespace) -> int:
     """Tokens that the model was made for."""
     from infinilm.checkpoint.folder import resolve_model
-    from infinilm.config.llama_config import AutoConfig
+    from infinilm.config.json.model_config import AutoConfig
 
     return AutoConfig.from_pretrained(resolve_model(args.model, args.revision)).max_position_embeddings
 
@@ -195,7 +195,7 @@ def _bench_trace(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm import _core
     from infinilm.bench import trace as bench_trace
     from infinilm.checkpoint.folder import resolve_model
-    from infinilm.config.llama_config import AutoConfig
+    from infinilm.config.json.model_config import AutoConfig
     from infinilm.llm import LLM
 
     path = resolve_model(args.model, args.revision)

@@ -15,7 +15,14 @@ def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
     if shell == "fish":
         return _fish(parser.prog, commands)
     script = _bash(parser.prog, commands)
-    return f"autoload -U +X bashcompinit && bashcompinit\n{script}" if shell == "zsh" else script
+    return f"{_LIKE_BASH}{script}" if shell == "zsh" else script
+
+
+# What lets zsh run a script of bash. It builds on zsh's own completion, which an empty .zshrc does not start.
+_LIKE_BASH = """\
+(( $+functions[compdef] )) || { autoload -U compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:

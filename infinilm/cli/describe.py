@@ -14,35 +14,29 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import AutoConfig
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import build_spec
 from infinilm.errors import CacheFullError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
-from infinilm.requests.block_manager import DEFAULT_BLOCK_SIZE
-from infinilm.requests.memory import ModelPlan, plan_model
-from infinilm.requests.sizes import format_bytes
-from infinilm.requests.stages import StageMemory
+from infinilm.planning.memory import ModelPlan, plan_headers
+from infinilm.planning.sizes import format_bytes
+from infinilm.planning.stages import StageMemory
 from infinilm.sampling_params import SamplingParams
+from infinilm.scheduling.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.text.generation_config import GenerationConfig
-
-
-def plan_any(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
-    """Plan from the headers; a folder with a config.json alone is planned as `load_format="dummy"` loads it."""
-    has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
-    return plan_model(path, load_format="auto" if has_weights else "dummy", **settings)
 
 
 def plan_least(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     """What a model would take at the least: with a cache of one sequence, whatever is free."""
     length = settings.get("max_model_len") or AutoConfig.from_pretrained(path).max_position_embeddings
     blocks = PagedKVCacheConfig(num_blocks=-(-length // DEFAULT_BLOCK_SIZE), block_size=DEFAULT_BLOCK_SIZE)
-    return plan_any(path, {**settings, "kv_cache": blocks, "max_num_seqs": 1})
+    return plan_headers(path, {**settings, "kv_cache": blocks, "max_num_seqs": 1})
 
 
 def plan_or_least(path: Path, settings: Mapping[str, Any]) -> tuple[ModelPlan, CacheFullError | None]:
     """The plan; where the model does not fit, that of one sequence alone, which is worth more, and the refusal."""
     try:
-        return plan_any(path, settings), None
+        return plan_headers(path, settings), None
     except CacheFullError as error:
         return plan_least(path, settings), error
 
@@ -212,7 +206,7 @@ def _devices(devices: Sequence[str]) -> str:
 
 
 def _state_lines(memory: Mapping[str, Any]) -> list[str]:
-    """Of models that keep a state of each sequence; those of prefixes are part of the prefix cache."""
+    """Lines about states of sequences. States of prefixes are part of the prefix cache."""
     if not memory["num_states"]:
         return []
     every = memory["snapshot_interval"]
@@ -221,7 +215,7 @@ def _state_lines(memory: Mapping[str, Any]) -> list[str]:
 
 
 def _window_lines(memory: Mapping[str, Any]) -> list[str]:
-    """Of layers with a window that have blocks of their own."""
+    """Lines about layers with a window that have blocks of their own."""
     if not memory["num_window_blocks"]:
         return []
     own = format_bytes(memory["window_bytes_per_token"])

@@ -58,7 +58,7 @@ from infinilm.errors import (
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.outputs import TokenEvent
-    from infinilm.requests.memory import ModelPlan
+    from infinilm.planning.memory import ModelPlan
 
 _USER_ERRORS = (
     ConfigError,
@@ -107,9 +107,17 @@ def run_command(args: argparse.Namespace) -> int:
     except (InfinilmError, OSError, UnicodeError, MemoryError) as error:
         if args.debug:
             traceback.print_exc()
-        nameless = "out of memory, or of what ulimit -v allows" if isinstance(error, MemoryError) else repr(error)
-        note(f"infinilm: error: {as_options(str(error) or nameless, args)}")
+        note(f"infinilm: error: {as_options(_told(error), args)}")
         return 2 if isinstance(error, _USER_ERRORS) else 1
+
+
+def _told(error: BaseException) -> str:
+    """What an error says, one of the system as "FILE: No such file or directory"."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return str(error) or "out of memory, or of what ulimit -v allows"
+    return str(error) or repr(error)
 
 
 # ---- arguments ----
@@ -163,7 +171,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="where the script goes is in docs/api.md")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="where the script goes is in docs/guide.md")
 
 
 def _completion(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
 def run_pack(args: argparse.Namespace) -> int:
     """Run the command."""
     from infinilm.checkpoint.pack_writer import pack_model
-    from infinilm.requests.sizes import format_bytes
+    from infinilm.planning.sizes import format_bytes
 
     folder = pack_model(
         args.model,

@@ -51,7 +51,7 @@ def run_quantize(args: argparse.Namespace) -> int:
     from infinilm.checkpoint.quantised.writer import default_scheme, quantise_model
     from infinilm.debug.loss import measure_loss
     from infinilm.files import read_text
-    from infinilm.requests.sizes import format_bytes
+    from infinilm.planning.sizes import format_bytes
 
     text = read_text(Path(args.text)) if args.text else _TEXT
     scheme = args.scheme or default_scheme(args.model, args.revision)

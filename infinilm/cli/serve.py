@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from infinilm.cli.arguments import Parser, add_lora, add_model_settings, flag, model_settings, non_negative, positive
+from infinilm.cli.arguments import (
+    Parser,
+    add_control_vector,
+    add_lora,
+    add_model_settings,
+    add_quiet,
+    flag,
+    make_llm,
+    model_settings,
+    non_negative,
+    positive,
+)
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
 from infinilm.cli.output import note
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infinilm.llm import LLM
 
 __all__ = ["add_serve", "run_serve"]
 
@@ -53,6 +68,8 @@ def add_serve(parser: Parser) -> None:
     parser.hints = _HINTS
     add_model_settings(parser, positional=True)
     add_lora(parser, "served as a model of this name; may be repeated")
+    add_control_vector(parser)
+    add_quiet(parser)
     texts = parser.add_argument_group("what the model reads")
     texts.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json or the folder of one; default: the model's"
@@ -215,7 +232,6 @@ def _serve(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag(name)} is of a router: it needs --replicas or --ray-address")
     with needs_packages("the server", "server"):
         from infinilm.server.run import serve
-    from infinilm.llm import LLM
     from infinilm.requests.limits import RequestLimits
 
     settings, options = read_front(
@@ -237,8 +253,8 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")
 
     def load() -> LLM:
-        return LLM(
-            args.model,
+        return make_llm(
+            args,
             num_threads=args.num_threads,
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,

@@ -1,5 +1,5 @@
-"""config.json to numbers: `LlamaConfig`, `AutoConfig`, and the families, of which each is a row of a table."""
+"""config.json to numbers: `ModelConfig` (`LlamaConfig` for users), and the families, each of them a row of a table."""
 
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig, ModelConfig
 
-__all__ = ["AutoConfig", "LlamaConfig"]
+__all__ = ["AutoConfig", "LlamaConfig", "ModelConfig"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.families import ModelFacts, model_facts
+from infinilm._core import DeltaSpec
+from infinilm.config.spec import decoder_spec
 from infinilm.engine.hooks import HookRegistry
 from infinilm.errors import RequestError
 from infinilm.llm import LLM
@@ -58,7 +59,8 @@ class Calibration:
         if not self._pieces:
             self._llm.close()
             raise RequestError("calibration: expected a text of some tokens, got none")
-        self._facts: ModelFacts = model_facts(self._llm.config, self._llm.max_model_len)
+        self._spec = decoder_spec(self._llm.config, self._llm.max_model_len)
+        self._layers = self._spec.layers
         self._grams: dict[str, npt.NDArray[np.float32]] = {}
 
     def __enter__(self) -> Calibration:
@@ -87,32 +89,31 @@ class Calibration:
 
     def _site(self, layer: int, module: str) -> str | None:
         """The hook that sees what a module is given; None: there is none, as inside of experts."""
-        facts = self._facts
+        spec = self._spec
         before = f"layer{layer - 1}_residual" if layer else "embedding"
-        attention = f"layer{layer}_input_layernorm" if facts.pre_norms else before
+        attention = f"layer{layer}_input_layernorm" if spec.pre_norms else before
         if _MIXER_INPUTS.fullmatch(module):
             return attention
         if module in ("self_attn.o_proj", "linear_attn.out_proj"):
             return f"layer{layer}_attention"
         if _GATE_UP.fullmatch(module):
-            if facts.parallel_blocks:
+            if spec.parallel_blocks:
                 return attention
-            if not facts.pre_norms:
+            if not spec.pre_norms:
                 return f"layer{layer}_attention_residual"
-            return f"layer{layer}_{'pre_feedforward' if facts.post_norms else 'post_attention'}_layernorm"
+            return f"layer{layer}_{'pre_feedforward' if spec.post_norms else 'post_attention'}_layernorm"
         return f"layer{layer}_activation" if module == "mlp.down_proj" else None
 
     def _collect(self, first: int) -> None:
-        config, facts = self._llm.config, self._facts
-        has_mlp = [facts.experts.beside_mlp or not own for own in facts.experts.layers]
-        shape = facts.shapes[first]
-        mlp = shape.intermediate_size if has_mlp[first] else 0
-        sizes = config.hidden_size, config.hidden_size, config.num_attention_heads * shape.head_dim, mlp
+        layers, hidden_size = self._layers, self._spec.hidden_size
+        mixer, mlp = layers[first].mixer, layers[first].mlp
+        mixed = mixer.v_size if isinstance(mixer, DeltaSpec) else mixer.num_heads * layers[first].cache.head_dim
+        sizes = hidden_size, hidden_size, mixed, mlp.intermediate_size if mlp else 0
         count = max(_MOST_BYTES // (4 * sum(size * size for size in sizes)), 1)
         sites: set[str] = set()
-        for layer in range(first, min(first + count, config.num_hidden_layers)):
+        for layer in range(first, min(first + count, len(layers))):
             modules = ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"]
-            modules += ["mlp.down_proj"] if has_mlp[layer] else []
+            modules += ["mlp.down_proj"] if layers[layer].mlp else []
             sites |= {site for module in modules if (site := self._site(layer, module))}
         self._grams = {}
 

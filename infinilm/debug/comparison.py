@@ -20,7 +20,7 @@ from infinilm.errors import InfinilmError, RequestError
 from infinilm.generation import as_token_rows
 
 if TYPE_CHECKING:
-    from infinilm.config.llama_config import LlamaConfig
+    from infinilm.config.json.model_config import ModelConfig
 
 __all__ = ["Comparison", "SiteDifference", "compare"]
 
@@ -39,13 +39,13 @@ class SiteDifference:
     Attributes
     ----------
     name : str
-        Of the hook, such as "layer1_k_proj".
+        The name of the hook, such as "layer1_k_proj".
     layer : int
         -1 outside layers.
     site : str
         The name without the layer, such as "k_proj".
     shape : tuple of int
-        Of what was compared; the first axis is the tokens.
+        The shape of both tensors; the first axis is the tokens.
     error : float
         The largest over the tokens of |difference| / |reference|, as Euclidean norms. NaN and infinity where only
         one model has them, or both.
@@ -238,7 +238,7 @@ def _difference(name: str, layer: int, got: Array, want: Array, tolerance: float
     )  # fmt: skip
 
 
-def _rounding(dtype: str, config: LlamaConfig, num_tokens: int) -> float:
+def _rounding(dtype: str, config: ModelConfig, num_tokens: int) -> float:
     """The relative error that two correct computations of one site may have, on the same inputs.
 
     A sum of n terms in float32 errs by about u sqrt(n / 2) of its size, u = 2^-24, and 8 u (1 + sqrt(n)) is far beyond
@@ -253,7 +253,7 @@ def _rounding(dtype: str, config: LlamaConfig, num_tokens: int) -> float:
     return 2 * (stored + accumulated)
 
 
-def _check_same_sizes(one: LlamaConfig, other: LlamaConfig) -> None:
+def _check_same_sizes(one: ModelConfig, other: ModelConfig) -> None:
     names = (
         "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
         "head_dim", "vocab_size",

@@ -18,11 +18,11 @@ from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import ConfigError
 from infinilm.models.engine_model import EngineModel, EngineRows
 from infinilm.models.reference import ReferenceModel
-from infinilm.requests import steps
 from infinilm.sampling_params import SamplingParams
+from infinilm.scheduling import sequence as seq
 
 if TYPE_CHECKING:
-    from infinilm.config.llama_config import LlamaConfig
+    from infinilm.config.json.model_config import ModelConfig
     from infinilm.llm import LLM
 
 __all__ = ["Side", "open_side"]
@@ -34,7 +34,7 @@ Tap = Callable[[str, int, Array], Array | None]
 class Side:
     """One of the two models that are compared."""
 
-    config: LlamaConfig
+    config: ModelConfig
     dtypes: tuple[str, ...]  # computed in, and of keys and values
     max_model_len: int
     gives_every_position: bool  # logits of all tokens, not of the last alone
@@ -88,7 +88,7 @@ class _EngineSide(Side):
     def __init__(self, engine: InferEngine) -> None:
         _require_one_rank(len(engine.ranks))
         self._engine = engine
-        self.config, self.dtypes = engine.config, (engine.dtype, engine._cache.dtype)
+        self.config, self.dtypes = engine.config, (engine.dtype, engine.cache_layout.dtype)
         self.max_model_len = EngineModel(engine).max_model_len
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:
@@ -97,24 +97,19 @@ class _EngineSide(Side):
 
         registry = HookRegistry()
         registry.register_hook("*", callback)
-        with self._engine._open():  # nobody else between the hooks and their forward
-            before = self._engine._registry
-            self._engine.set_hook_registry(registry)
-            try:
-                EngineRows(self._engine, 1, len(ids)).forward([np.array(ids, np.int32)], temperature=0.0)
-            finally:
-                self._engine.set_hook_registry(before)
+        with self._engine.hooked(registry):
+            EngineRows(self._engine, 1, len(ids)).forward([np.array(ids, np.int32)], temperature=0.0)
 
 
 class _LLMSide(Side):
     gives_every_position = True
 
     def __init__(self, llm: LLM) -> None:
-        _require_one_rank(llm._engine.num_ranks)
+        _require_one_rank(llm.engine.num_ranks)
         self._llm = llm
         self.config, self.max_model_len = llm.config, llm.max_model_len
         self.dtypes = (llm.dtype, llm.memory.kv_cache_dtype)
-        self._sites = ModelSites(llm._engine.spec)
+        self._sites = ModelSites(llm.engine.spec)
         self.tokenize = llm.tokenizer.encode if llm.tokenizer.available else None
 
     def run(self, ids: Sequence[int], tap: Tap, last_only: bool) -> None:
@@ -123,10 +118,10 @@ class _LLMSide(Side):
             return None if replacement is None else _core.from_numpy(replacement)
 
         llm = self._llm
-        sequence = steps.Sequence(np.array(ids, np.int32), SamplingParams(temperature=0.0), seed=0, collect_logits=True)
-        with llm._thread.exclusive() as run:  # a request of another thread must not run under these hooks
-            llm._engine.set_hooks(callback, self._sites.select("*"))
+        sequence = seq.Sequence(np.array(ids, np.int32), SamplingParams(temperature=0.0), seed=0, collect_logits=True)
+        with llm.exclusive() as run:  # a request of another thread must not run under these hooks
+            llm.engine.set_hooks(callback, self._sites.select("*"))
             try:
                 run(sequence)
             finally:
-                llm._engine.set_hooks(None, [])
+                llm.engine.set_hooks(None, [])

@@ -24,7 +24,7 @@ class Loss(NamedTuple):
     ----------
     num_tokens : int
     perplexity, other_perplexity : float
-        Of the model, and of the one whose weights are stored otherwise.
+        Perplexity of the model, and of the one whose weights are stored otherwise.
     kl : float
         Mean divergence of the other's next tokens from the model's, nats per token.
     other_best : float

@@ -24,7 +24,7 @@ class TensorStats:
     size : int
         Number of elements.
     minimum, maximum, mean, std, norm : float
-        Of the finite elements; NaN when there is none. `norm` is the root of the sum of squares.
+        Statistics of the finite elements; NaN when there is none. `norm` is the root of the sum of squares.
     num_nan, num_inf, num_zero : int
         Elements that are NaN, infinite, and exactly zero.
     """

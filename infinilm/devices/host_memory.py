@@ -47,7 +47,7 @@ def _left_in_groups(membership: Path, root: Path) -> Iterator[int]:
 
 
 def _droppable(group: Path) -> int:
-    """Bytes of files that the kernel kept for reading: a group's usage counts them, but drops them for whoever asks."""
+    """Bytes of files that the kernel kept for reading: a group's usage counts them, but they make room when needed."""
     try:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:

@@ -371,7 +371,7 @@ def _check_room(context_lens: Int64Array, room: int, otherwise: str) -> None:
 def _positions(
     fields: Input, shape: tuple[int, ...], default: Int64Array, counted: npt.NDArray[np.bool_] | None
 ) -> Int64Array:
-    """Of each token, [batch, seq_len]."""
+    """One entry for each token, [batch, seq_len]."""
     if fields.position_ids is None:
         return default
     positions = _integers("position_ids", fields.position_ids)

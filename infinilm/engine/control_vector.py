@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.engine.hooks import HookCallback, HookHandle, HookRegistry
 from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.file import open_gguf
@@ -98,15 +98,15 @@ class ControlVector:
         layers = ", ".join(map(str, self.directions))
         return f"<ControlVector of {len(next(iter(self.directions.values())))} elements for layers {layers}>"
 
-    def register(self, hooks: HookRegistry, config: LlamaConfig) -> list[HookHandle]:
+    def register(self, hooks: HookRegistry, config: ModelConfig) -> list[HookHandle]:
         """Add the directions in all forwards from the next on; the handles end that.
 
         Parameters
         ----------
         hooks : HookRegistry
-            Of the engine or the `LLM`, whose prefix cache this empties.
+            The registry of the engine or the `LLM`, whose prefix cache this empties.
         config : LlamaConfig
-            Of its model.
+            The configuration of its model.
 
         Raises
         ------

@@ -78,7 +78,7 @@ SITES: tuple[Site, ...] = (
     # activation(gate) * up, or of up where there is no gate.
     Site("activation", ("mlp.activation",), _INNER),
     Site("down_proj", ("mlp.down_proj", "mlp.down"), _HIDDEN),
-    # Of layers with experts beside their MLP: norms of what the MLP gives, of what experts read, and of what they give.
+    # In layers with experts beside their MLP: norms of the MLP's output, the experts' input, and the experts' output.
     Site("post_feedforward_layernorm_1", ("post_feedforward_layernorm_1",), _HIDDEN),
     Site("pre_feedforward_layernorm_2", ("pre_feedforward_layernorm_2",), _HIDDEN),
     Site("post_feedforward_layernorm_2", ("post_feedforward_layernorm_2",), _HIDDEN),
@@ -135,7 +135,7 @@ class HookRegistry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._hooks: tuple[HookHandle, ...] = ()
-        # Of the engines that use it; with each, the hooks as they were at its last forward.
+        # The models that use it, each with the hooks as they were at its last forward.
         self._models: weakref.WeakKeyDictionary[ModelSites, HookDispatch | None] = weakref.WeakKeyDictionary()
 
     def register_hook(self, pattern: str, callback: HookCallback, *, ranks: Literal["all"] | int = 0) -> HookHandle:
@@ -151,8 +151,8 @@ class HookRegistry:
             rank's thread; a parameter named `rank` gets the rank. The tensor is valid during the call only; it may be
             written in place. A return value other than None replaces it: anything with DLPack or the buffer protocol,
             of the same shape, in float32, bfloat16 or float16. Hooks of one site run in the order they were registered,
-            each on what the previous one left. An exception reaches the caller of forward; with several ranks it is the
-            cause of the EngineDeadError that ends the engine.
+            each on what the previous one left. An exception reaches the caller of forward, and the engine stays usable;
+            with several ranks the step goes on to its end first, without further hooks.
         ranks
             Rank 0, or "all". q, k and v, their norms and RoPE, attention, gate, up and activation are each rank's own
             heads or columns. All other values are the same on every rank, and after the hooks all ranks continue with
@@ -193,18 +193,19 @@ class HookRegistry:
         with self._lock:
             self._hooks = tuple(hook for hook in self._hooks if hook is not handle)
 
-    def _attach(self, model: ModelSites) -> None:
+    def attach(self, model: ModelSites) -> None:
         """Check every hook, now and in the future, against a model."""
         with self._lock:
             for hook in self._hooks:
                 model.select(hook.pattern)
             self._models[model] = None
 
-    def _detach(self, model: ModelSites) -> None:
+    def detach(self, model: ModelSites) -> None:
+        """Check hooks against a model no more."""
         with self._lock:
             self._models.pop(model, None)
 
-    def _dispatch(self, model: ModelSites, threads: set[int]) -> HookDispatch | None:
+    def dispatch(self, model: ModelSites, threads: set[int]) -> HookDispatch | None:
         """The callback for the core, or None without hooks; made again when the hooks have changed."""
         with self._lock:
             if not self._hooks:
@@ -297,12 +298,13 @@ class HookDispatch:
 class _LateFailure:
     """A callback that raises nothing: what a hook raises is kept, and no hook is called after that.
 
-    Where a step is in several stages, an exception in one would leave the others waiting for what it was to send, and
-    so end the engine. The step goes on instead, and `EngineHooks.raise_failure` fails it at its end.
+    Where a step is in several ranks or stages, an exception in one would leave the others waiting for what it was to
+    send, and so end the engine. The step goes on instead, and `EngineHooks.raise_failure` fails it at its end.
     """
 
     def __init__(self, dispatch: HookDispatch) -> None:
         self._dispatch = dispatch
+        self._lock = threading.Lock()
         self.failure: BaseException | None = None
 
     def __call__(self, name: str, layer: int, tensor: _core.Tensor, rank: int = 0) -> _core.Tensor | None:
@@ -314,7 +316,8 @@ class _LateFailure:
             # Its frames, and this one behind them, keep what the hook was given, which nothing may keep after the call.
             traceback.clear_frames(error.__traceback__)
             del tensor
-            self.failure = error
+            with self._lock:
+                self.failure = self.failure or error  # the first one, where hooks of several ranks raise
             return None
 
 
@@ -328,13 +331,14 @@ class EngineHooks:
     ----------
     core : _core.InferEngine
     sites : ModelSites
-    fails_late : bool
-        What a hook raises comes out of `raise_failure`, not of the step: see `_LateFailure`.
+    num_workers : int
+        Ranks of all stages. With more than one, what a hook raises comes out of `raise_failure`, not of the step: see
+        `_LateFailure`.
     """
 
-    def __init__(self, core: _core.InferEngine, sites: ModelSites, *, fails_late: bool = False) -> None:
+    def __init__(self, core: _core.InferEngine, sites: ModelSites, num_workers: int) -> None:
         self._core = core
-        self._fails_late = fails_late
+        self._fails_late = num_workers > 1
         self._late: _LateFailure | None = None
         self._sites = sites
         self._registry: weakref.ref[HookRegistry] | None = None
@@ -358,16 +362,16 @@ class EngineHooks:
         if registry is not None and not isinstance(registry, HookRegistry):
             raise TypeError(f"hooks: expected a HookRegistry or None, got {type(registry).__name__}")
         if registry is not None:
-            registry._attach(self._sites)
+            registry.attach(self._sites)
         before = self.registry
         if before is not None and before is not registry:
-            before._detach(self._sites)
+            before.detach(self._sites)
         self._registry = None if registry is None else weakref.ref(registry)
 
     def give(self) -> bool:
         """Give the present hooks to the core; returns whether they differ from those of the last forward."""
         registry = self.registry
-        dispatch = None if registry is None else registry._dispatch(self._sites, self._threads)
+        dispatch = None if registry is None else registry.dispatch(self._sites, self._threads)
         if dispatch is not None:
             self._set(dispatch)
         self._current = () if dispatch is None else dispatch.hooks

@@ -26,8 +26,8 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean
-from infinilm.config.families import build_spec, check_quantization
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, ModelConfig
+from infinilm.config.spec import build_spec, check_quantization
 from infinilm.devices.arrays import as_tensor
 from infinilm.devices.system import nccl_library, resolve_device
 from infinilm.distributed import CommunicationGroup, DistConfig, RankInfo
@@ -116,7 +116,7 @@ class InferEngine(OfThisProcess):
 
     def __init__(
         self,
-        config: LlamaConfig | str | os.PathLike[str],
+        config: ModelConfig | str | os.PathLike[str],
         distributed_config: DistConfig | None = None,
         device_type: str | None = None,
         cache_config: CacheConfig | None = None,
@@ -126,7 +126,7 @@ class InferEngine(OfThisProcess):
         for name in unknown:
             known = ("config", "distributed_config", "device_type", "cache_config", "quantization")
             raise TypeError(f"InferEngine has no parameter {name!r}{did_you_mean(name, known)}")
-        self.config: LlamaConfig = _read_config(config)
+        self.config: ModelConfig = _read_config(config)
         kind, _, index = _device_kind(device_type).partition(":")
         own = DistConfig(tp_device_ids=[int(index or 0)])  # with "auto", GPUs before it may be too old
         dist_config = own if distributed_config is None else distributed_config
@@ -144,7 +144,7 @@ class InferEngine(OfThisProcess):
         check_quantization(quantization, dtype=self.dtype, on_cpu=kind == "cpu")
         self._quantization = quantization
         self._rank_spec = _core.local_spec(spec, 0, group.tp_size)  # all ranks have equally many kv heads
-        windows = [layer.sliding_window for layer in spec.layers]
+        windows = [layer.cache.sliding_window for layer in spec.layers]
         self._sliding_window = 0 if 0 in windows else max(windows)
         self._sites = ModelSites(spec)
         layout = self._layout(cache_config)
@@ -163,7 +163,7 @@ class InferEngine(OfThisProcess):
             self._param_shapes = self._core.param_shapes()
             self._loaded: set[str] = set()
             self._ready = False  # all weights are there and prepared
-            self._hooks = EngineHooks(self._core, self._sites)
+            self._hooks = EngineHooks(self._core, self._sites, len(self.ranks))
             self._registry: HookRegistry | None = None  # in use
             self._allocate(layout)
             self._cache_config = cache_config
@@ -364,6 +364,7 @@ class InferEngine(OfThisProcess):
             self._hooks.give()
             try:
                 step = self._core.forward(batch)
+                self._hooks.raise_failure()
             finally:
                 self._hooks.take_back()
         assert step.ids is not None  # sampling parameters were given
@@ -383,7 +384,30 @@ class InferEngine(OfThisProcess):
             self._hooks.use(registry)
             self._registry = registry
 
+    @contextmanager
+    def hooked(self, registry: HookRegistry) -> Iterator[None]:
+        """Use the hooks of a registry, instead of those in use, inside a ``with`` block.
+
+        Calls of other threads wait until the block ends. Raises as `set_hook_registry` does.
+        """
+        with self._open():
+            before = self._registry
+            self.set_hook_registry(registry)
+            try:
+                yield
+            finally:
+                self.set_hook_registry(before)
+
+    def check_caller(self) -> None:
+        """InfinilmError: this is a hook of the engine, which waits for it."""
+        self._hooks.refuse_calls()
+
     # ---- cache ----
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """Kind, shape and dtype of the cache in use."""
+        return self._cache
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
         """Empty the cache, and change it if another configuration is given.
@@ -483,8 +507,8 @@ class InferEngine(OfThisProcess):
             yield
 
 
-def _read_config(config: LlamaConfig | str | os.PathLike[str]) -> LlamaConfig:
-    if isinstance(config, LlamaConfig):
+def _read_config(config: ModelConfig | str | os.PathLike[str]) -> ModelConfig:
+    if isinstance(config, ModelConfig):
         return copying.deepcopy(config)
     if not isinstance(config, (str, os.PathLike)):
         raise TypeError(f"config: expected a LlamaConfig or a folder with a config.json, got {type(config).__name__}")

@@ -1,1 +1,1 @@
-"""GGUF files: what they hold, and what a checkpoint folder would hold in their place."""
+"""GGUF files: their contents, and those of the checkpoint folder that they stand for."""

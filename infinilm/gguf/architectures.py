@@ -1,6 +1,6 @@
-"""What the architectures of GGUF files are called in Hugging Face's terms: one row each, no code.
+"""The architectures of GGUF files in Hugging Face's terms: one row each, no code.
 
-A row says which family of `config/families.py` an architecture is, and how its tensors and keys are named. To add a
+A row says which family of `config/families` an architecture is, and how its tensors and keys are named. To add a
 family, add a row here as well; keys and tensors that all architectures share are in the tables above the rows.
 
 Source of the facts: gguf-py/gguf/constants.py, tensor_mapping.py and conversion/ of llama.cpp, and what its src/models/
@@ -153,7 +153,7 @@ _GEMMA4 = {
     "post_norm": "post_per_layer_input_norm",
 }
 
-# Which of these hold several of the engine's modules, row behind row, or a matrix for each expert: as `TensorNames` has
+# Those that hold several of the engine's modules, row behind row, or a matrix for each expert: as `TensorNames` has
 # them.
 JOINED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -216,7 +216,7 @@ class Architecture:
     scales_attention : bool
         Scores are scaled by a number of the file, and not by head_dim ** -0.5.
     width_scaled_layers : int
-        A model of so many layers divides scores by the root of hidden_size / num_attention_heads, others of
+        A model of this many layers divides scores by the root of hidden_size / num_attention_heads, others of
         `divides_by_head_dim` by that of head_dim.
     divides_by_head_dim : bool
         The configuration says what scores are divided by; the file does not.
@@ -401,7 +401,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "internlm2": Architecture("internlm2", rope_pairs="neighbours", biases={"attention_bias": _QKV_BIAS}),
         "ernie4_5": Architecture("ernie4_5", rope_pairs="neighbours", biases=_LLAMA_BIASES),
-        # Which layers have experts is seen in their tensors; the width of those of all tokens is not what the key says.
+        # The tensors tell which layers have experts. The key of the width of experts of all tokens does not tell it.
         "ernie4_5-moe": Architecture(
             "ernie4_5_moe",
             rope_pairs="neighbours",

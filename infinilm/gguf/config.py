@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from infinilm.checks import as_integer
-from infinilm.errors import ConfigError, WeightError
+from infinilm.errors import ConfigError, WeightError, did_you_mean
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
 from infinilm.gguf.mixing_layers import latent_layers, state_layers
@@ -18,10 +19,11 @@ __all__ = ["architecture_of", "config_json", "generation_config_json", "gguf_lay
 
 _DENSE = re.compile(r"blk\.(\d{1,9})\.ffn_up\.weight")  # a layer with an MLP
 _ABSENT_AS_ZERO = frozenset({"expert_weights_scale", "expert_group_count", "expert_group_used_count"})
-_DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # of others float16, which quantised weights become
+_DTYPES = {"F32": "float32", "BF16": "bfloat16"}  # others, which quantised weights are, become float16
 
 
-_NO_MODELS = {  # by general.type, or by general.architecture
+# By general.type, or by general.architecture.
+_NO_MODELS = {
     "adapter": "a LoRA adapter, not a model: pass its base model, and the folder of PEFT as lora={'name': folder}",
     "mmproj": "the part of a model that sees or hears: pass the GGUF file of its language model",
     "clip": "the part of a model that sees or hears: pass the GGUF file of its language model",
@@ -36,10 +38,12 @@ def architecture_of(gguf: GgufFile) -> Architecture:
     for kind in (gguf.metadata.get("general.type"), name):
         if isinstance(kind, str) and kind in _NO_MODELS:
             raise ConfigError(f"{gguf.path}: {_NO_MODELS[kind]}")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    if not isinstance(name, str):
+        raise ConfigError(f"{gguf.path}: general.architecture, which names the kind of model, is missing or no text")
+    if name not in ARCHITECTURES:
+        near = did_you_mean(name, ARCHITECTURES) or ";"
         raise ConfigError(
-            f"{gguf.path}: architecture {name!r} (general.architecture) is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{gguf.path}: general.architecture {name!r} is not supported{near} docs/formats.md lists those that are"
         )
     return ARCHITECTURES[name]
 
@@ -60,7 +64,7 @@ def gguf_layers(gguf: GgufFile) -> int:
 
 
 def config_json(gguf: GgufFile) -> dict[str, Any]:
-    """What the config.json of the model would say.
+    """Return the content of a config.json for the model.
 
     Raises
     ------
@@ -72,73 +76,15 @@ def config_json(gguf: GgufFile) -> dict[str, Any]:
     said = {key.removeprefix(prefix): value for key, value in gguf.metadata.items() if key.startswith(prefix)}
     if not said.get("expert_count"):  # the converter tells sizes of experts even where there are none
         said = {key: value for key, value in said.items() if not key.startswith("expert_")}
-    values: dict[str, Any] = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
-    for condition, known in row.where.items():
-        if _applies(condition, said, gguf):
-            values |= known
-    if row.shaped_layers:
-        said, of_layers = alike_layers(gguf, prefix, said)
-        values |= of_layers
-    if row.layers:
-        said, of_layers = (latent_layers if row.layers == "latent" else state_layers)(gguf, prefix, said)
-        values |= of_layers
-    keys, neutral = {**KEYS, **row.keys}, {**NEUTRAL_KEYS, **row.neutral}
-    for key, value in said.items():
-        if key in keys:
-            if keys[key] and not (key in _ABSENT_AS_ZERO and value == 0):
-                values[keys[key]] = _same_of_all_layers(gguf, prefix + key, value)
-        elif key in neutral:
-            if value not in neutral[key]:
-                allowed = " or ".join(map(repr, neutral[key]))
-                raise ConfigError(f"{gguf.path}: {prefix + key} is {value!r:.80}; only {allowed} is supported")
-        elif key not in INERT_KEYS:
-            values[prefix + key] = value  # which no configuration knows: it is told as such
-    if "intermediate_size" not in values and "moe_intermediate_size" in values:
-        values["intermediate_size"] = values["moe_intermediate_size"]  # no layer has an MLP
-    for key in ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"):
-        as_integer(f"{gguf.path}: {prefix + key}", values.get(keys[key]))
-    if later := said.get("nextn_predict_layers", 0):
-        as_integer(f"{gguf.path}: {prefix}nextn_predict_layers", later, below=values["num_hidden_layers"])
-        values["num_hidden_layers"] -= later
-    if "token_embd.weight" not in gguf.tensors:
-        raise WeightError(f"{gguf.path}: has no tensor 'token_embd.weight': it is no language model, or a part of one")
-    values["vocab_size"] = gguf.tensors["token_embd.weight"].shape[0]
-    values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    for key, tensors in row.biases.items():
-        values[key] = any(f"blk.0.{tensor}" in gguf.tensors for tensor in tensors)
-    head_dim = values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
-    as_integer(f"{gguf.path}: {prefix}attention.key_length", head_dim, below=2**16)
-    if said.get("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(
-            f"{gguf.path}: heads of k have {head_dim} elements and those of v {said['attention.value_length']}; only "
-            "equal sizes are supported"
-        )
-    if not row.scales_attention and values.get("attention_multiplier") in (0.0, head_dim**-0.5):
-        del values["attention_multiplier"]  # as without it
-    if row.keys.get("leading_dense_block_count") and not said.get("expert_count"):
-        values.pop("first_k_dense_replace", None)  # all layers, where none has experts
-    if values["model_type"] == "deepseek_v2":
-        values["topk_method"] = "group_limited_greedy" if values["n_group"] != 1 else "greedy"
-    rotary = as_integer(f"{gguf.path}: {prefix}rope.dimension_count", said.get("rope.dimension_count", head_dim))
-    if rotary != head_dim:
-        values["partial_rotary_factor"] = rotary / head_dim
-    if scaling := _rope_scaling(gguf, said, prefix):
-        values["rope_scaling"] = {**scaling, **row.yarn} if scaling["rope_type"] == "yarn" else scaling
-        spread = said.get("rope.scaling.yarn_log_multiplier")
-        if row.layers == "latent" and scaling["rope_type"] == "yarn" and isinstance(spread, float) and spread:
-            # A tenth of it is in the file; of mscale it says nothing, which llama.cpp takes to be the same.
-            values["rope_scaling"] |= dict.fromkeys(("mscale", "mscale_all_dim"), round(spread / 0.1, 6))
-    _set_layers(gguf, row, said, values)
-    for key in ("bos_token_id", "pad_token_id"):
-        if (token_id := special_id(gguf, key)) is not None:
-            values[key] = token_id
-    values.setdefault("bos_token_id", [])
-    values["eos_token_id"] = end_ids(gguf)
-    return values
+    values = {"model_type": row.model_type, "dtype": stored_dtype(gguf), **row.defaults}
+    model = _Model(gguf, row, prefix, said, values)
+    for read in _READERS:
+        read(model)
+    return model.values
 
 
 def generation_config_json(gguf: GgufFile) -> dict[str, Any]:
-    """What the generation_config.json would say: defaults of sampling that newer files carry."""
+    """Return the content of a generation_config.json: defaults of sampling that newer files carry."""
     keys = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     keys["penalty_repeat"] = "repetition_penalty"
     found = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in keys.items()}
@@ -146,36 +92,172 @@ def generation_config_json(gguf: GgufFile) -> dict[str, Any]:
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in found.items() if v is not None}
 
 
-def _set_layers(gguf: GgufFile, row: Architecture, said: dict[str, Any], values: dict[str, Any]) -> None:
-    """Set what layers with a window have, and what scores are divided by."""
+@dataclass(slots=True)
+class _Model:
+    """A model whose metadata are read: the contents of the file, and the values of config.json found so far."""
+
+    gguf: GgufFile
+    row: Architecture
+    prefix: str  # stands before the keys of its architecture
+    said: dict[str, Any]  # by these keys, without the prefix
+    values: dict[str, Any]  # the content of config.json
+
+    def key(self, name: str) -> str:
+        """The name of a key, as messages have it."""
+        return f"{self.gguf.path}: {self.prefix}{name}"
+
+
+def _conditional_values(m: _Model) -> None:
+    for condition, known in m.row.where.items():
+        if _applies(condition, m.said, m.gguf):
+            m.values |= known
+
+
+def _kinds_of_layers(m: _Model) -> None:
+    """Bring what only some kinds of layers have to keys of config.json; the other readers see alike layers."""
+    for kind, read in _KINDS_OF_LAYERS.items():
+        if kind == m.row.layers or (kind == "shaped" and m.row.shaped_layers):
+            m.said, known = read(m.gguf, m.prefix, m.said)
+            m.values |= known
+
+
+def _known_keys(m: _Model) -> None:
+    """Rename the keys that stand for fields; refuse those that ask for other math, and leave out those without any."""
+    keys, neutral = {**KEYS, **m.row.keys}, {**NEUTRAL_KEYS, **m.row.neutral}
+    for key, value in m.said.items():
+        if key in keys:
+            if keys[key] and not (key in _ABSENT_AS_ZERO and value == 0):
+                m.values[keys[key]] = _same_of_all_layers(m, key, value)
+        elif key in neutral:
+            if value not in neutral[key]:
+                allowed = " or ".join(map(repr, neutral[key]))
+                raise ConfigError(f"{m.key(key)} is {value!r:.80}; only {allowed} is supported")
+        elif key not in INERT_KEYS:
+            m.values[m.prefix + key] = value  # no configuration knows it, and so it is told as unknown
+    if "intermediate_size" not in m.values and "moe_intermediate_size" in m.values:
+        m.values["intermediate_size"] = m.values["moe_intermediate_size"]  # no layer has an MLP
+    for key in ("block_count", "embedding_length", "attention.head_count", "feed_forward_length", "context_length"):
+        as_integer(m.key(key), m.values.get(keys[key]))
+
+
+def _later_layers(m: _Model) -> None:
+    """Do not count layers that guess at later tokens."""
+    if later := m.said.get("nextn_predict_layers", 0):
+        as_integer(m.key("nextn_predict_layers"), later, below=m.values["num_hidden_layers"])
+        m.values["num_hidden_layers"] -= later
+
+
+def _what_tensors_tell(m: _Model) -> None:
+    """The vocabulary, whether the embedding is also the lm_head, and which biases there are."""
+    tensors = m.gguf.tensors
+    if "token_embd.weight" not in tensors:
+        raise WeightError(
+            f"{m.gguf.path}: has no tensor 'token_embd.weight': it is no language model, or a part of one"
+        )
+    m.values["vocab_size"] = tensors["token_embd.weight"].shape[0]
+    m.values["tie_word_embeddings"] = "output.weight" not in tensors
+    for key, names in m.row.biases.items():
+        m.values[key] = any(f"blk.0.{name}" in tensors for name in names)
+
+
+def _heads(m: _Model) -> None:
+    """The size of heads, and what their scores are multiplied by."""
+    values = m.values
+    head_dim = values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    as_integer(m.key("attention.key_length"), head_dim, below=2**16)
+    if m.said.get("attention.value_length", head_dim) != head_dim:
+        raise ConfigError(
+            f"{m.gguf.path}: heads of k have {head_dim} elements and those of v {m.said['attention.value_length']}; "
+            "only equal sizes are supported"
+        )
+    if not m.row.scales_attention and values.get("attention_multiplier") in (0.0, head_dim**-0.5):
+        del values["attention_multiplier"]  # as without it
+    if m.row.divides_by_head_dim:
+        is_wide = values["num_hidden_layers"] == m.row.width_scaled_layers
+        size = values["hidden_size"] // values["num_attention_heads"] if is_wide else head_dim
+        values["query_pre_attn_scalar"] = size
+
+
+def _experts(m: _Model) -> None:
+    """Find the layers that have experts, and how those of a token are chosen."""
+    values, counts_dense = m.values, m.row.keys.get("leading_dense_block_count")
+    if counts_dense and not m.said.get("expert_count"):
+        values.pop("first_k_dense_replace", None)  # all layers, where none has experts
+    if values["model_type"] == "deepseek_v2":
+        values["topk_method"] = "group_limited_greedy" if values["n_group"] != 1 else "greedy"
+    if m.said.get("expert_count") and not m.row.shaped_layers and not counts_dense:
+        layers = {int(match[1]) for name in m.gguf.tensors if (match := _DENSE.fullmatch(name))}
+        if dense := sorted(layer for layer in layers if layer < values["num_hidden_layers"]):
+            values["mlp_only_layers"] = dense
+
+
+def _rope(m: _Model) -> None:
+    """The part of a head that RoPE turns, and how its frequencies are scaled."""
+    head_dim = m.values["head_dim"]
+    rotary = as_integer(m.key("rope.dimension_count"), m.said.get("rope.dimension_count", head_dim))
+    if rotary != head_dim:
+        m.values["partial_rotary_factor"] = rotary / head_dim
+    scaling = _rope_scaling(m)
+    if scaling and scaling["rope_type"] == "yarn":
+        scaling |= m.row.yarn
+        spread = m.said.get("rope.scaling.yarn_log_multiplier")
+        if m.row.layers == "latent" and isinstance(spread, float) and spread:
+            # The file has a tenth of it, and nothing of mscale, which llama.cpp takes to be the same.
+            scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(spread / 0.1, 6))
+    if scaling:
+        m.values["rope_scaling"] = scaling
+
+
+def _windows(m: _Model) -> None:
+    """Find the layers that have a window, and their RoPE."""
+    said, values = m.said, m.values
     if values.get("sliding_window") == 0:
         values["sliding_window"] = None
     pattern = said.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        if len(pattern) != values["num_hidden_layers"]:
-            raise ConfigError(f"{gguf.path}: {len(pattern)} layers have or have not a window, of how many there are")
+        if len(pattern) != (layers := values["num_hidden_layers"]):
+            raise ConfigError(
+                f"{m.key('attention.sliding_window_pattern')} has {len(pattern)} entries; expected one for each of "
+                f"the {layers} layers"
+            )
         values["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
     elif pattern is not None:
         values["sliding_window_pattern"] = pattern
-    if row.local_rope and values.get("sliding_window"):
+    if m.row.local_rope and values.get("sliding_window"):
         values["rope_local_base_freq"] = said.get(
             "rope.freq_base_swa", values.get("rope_local_base_freq", values.get("rope_theta"))
         )
     elif "rope.freq_base_swa" in said and said["rope.freq_base_swa"] != values.get("rope_theta"):
         values["rope_local_base_freq"] = said["rope.freq_base_swa"]  # which most families refuse
-    if said.get("expert_count") and not row.shaped_layers and not row.keys.get("leading_dense_block_count"):
-        layers = {int(match[1]) for name in gguf.tensors if (match := _DENSE.fullmatch(name))}
-        dense = sorted(layer for layer in layers if layer < values["num_hidden_layers"])
-        if dense:
-            values["mlp_only_layers"] = dense
-    if row.divides_by_head_dim:
-        is_wide = values["num_hidden_layers"] == row.width_scaled_layers
-        size = values["hidden_size"] // values["num_attention_heads"] if is_wide else values["head_dim"]
-        values["query_pre_attn_scalar"] = size
+
+
+def _special_tokens(m: _Model) -> None:
+    for key in ("bos_token_id", "pad_token_id"):
+        if (token_id := special_id(m.gguf, key)) is not None:
+            m.values[key] = token_id
+    m.values.setdefault("bos_token_id", [])
+    m.values["eos_token_id"] = end_ids(m.gguf)
+
+
+_KINDS_OF_LAYERS = {"shaped": alike_layers, "latent": latent_layers, "state": state_layers}
+
+# In this order: some read the values that others before them have set.
+_READERS = (
+    _conditional_values,
+    _kinds_of_layers,
+    _known_keys,
+    _later_layers,
+    _what_tensors_tell,
+    _heads,
+    _experts,
+    _rope,
+    _windows,
+    _special_tokens,
+)
 
 
 def _applies(condition: str, said: dict[str, Any], gguf: GgufFile) -> bool:
-    """Whether a condition of `Architecture.where` holds."""
+    """True if a condition of `Architecture.where` holds."""
     if condition.startswith("tensor "):
         return any(name.endswith(f".{condition.removeprefix('tensor ')}") for name in gguf.tensors)
     if condition.startswith("!"):
@@ -184,20 +266,21 @@ def _applies(condition: str, said: dict[str, Any], gguf: GgufFile) -> bool:
     return str(said.get(key)) == value if value else bool(said.get(key))
 
 
-def _same_of_all_layers(gguf: GgufFile, key: str, value: Any) -> Any:
+def _same_of_all_layers(m: _Model, key: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(set(map(repr, value))) != 1:
-        raise ConfigError(f"{gguf.path}: {key} differs between layers ({value[:4]!r:.80} ..), which is not supported")
+        raise ConfigError(f"{m.key(key)} differs between layers ({value[:4]!r:.80} ..), which is not supported")
     return value[0]
 
 
-def _rope_scaling(gguf: GgufFile, said: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+def _rope_scaling(m: _Model) -> dict[str, Any] | None:
     """The rope_scaling of config.json.
 
     Factors that are stored as tensors divide the frequencies, which is what the type longrope does: Llama 3's are the
     same for all lengths.
     """
+    gguf, said, prefix = m.gguf, m.said, m.prefix
     kind = said.get("rope.scaling.type", "none")
     factor = said.get("rope.scaling.factor", said.get("rope.scale_linear"))
     original = said.get("rope.scaling.original_context_length")

@@ -161,7 +161,7 @@ class GgufFile:
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
+    """True if a path is that of a GGUF file, by its name."""
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
 
 
@@ -238,7 +238,7 @@ def _read_header(path: Path) -> _core.GgufHeader:
 
 
 def read_header(path: Path, read: Callable[[int], bytes], size: int) -> _core.GgufHeader:
-    """Read the header of a file of `size` bytes; `read` gives the next so many of them, from the first on.
+    """Read the header of a file of `size` bytes; `read(n)` gives the next n of them, from the first on.
 
     WeightError: it is damaged, which `path` names.
     """

@@ -6,21 +6,15 @@ from typing import Any
 
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
+from infinilm.vocabulary.tokenizer_json import CONTROL, USER_DEFINED
 
 __all__ = [
-    "CONTROL",
-    "NORMAL",
-    "UNKNOWN",
-    "UNUSED",
-    "USER_DEFINED",
     "end_ids",
     "special_id",
     "token_types",
     "tokenizer_config_json",
     "tokens",
 ]
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # values of tokenizer.ggml.token_type
 
 # Texts of tokens that end an answer in chat formats. Files name one of them as eos_token_id, and a model may write
 # another (source: the list in llama-vocab.cpp of llama.cpp).
@@ -106,7 +100,7 @@ def end_ids(gguf: GgufFile) -> list[int]:
 
 
 def tokenizer_config_json(gguf: GgufFile) -> dict[str, Any]:
-    """What the tokenizer_config.json would say: texts of special tokens, and chat templates."""
+    """Return the content of a tokenizer_config.json: texts of special tokens, and chat templates."""
     values: dict[str, Any] = {}
     texts = tokens(gguf)
     for key, name in _SPECIAL.items():

@@ -23,8 +23,9 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
 from infinilm.checkpoint.sources import Source, find_tensors
 from infinilm.checks import DTYPES, short_repr
-from infinilm.config.families import build_spec, family_of
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.families import family_of
+from infinilm.config.json.model_config import ModelConfig
+from infinilm.config.spec import build_spec
 from infinilm.errors import WeightError
 from infinilm.hub import download_folder
 from infinilm.lora.settings import CONFIG_FILE, LoraSettings
@@ -41,7 +42,7 @@ _ROUND = 32  # outputs and inputs of packed weights are filled up to a multiple 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraWeight:
-    """What is added to a parameter: scale * b @ a.
+    """A matrix that is added to a parameter: scale * b @ a.
 
     Attributes
     ----------
@@ -108,7 +109,7 @@ class PeftAdapter:
         return sum(weight.packed_bytes(num_ranks) for weight in self.weights.values())
 
 
-def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig, *, merged: bool = False) -> PeftAdapter:
+def read_adapter(folder: str | os.PathLike[str], config: ModelConfig, *, merged: bool = False) -> PeftAdapter:
     """Read the adapter of a model from a folder that PEFT saved.
 
     Parameters
@@ -129,7 +130,7 @@ def read_adapter(folder: str | os.PathLike[str], config: LlamaConfig, *, merged:
     WeightError
         Its tensors do not fit the model, or are damaged: names the tensor.
     """
-    path = Path(download_folder(folder, (CONFIG_FILE, _FILE))).expanduser()
+    path = Path(download_folder("adapter", folder, (CONFIG_FILE, _FILE))).expanduser()
     if not (path / CONFIG_FILE).exists():
         raise FileNotFoundError(
             f"{path}: expected the folder of a LoRA adapter as PEFT saves it, with {CONFIG_FILE} and {_FILE}"
@@ -210,7 +211,7 @@ def _pairs(checkpoint: Checkpoint, settings: LoraSettings) -> dict[str, tuple[st
     return {module: (parts["A"], parts["B"]) for module, parts in found.items()}
 
 
-def _places(config: LlamaConfig, spec: _core.ModelSpec) -> dict[str, tuple[int, int, list[tuple[str, Source]]]]:
+def _places(config: ModelConfig, spec: _core.ModelSpec) -> dict[str, tuple[int, int, list[tuple[str, Source]]]]:
     """Rows and columns of the weight of each linear but those of the vocabulary, and the parameters it holds."""
     expected = _core.param_shapes(spec)
     places: dict[str, tuple[int, int, list[tuple[str, Source]]]] = {}

@@ -48,7 +48,7 @@ _INIT = (None, True, False, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """What adapter_config.json says.
+    """The settings in adapter_config.json.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class LoraSettings:
         )
 
     def is_target(self, module: str) -> bool:
-        """Whether `target_modules` means a module of the base model, such as "model.layers.0.self_attn.q_proj"."""
+        """True if `target_modules` means a module of the base model, such as "model.layers.0.self_attn.q_proj"."""
         targets = self.target_modules
         if isinstance(targets, str):
             return self.target_pattern is None or self.target_pattern.matches(module, whole=True)
@@ -153,7 +153,7 @@ class LoraSettings:
         return _of_pattern(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What B A of a module is multiplied by."""
+        """The factor of B A of a module."""
         rank = self.rank_of(module)
         return _of_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 

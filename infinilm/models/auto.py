@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.checks import dtype_name
-from infinilm.config.llama_config import AutoConfig
+from infinilm.config.json.model_config import AutoConfig
 from infinilm.errors import ConfigError
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger

@@ -21,7 +21,7 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.token_ids import host_array
 
 if TYPE_CHECKING:
-    from infinilm.config.llama_config import LlamaConfig
+    from infinilm.config.json.model_config import ModelConfig
     from infinilm.engine.hooks import HookRegistry
     from infinilm.models.engine_model import EngineModel
     from infinilm.models.reference import ReferenceModel
@@ -48,7 +48,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 class GenerateOutput(dict[str, Any]):
-    """What `CausalLM.generate` returns with `return_dict_in_generate`: a `GenerationResult` and `sequences`.
+    """The result of `CausalLM.generate` with `return_dict_in_generate`: a `GenerationResult` and `sequences`.
 
     Its entries are attributes, too.
     """
@@ -75,13 +75,13 @@ class CausalLM:
         self.model = model
 
     @property
-    def config(self) -> LlamaConfig:
-        """Of the model."""
+    def config(self) -> ModelConfig:
+        """The configuration of the model."""
         return self.model.config
 
     @property
     def dtype(self) -> str:
-        """What it computes in."""
+        """The dtype in which the model computes."""
         return self.model.dtype
 
     @property
@@ -101,7 +101,7 @@ class CausalLM:
 
     @property
     def generation_config(self) -> GenerationConfig:
-        """What counts where the caller of `generate` says nothing."""
+        """The settings of `generate` that its caller leaves out."""
         return self.model.generation_config
 
     def set_hook_registry(self, registry: HookRegistry | None) -> None:
@@ -137,7 +137,7 @@ class CausalLM:
         return self
 
     def cpu(self) -> CausalLM:
-        """As `to`, for the CPU."""
+        """Like `to`, for the CPU."""
         return self.to("cpu")
 
     def eval(self) -> CausalLM:
@@ -255,7 +255,7 @@ class CausalLM:
             return self.model.generation_config
         if isinstance(given, GenerationConfig):
             return given
-        for name in ("to_diff_dict", "to_dict"):  # of transformers; the first leaves out what nobody has said
+        for name in ("to_diff_dict", "to_dict"):  # methods of transformers; the first leaves out defaults
             if hasattr(given, name):
                 given = getattr(given, name)()
         if not isinstance(given, Mapping):

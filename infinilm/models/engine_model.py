@@ -65,7 +65,7 @@ class EngineModel(GenerationMixin):
     def max_model_len(self) -> int:  # type: ignore[override]  # of the cache in use, which may change
         """Tokens of a row, prompt and output together."""
         positions = self.config.max_position_embeddings
-        cache = self.engine._cache
+        cache = self.engine.cache_layout
         return (
             positions
             if self._grow_cache
@@ -82,11 +82,11 @@ class EngineModel(GenerationMixin):
 
     @contextmanager
     def _rows(self, num_rows: int, num_tokens: int) -> Iterator[TokenRows]:
-        self.engine._hooks.refuse_calls()
+        self.engine.check_caller()
         with self._lock:
             if self._busy:  # in this very thread
                 raise InfinilmError("a streamer cannot generate with the model that is calling it; do it afterwards")
-            cache = self.engine._cache
+            cache = self.engine.cache_layout
             too_small = cache.num_blocks < num_rows or cache.block_size < num_tokens
             if self._grow_cache and cache.kind == "static" and too_small:
                 # A power of two, so that calls of nearly the same length share one cache.
@@ -123,14 +123,14 @@ class EngineRows(TokenRows):
     Raises
     ------
     CacheFullError
-        The engine's cache does not hold so many.
+        The engine's cache does not hold that many tokens.
     """
 
     def __init__(self, engine: InferEngine, num_rows: int, num_tokens: int) -> None:
         self._engine = engine
-        self._paged = engine._cache.kind == "paged"
+        self._paged = engine.cache_layout.kind == "paged"
         self._lengths = np.zeros(num_rows, np.int64)
-        cache = engine._cache
+        cache = engine.cache_layout
         blocks_per_row = -(-num_tokens // cache.block_size)
         if self._paged and num_rows * blocks_per_row > cache.num_blocks:
             raise CacheFullError(

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError
 from infinilm.pipeline.identity import parts_of
 from infinilm.pipeline.sizes import sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, accept, connect, listen, read_key
-from infinilm.requests.memory import ModelPlan, plan_model
+from infinilm.planning.memory import ModelPlan, plan_model
 
 __all__ = ["run_stage"]
 
@@ -46,7 +46,7 @@ def run_stage(
     stage : int
         1 for the first of the later ones.
     addresses : sequence of str
-        Of the later stages, in order; this one listens at its own.
+        Addresses of the later stages, in order; this one listens at its own.
     settings : mapping
         Keywords of `plan_model` that are this machine's own: `device`, `tensor_parallel_size`, `num_threads`,
         `revision`. Others are those of the first stage.
@@ -249,6 +249,6 @@ class _Agent:
             self._front.send("result", arrays, step=number, aborted=output.aborted)
 
     def close(self) -> None:
-        """End the connections, so that nobody waits for this stage, nor this one for others."""
+        """End the connections, so that no stage waits for this one, nor this one for others."""
         for link in (*self._links, self._front):
             link.close()

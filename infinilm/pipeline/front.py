@@ -16,12 +16,12 @@ from infinilm.errors import ConfigError, EngineDeadError
 from infinilm.pipeline.identity import check_parts, parts_of
 from infinilm.pipeline.sizes import join_sizes, sizes_of
 from infinilm.pipeline.wire import ALIVE_SECONDS, OUTPUTS, Connection, connect, read_key
-from infinilm.requests.memory import ModelPlan
+from infinilm.planning.memory import ModelPlan
 
 __all__ = ["FrontStage", "StagedEngine", "check_settings", "count_stages"]
 
 _CONNECT_SECONDS = 60.0
-_MOST_SILENCES = 15  # of ALIVE_SECONDS, one behind the other, until a stage counts as lost
+_MOST_SILENCES = 15  # a stage that is silent for so many times ALIVE_SECONDS counts as lost
 _LOST = "of the pipeline has ended"  # what the core says of a neighbour (src/dist/stage_link.cpp)
 _LOOK_EVERY_SECONDS = 60.0  # while a result is waited for; it is taken as soon as it comes
 _REPORT_SECONDS = 2.0  # that another stage has to say why it ended
@@ -56,11 +56,11 @@ class FrontStage:
     Parameters
     ----------
     addresses : sequence of str
-        Of the later stages, in order.
+        Addresses of the later stages, in order.
     settings : mapping
         Keywords of `plan_model` that hold for all stages, and `seed`.
     plan : ModelPlan
-        Of the first stage.
+        The plan of the first stage.
 
     Raises
     ------
@@ -134,7 +134,7 @@ class StagedEngine:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # steps reach all stages in the same order
         self._steps: dict[int, StagedStep] = {}  # whose results the last stage has not told yet
-        self._reports: list[str] = []  # of stages that have ended, the first first
+        self._reports: list[str] = []  # one for each stage that has ended, in order of their ends
         self._reported = threading.Event()
         self._closed = False
         self._monitors: list[threading.Thread] = []
@@ -197,7 +197,7 @@ class StagedEngine:
         """There are none."""
 
     def close(self) -> None:
-        """End all stages; with an error where one was lost, so that whoever has started them starts them again."""
+        """End all stages; with an error where one was lost, so that a supervisor starts them again."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -261,7 +261,7 @@ class StagedEngine:
             pass
         except Exception as error:  # a frame that is none of this version
             why = f"{control.name} has failed: it sent what cannot be understood ({error!r})"
-        finally:  # whatever came: nobody waits for a result for ever
+        finally:  # in any case, so that no caller waits for a result for ever
             if not self._closed:
                 self._lose(why)
 
@@ -286,7 +286,7 @@ class StageOutput:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], aborted: bool) -> StageOutput:
-        """Of the arrays of a frame."""
+        """Make the output from the arrays of a frame."""
         found = {name: _core.from_numpy(arrays[name]) if name in arrays else None for name in OUTPUTS}
         return cls(**found, aborted=aborted)
 
@@ -297,7 +297,7 @@ class StagedStep:
     def __init__(self, engine: StagedEngine, number: int, batch: _core.Batch) -> None:
         self._engine, self._number, self._batch = engine, number, batch
         self._pending: _core.PendingStep | None = None  # the part of the first stage, until that is done
-        self._failure: BaseException | None = None  # of that part
+        self._failure: BaseException | None = None  # why that part failed
         self._output: StageOutput | None = None
         self._finished = threading.Event()
 

@@ -10,7 +10,7 @@ from typing import Any
 from infinilm._version import __version__
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.errors import ConfigError
-from infinilm.requests.memory import ModelPlan
+from infinilm.planning.memory import ModelPlan
 
 __all__ = ["check_parts", "parts_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from infinilm.requests.block_plan import BlockPlan, least_of
-from infinilm.requests.cache_plan import MemoryPlan
-from infinilm.requests.states import snapshot_interval
+from infinilm.planning.block_plan import BlockPlan, least_of
+from infinilm.planning.cache_plan import MemoryPlan
+from infinilm.scheduling.states import snapshot_interval
 
 __all__ = ["join_sizes", "sizes_of"]
 

@@ -48,7 +48,7 @@ _MAGIC = b"ILS1"
 _MOST_HEAD, _MOST_PAYLOAD = 1 << 20, 1 << 32
 _MOST_GREETING = 1 << 16  # bytes of its head; it has no payload
 _MOST_GUESTS = 64  # connections whose greetings are not complete
-_ALIGNMENT = 8  # of arrays in a payload
+_ALIGNMENT = 8  # bytes to which arrays in a payload are aligned
 _DTYPES = ("int32", "int64", "float32")
 _GREETING_SECONDS = 10.0  # until a greeting is complete
 _TELL_SECONDS = 5.0  # until the log says what is waited for
@@ -236,8 +236,8 @@ def accept(
 ) -> tuple[Connection, dict[str, Any]]:
     """Wait for a connection whose greeting is right, and refuse others.
 
-    Whoever reaches the port can connect, so greetings are read side by side, each with an end of its own: one that is
-    slow keeps no other waiting. Whatever is wrong with one ends its connection alone.
+    Any program that reaches the port can connect, so greetings are read side by side, each with its own time limit: a
+    slow one keeps no other waiting. A fault in one ends its connection alone.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def accept(
         Its timeout is kept: TimeoutError.
     key : str
     wanted : callable
-        Of the greeting: what is wrong with it, or None.
+        Takes a greeting and returns its fault, or None.
     """
     limit = listener.gettimeout()
     end = None if limit is None else time.monotonic() + limit
@@ -300,7 +300,7 @@ def _greeted(
         connection.send("refused", error=why)
     except BlockingIOError:  # there was nothing to read
         return None
-    except Exception:  # of a stranger, who may send anything
+    except Exception:  # the other side is not known yet and may send anything
         pass
     guests.pop(number).sock.close()
     return None

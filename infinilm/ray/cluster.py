@@ -82,7 +82,7 @@ def cluster_replicas(args: argparse.Namespace, count: int, address: str, drain_s
         Options of `infinilm serve`. The model must be at the same path on all nodes.
     count : int
     address : str
-        Of the cluster: "auto" for the one of this machine, "local" to start one here.
+        The address of the cluster: "auto" for the one of this machine, "local" to start one here.
     drain_seconds : float
         That replicas have when all is to end.
 

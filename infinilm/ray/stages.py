@@ -56,7 +56,7 @@ def placed_stages(args: argparse.Namespace, address: str) -> Iterator[list[str]]
     args : argparse.Namespace
         Options of `infinilm serve`. The model must be at the same path on all nodes.
     address : str
-        Of the cluster: "auto" for the one of this machine, "local" to start one here.
+        The address of the cluster: "auto" for the one of this machine, "local" to start one here.
 
     Raises
     ------

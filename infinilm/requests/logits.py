@@ -20,72 +20,20 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.errors import InfinilmError, RequestError
-from infinilm.requests.constraint import TokenRules, allowed_tokens, packed_mask
+from infinilm.scheduling.matcher import TokenRules, allowed_tokens, packed_mask
+from infinilm.scheduling.token_changes import TokenChanges
 
 if TYPE_CHECKING:
-    from infinilm.requests.constraint import Matcher
     from infinilm.sampling_params import SamplingParams
+    from infinilm.scheduling.matcher import Matcher
 
-__all__ = ["HostSampler", "LogitsPipeline", "TokenChanges", "best_logprobs", "sampling_error"]
+__all__ = ["HostSampler", "LogitsPipeline", "best_logprobs", "sampling_error"]
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
 
 # In the words of `_core.sample_fault`.
 _ALL_FORBIDDEN, _NAN = "are all -inf", "hold NaN"
-
-
-class TokenChanges:
-    """What bias and penalties change, as `_core.Batch` takes it: a list of tokens, which grows as they are generated.
-
-    Attributes
-    ----------
-    penalties : float32 array, [3]
-        repetition, presence, frequency
-    counts_tokens : bool
-        Whether it matters what is generated.
-    """
-
-    def __init__(self, params: SamplingParams, prompt_token_ids: Int32Array) -> None:
-        most = float(np.finfo(np.float32).max)
-        penalties = [params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
-        self.penalties = np.clip(penalties, [float(np.finfo(np.float32).tiny), -most, -most], most).astype(np.float32)
-        self.counts_tokens = bool(self.penalties[0] != 1 or self.penalties[1:].any())
-        bias = params.logit_bias or {}
-        ids = np.array(list(bias), np.int32)
-        if self.penalties[0] != 1:
-            ids = np.union1d(ids, prompt_token_ids).astype(np.int32)
-        self._place = {int(token_id): i for i, token_id in enumerate(ids)}
-        self._tokens = np.empty(
-            (len(ids) + 16, 3), np.int32
-        )  # the first of them: id, times generated, bits of the bias
-        self._tokens[: len(ids), 0] = ids
-        self._tokens[: len(ids), 1] = np.where(np.isin(ids, prompt_token_ids), 0, -1)
-        with np.errstate(over="ignore"):  # what is infinite then is refused where a token is drawn
-            self._tokens[: len(ids), 2] = np.array([bias.get(int(i), 0.0) for i in ids], np.float32).view(np.int32)
-
-    @staticmethod
-    def are_wanted(params: SamplingParams) -> bool:
-        """Whether anything is changed; most requests say nothing of it."""
-        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-        return bool(params.logit_bias) or penalties != (1, 0, 0)
-
-    @property
-    def tokens(self) -> Int32Array:
-        """[num_changes, 3], valid until the next token: id, times generated (-1: nor in the prompt), bits of a bias."""
-        return self._tokens[: len(self._place)]
-
-    def accept(self, token_id: int) -> None:
-        """Count a token that was generated."""
-        if not self.counts_tokens:
-            return
-        place = self._place.get(token_id)
-        if place is None:
-            place = self._place[token_id] = len(self._place)
-            if place == len(self._tokens):
-                self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
-            self._tokens[place] = token_id, 0, 0
-        self._tokens[place, 1] = max(int(self._tokens[place, 1]), 0) + 1
 
 
 class LogitsPipeline:
@@ -98,7 +46,7 @@ class LogitsPipeline:
     params : SamplingParams
     prompt_token_ids : int32 array, [num_prompt_tokens]
     eos_token_ids : collection of int
-        Of the model.
+        The end-of-sequence tokens of the model.
     vocab_size : int
     """
 
@@ -117,7 +65,7 @@ class LogitsPipeline:
         self._ends = np.array(sorted(i for i in ends if i < vocab_size), np.int64)
 
     @property
-    def draws_on_host(self) -> bool:
+    def samples_on_host(self) -> bool:
         """Whether logits must come to the host before a token is drawn."""
         return self._params.logits_processor is not None
 
@@ -227,7 +175,7 @@ class HostSampler:
     def __init__(self) -> None:
         self._backend = _core.Backend("cpu", num_threads=1)
 
-    def draw(
+    def sample(
         self, logits: Float32Array, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
     ) -> list[int]:
         """One token per row.

@@ -12,19 +12,19 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import LlamaConfig
 from infinilm.errors import RequestError
-from infinilm.requests import steps
-from infinilm.requests.adapters import Adapters
-from infinilm.requests.feed import Drawn
+from infinilm.lora.adapters import Adapters
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
+from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams, make_sampling_params
+from infinilm.scheduling import sequence as seq
 from infinilm.text.chat_template import ChatTemplate
-from infinilm.text.constraint import Grammars
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
+from infinilm.text.grammars import Grammars
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds, check_token_ids, host_array
 
@@ -45,10 +45,10 @@ class PromptDict(TypedDict, total=False):
 
 Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Iterable[Prompt]
-"""One or several; those without a length, such as a generator, are drawn as the engine has room for them."""
+"""One or several. An iterable without a length, such as a generator, is read as the engine has room for more."""
 Conversations = Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
-"""Of all prompts of a call, or one for each; None: the model's defaults."""
+"""One for all prompts of a call, or one for each prompt; None: the model's defaults."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Draft:
     prompt_index: int
     text: str | None
     ids: npt.NDArray[np.int32]  # [num_tokens]
-    given: list[int]  # the beginning of its output
+    given: list[int]  # token ids of the beginning of its output
     params: SamplingParams
 
 
@@ -82,7 +82,7 @@ class RequestMaker:
     max_open : int
         Sequences that can run or wait at the same time.
     adapters : Adapters
-        Those that requests can name.
+        The LoRA adapters that requests can name.
     """
 
     def __init__(
@@ -120,17 +120,23 @@ class RequestMaker:
         self._check_number(len(listed))
         requests: list[GenerationRequest] = []
         count = 0
-        for request in self.draw(listed, params, overrides).units:
-            count += len(request.all_works)
+        for request in self.source(listed, params, overrides).requests:
+            count += len(request.all_requests)
             self._check_number(count)
             requests.append(request)
         return requests
 
-    def draw(self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]) -> Drawn[GenerationRequest]:
-        """Requests of a call, one per prompt, made as they are drawn.
+    def source(
+        self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]
+    ) -> RequestSource[GenerationRequest]:
+        """The requests of a call, one per prompt.
 
-        Prompts that have a length are all read and checked here, others as they are drawn. RequestError: one of them
-        can never be served.
+        If `prompts` has a length, all are read and checked here, otherwise each when its request is made.
+
+        Raises
+        ------
+        RequestError
+            A prompt can never be served.
         """
         source = as_prompts(prompts)
         each: Iterable[SamplingParams]
@@ -160,10 +166,10 @@ class RequestMaker:
         if isinstance(source, list):
             drafts = list(drafts)
             total = sum(draft.params.n for draft in drafts)
-        return Drawn(map(self._build, drafts), total, self.room(is_sized=total is not None))
+        return RequestSource(map(self._build, drafts), total, self.room(is_sized=total is not None))
 
     def room(self, *, is_sized: bool) -> int:
-        """Works that one call may have open: enough to keep the engine busy, if it draws its prompts as it goes."""
+        """Sequences that one call may have open; where prompts are read one by one, enough to keep the engine busy."""
         if is_sized:
             return self._max_open
         return min(self._max_open, 4 * (self._max_open - self._limits.max_queued_seqs))
@@ -242,7 +248,7 @@ class RequestMaker:
     ) -> Iterable[PromptDict]:
         """Prompts of one conversation or several, text and token ids; see `ChatTemplate.render`.
 
-        Those of conversations that have no length are made as they are drawn.
+        Where `messages` has no length, each prompt is made when it is read.
         """
         options = {
             "tools": tools,
@@ -319,7 +325,7 @@ class RequestMaker:
                 request_id,
                 draft.prompt_index,
                 index,
-                steps.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter),
+                seq.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter),
                 make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
@@ -333,7 +339,7 @@ class RequestMaker:
             matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
         request = GenerationRequest(request_id, draft.text, completions, matcher)
         if draft.given:
-            completions[0].go_on(draft.given)
+            completions[0].continue_from(draft.given)
         return request
 
     def _read_given(self, ids: TokenIds, name: str, params: SamplingParams) -> list[int]:

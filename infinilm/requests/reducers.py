@@ -38,7 +38,7 @@ class HiddenPool:
             self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
 
     def vector(self) -> Float32Array:
-        """Of length 1, [hidden_size]."""
+        """The pooled vector, scaled to length 1, [hidden_size]."""
         assert self._sum is not None
         return (self._sum / max(float(np.linalg.norm(self._sum)), 1e-300)).astype(np.float32)
 

@@ -1,10 +1,14 @@
 """Requests: they take in tokens and logits, check stop conditions, and make results.
 
-The engine thread (`engine_thread.py`) handles `Work`, which is a sequence in the scheduler with its owner. It has two
-kinds: a `Completion` generates text, and a `LogitsWork` computes the logits of a prompt. A `GenerationRequest` is a
-prompt with its `n` completions. Only the engine thread changes their state. It sends `News` to callers, who make text
-and events from it in their own threads, with a `CompletionReader`, so that decoding text does not delay the engine.
-Requests with stop strings are the exception: the engine thread makes their text, because it must search it.
+- An `EngineRequest` is what the engine thread runs: one sequence, and the handling of its results. There are two kinds:
+  a `Completion` generates text, and a `PromptRequest` computes the logits of a prompt.
+- A `GenerationRequest` is a prompt with its `n` completions, as the caller asked for them.
+- A `RequestUpdate` is a message of the engine thread to the caller: a new token, the end, or both.
+- A `CompletionReader` makes text and events of the updates, in the thread of the caller, so that decoding text does not
+  delay the engine. Requests with stop strings are the exception: the engine thread makes their text, because it must
+  search it.
+
+Once a request is submitted, only the engine thread changes its state.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from infinilm._core import MAX_LOGPROBS
 from infinilm.errors import RequestError, own_copy
 from infinilm.outputs import (
     CompletionOutput,
+    Delta,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -31,10 +36,10 @@ from infinilm.outputs import (
     name_logprobs,
 )
 from infinilm.requests import logits as lg
-from infinilm.requests.constraint import Matcher, TokenRules, num_mask_words
 from infinilm.requests.reducers import PromptLogprobs
-from infinilm.requests.steps import NOBODY, Sequence
 from infinilm.sampling_params import SamplingParams
+from infinilm.scheduling.matcher import Matcher, TokenRules, num_mask_words
+from infinilm.scheduling.sequence import ENDED, Sequence
 from infinilm.text.detokenize import OutputText
 
 if TYPE_CHECKING:
@@ -43,11 +48,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Completion",
     "CompletionReader",
-    "Delta",
+    "EngineRequest",
     "GenerationRequest",
-    "LogitsWork",
-    "News",
-    "Work",
+    "PromptRequest",
+    "RequestUpdate",
     "failure_of",
 ]
 
@@ -55,13 +59,13 @@ Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True, eq=False)
-class News:
-    """A message of the engine thread about a work: a new token, the end, or both. The reader makes an event from it."""
+class RequestUpdate:
+    """A message of the engine thread about a request: a new token, the end, or both."""
 
-    work: Work
+    request: EngineRequest
     token_id: int | None = None  # None: an end without a token, or `is_next`
-    is_next: bool = False  # one more token, or some, and nothing else; see `Completion.next_token`
-    num_tokens: int = 0  # generated so far, unless `is_next`
+    is_next: bool = False  # there are more tokens in the sequence, and nothing else; see `Completion.token_update`
+    num_tokens: int = 0  # tokens generated so far; unused if `is_next`
     finish_reason: str | None = None
     text: str | None = None  # None: the reader makes the text, outside the engine thread
     logprob: float | None = None
@@ -69,60 +73,53 @@ class News:
     error: BaseException | None = None
 
 
-@dataclass(slots=True)
-class Delta:
-    """What a completion has gained since its last one: any number of tokens, and perhaps its end."""
-
-    index: int  # of the prompt in its call
-    completion: int  # of the `n` of that prompt
-    text: str  # that is certain now
-    token_ids: list[int]
-    top_logprobs: list[dict[int, float]]  # of each of these tokens, with its own; empty unless asked for
-    finish_reason: str | None
-    error: BaseException | None
-
-
-class Work:
-    """One sequence in the scheduler, and the owner of its results.
+class EngineRequest:
+    """What the engine thread runs: one sequence in the scheduler, and the handling of its results.
 
     Attributes
     ----------
+    sequence : Sequence
     deliver : callable
-        Called by the engine thread with news; must be fast.
-    followers : list of Work
-        Works that start when this one has a token or has ended, because they find its blocks in the prefix cache.
+        Called by the engine thread with each update; must be fast.
+    dependents : list of EngineRequest
+        Requests that start when this one has a token or has ended, because they find its blocks in the prefix cache.
     deadline : float
-        When it must have ended: seconds, perf_counter.
+        The time by which it must have ended: seconds, perf_counter.
     cancelled_by : BaseException or None
-        If it is not a caller who cancels it: what it fails with.
+        The error that it ends with when it is cancelled; None: a caller cancels it, and it ends without an error.
+    finish_reason, error : str or None, BaseException or None
+        None while it runs.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        sequence.owner = self
-        self.deliver: Callable[[News], object] = _ignore
-        self.followers: list[Work] = []
+        sequence.request = self
+        self.deliver: Callable[[RequestUpdate], object] = _ignore
+        self.dependents: list[EngineRequest] = []
         self.deadline = math.inf
         self.cancelled_by: BaseException | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
 
-    def end(self, reason: str, error: BaseException | None = None) -> News:
-        """End the work early, with "abort" or "error"; returns its last news."""
+    def end(self, reason: str, error: BaseException | None = None) -> RequestUpdate:
+        """End the request early, with "abort" or "error"; returns its last update."""
         self.finish_reason, self.error = reason, error
-        return News(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
+        return RequestUpdate(self, num_tokens=len(self.sequence.output_token_ids), finish_reason=reason, error=error)
 
-    def let_go(self) -> None:
-        """Drop what refers back here, once the last news is delivered: with its readers the work is freed, at once."""
-        self.sequence.owner = NOBODY
+    def release(self) -> None:
+        """Drop all references back to this request, once its last update is delivered.
+
+        So it is freed together with its readers, without waiting for the garbage collector.
+        """
+        self.sequence.request = ENDED
         self.deliver = _ignore
 
 
-def _ignore(news: News) -> None:
+def _ignore(update: RequestUpdate) -> None:
     pass
 
 
-class LogitsWork(Work):
+class PromptRequest(EngineRequest):
     """A prompt whose logits are computed, without any output tokens.
 
     Parameters
@@ -140,18 +137,26 @@ class LogitsWork(Work):
         self._num_reduced = 0
 
     @property
-    def works(self) -> tuple[Work, ...]:
-        """Itself, as `GenerationRequest.works`: what is submitted."""
+    def to_submit(self) -> tuple[EngineRequest, ...]:
+        """Itself. This and the next two are as in `GenerationRequest`."""
         return (self,)
 
-    all_works = ends = works
+    @property
+    def all_requests(self) -> tuple[EngineRequest, ...]:
+        """Itself."""
+        return (self,)
 
-    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
-        """Let the engine thread call `deliver` with the news, which are one: the end."""
+    @property
+    def reported(self) -> tuple[EngineRequest, ...]:
+        """Itself."""
+        return (self,)
+
+    def listen(self, deliver: Callable[[RequestUpdate], object], *, ends_only: bool = False) -> None:
+        """Let the engine thread call `deliver` with the only update, which is the end."""
         self.deliver = deliver
 
-    def take_logits(self) -> News | None:
-        """Pass the collected logits to `reduce`; returns the last news when the prompt is done."""
+    def take_logits(self) -> RequestUpdate | None:
+        """Pass the collected logits to `reduce`; returns the last update when the prompt is done."""
         sequence = self.sequence
         for chunk in sequence.logits:
             self._reduce(self._num_reduced, chunk)
@@ -160,28 +165,28 @@ class LogitsWork(Work):
         if self._num_reduced < len(sequence.prompt_token_ids):
             return None
         self.finish_reason = "stop"
-        return News(self, finish_reason="stop")
+        return RequestUpdate(self, finish_reason="stop")
 
 
-class Completion(Work):
-    """Text being generated: the sequence, the text so far, stop conditions and events.
+class Completion(EngineRequest):
+    """A sequence that is being generated: its stop conditions, its log-probabilities and its text.
 
     Parameters
     ----------
     request_id : str
     prompt_index : int
-        Among the prompts of the call.
+        Number of the prompt in its call.
     index : int
-        Among the sequences of the prompt.
+        Number of the completion among the `n` of its prompt.
     sequence : Sequence
     make_text : callable
-        Gives an empty OutputText; or None, if there is no tokenizer.
+        Returns an empty OutputText, or None if there is no tokenizer.
     pipeline : LogitsPipeline
     eos_token_ids : frozenset of int
     max_new_tokens : int
-        The limit that follows from max_tokens and from the room in the context.
+        The smaller one of `max_tokens` and the room in the context.
     tokenizer : TokenBytes, optional
-        Has the texts of tokens with log-probabilities; None: there is none.
+        Names the tokens of log-probabilities; None: the model has no tokenizer.
     """
 
     def __init__(
@@ -205,70 +210,74 @@ class Completion(Work):
         self.stop_reason: int | str | None = None
         self.logprobs: list[dict[int, float]] = []
         self.cumulative_logprob = 0.0
-        self.num_given = 0  # tokens of the output that came with the request, see `go_on`
-        self.given_text = ""  # of these, if the engine thread makes the text
-        # One object for all tokens of a plain sequence that do not end it; None once it has ended.
-        self.next_token: News | None = News(self, is_next=True)
-        # Where it runs, the reader looks for tokens of a plain sequence itself, and is told only of the end.
-        self.rests_in: asyncio.AbstractEventLoop | None = None
+        self.num_given = 0  # tokens of the output that came with the request, see `continue_from`
+        self.given_text = ""  # their text, if the engine thread makes the text
+        # The same object for every token of a plain sequence but the last; None once the sequence has ended.
+        self.token_update: RequestUpdate | None = RequestUpdate(self, is_next=True)
+        # While this event loop is set and runs, the reader in it looks for the tokens of a plain sequence itself, and
+        # gets no update before the end.
+        self.polled_in: asyncio.AbstractEventLoop | None = None
         params = sequence.params
         top = params.logprobs
-        sees_all = params.stop or top is not None or pipeline.changes is not None or pipeline.draws_on_host
-        sequence.owner_sees_end_only = not sees_all
+        takes_all = params.stop or top is not None or pipeline.changes is not None or pipeline.samples_on_host
+        sequence.is_plain = not takes_all
         self.make_text = make_text
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
         self.max_new_tokens = max_new_tokens
-        sequence.draws_on_host = pipeline.draws_on_host
-        sequence.changes = None if pipeline.draws_on_host else pipeline.changes
-        sequence.needs_logits = sequence.draws_on_host or (top is not None and top > MAX_LOGPROBS)
+        sequence.samples_on_host = pipeline.samples_on_host
+        sequence.changes = None if pipeline.samples_on_host else pipeline.changes
+        sequence.needs_logits = sequence.samples_on_host or (top is not None and top > MAX_LOGPROBS)
         sequence.num_logprobs = -1 if top is None or sequence.needs_logits else top
         self.constrain(None)
 
     @property
-    def is_told(self) -> bool:
-        """Whether the reader hears of each token: it does not rest, or its loop is closed and it will never look."""
-        return self.rests_in is None or self.rests_in.is_closed()
+    def needs_updates(self) -> bool:
+        """Whether the reader gets an update for each token. It polls otherwise, unless its event loop is closed."""
+        return self.polled_in is None or self.polled_in.is_closed()
 
     def constrain(self, matcher: Matcher | None) -> None:
-        """Say only what the parameters and a matcher allow, which this completion alone has; before it is submitted."""
+        """Generate only tokens that the parameters and a matcher allow; called before the request is submitted.
+
+        `matcher` belongs to this completion alone.
+        """
         sequence = self.sequence
         sequence.constraint = self.pipeline.matcher(matcher)
         if sequence.constraint is not None:
             sequence.num_mask_words = num_mask_words(self.pipeline.vocab_size)
-            sequence.owner_sees_end_only = False  # the matcher takes in every token
+            sequence.is_plain = False  # because the matcher takes in every token
 
-    def go_on(self, token_ids: SequenceOf[int]) -> None:
-        """Begin behind tokens of the output that are there already, as a preempted sequence does; before it runs.
+    def continue_from(self, token_ids: SequenceOf[int]) -> None:
+        """Begin with tokens of the output, as a preempted sequence does; called before the request is submitted.
 
-        The tokens that follow are those that would have followed here. RequestError: one of them ends the output.
+        The output goes on as if these tokens had been generated here. RequestError: one of them ends the output.
         """
         for token_id in token_ids:
             self.sequence.output_token_ids.append(token_id)
             self.num_given += 1
             if self.sequence.params.logprobs is not None:
-                self.logprobs.append({token_id: math.nan})  # whoever drew it knows
-            news = self._take_in(token_id)
+                self.logprobs.append({token_id: math.nan})  # known where it was sampled, and not here
+            update = self._add_token(token_id)
             if self.finish_reason is not None:
                 raise RequestError(f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer")
-            if news is not None and news.text:
-                self.given_text += news.text
+            if update is not None and update.text:
+                self.given_text += update.text
 
     # ---- in the engine thread ----
 
-    def take_token(self, token_id: int, logprobs: dict[int, float] | None) -> News | None:
-        """Take in a new token: check stop conditions, add log-probabilities; returns the news, or None if not watched.
+    def take_token(self, token_id: int, logprobs: dict[int, float] | None) -> RequestUpdate | None:
+        """Take in a sampled token; returns the update, or None if the caller wants only the last one.
 
-        `logprobs`: of the most probable tokens and of the new one, if the request wants them. What a matcher raises is
-        raised.
+        `logprobs`: log-probabilities of the most probable tokens and of this one, if the request wants them.
+        Exceptions of a matcher pass through.
         """
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id]
-        return self._take_in(token_id)
+        return self._add_token(token_id)
 
-    def _take_in(self, token_id: int) -> News | None:
+    def _add_token(self, token_id: int) -> RequestUpdate | None:
         self.pipeline.accept(token_id)
         params, text = self.sequence.params, self.searched_text
         num_tokens = len(self.sequence.output_token_ids)
@@ -290,7 +299,7 @@ class Completion(Work):
         if self.finish_reason is None and not self.sequence.is_streamed:
             return None
         top = self.logprobs[-1] if self.logprobs else None
-        return News(
+        return RequestUpdate(
             self,
             token_id,
             num_tokens=num_tokens,
@@ -300,22 +309,22 @@ class Completion(Work):
             top_logprobs=top,
         )
 
-    def end(self, reason: str, error: BaseException | None = None) -> News:
-        """End early. The news of an abort has the text that was not certain yet."""
-        news = super().end(reason, error)
+    def end(self, reason: str, error: BaseException | None = None) -> RequestUpdate:
+        """End early. The update of an abort has the text that was not certain yet."""
+        update = super().end(reason, error)
         if self.searched_text is not None:
-            news.text = self.searched_text.finish() if error is None else ""
-        return news
+            update.text = self.searched_text.finish() if error is None else ""
+        return update
 
-    def let_go(self) -> None:
-        """As that of all works."""
-        super().let_go()
-        self.next_token = None
+    def release(self) -> None:
+        """Drop all references back to this request, as `EngineRequest.release` does."""
+        super().release()
+        self.token_update = None
 
     def _advance_constraint(self, token_id: int) -> bool:
-        """Tell the matcher, if there is one, about a token; returns whether it allows nothing more."""
+        """Let the matcher, if there is one, take in a token; returns whether it allows no further token."""
         constraint = self.sequence.constraint
-        if constraint is None or self.finish_reason is not None:  # the token that ends a sequence is not for matchers
+        if constraint is None or self.finish_reason is not None:  # matchers do not get a stop token
             return False
         constraint.advance(token_id)
         if isinstance(constraint, TokenRules) and constraint.is_over:
@@ -331,7 +340,7 @@ class Completion(Work):
 
     @property
     def reader(self) -> CompletionReader:
-        """The reader whose text is in the output: one that has read all news, if there is one."""
+        """The reader whose text is in the output: one that has read all updates, if there is one."""
         if self._reader is None:
             self._reader = CompletionReader(self)
         return self._reader
@@ -342,17 +351,17 @@ class Completion(Work):
 
 
 class CompletionReader:
-    """Makes events and text from the news of a completion, for one caller and in its thread.
+    """Makes events and text from the updates of a completion, for one caller and in its thread.
 
-    An exception such as KeyboardInterrupt may interrupt it anywhere. Another reader then starts at the first news.
+    An exception such as KeyboardInterrupt may interrupt it anywhere. Another reader then starts at the first update.
     """
 
     def __init__(self, completion: Completion) -> None:
-        self._completion: Completion = weakref.proxy(completion)  # which has the reader, or is held beside it
+        self._completion: Completion = weakref.proxy(completion)  # it has this reader, or is kept alive beside it
         # None: there is no tokenizer, or the engine thread makes the text.
         self._text = None if completion.sequence.params.stop else completion.make_text()
-        self._num_heard = completion.num_given  # tokens
-        self._error: BaseException | None = None  # of the tokenizer
+        self._num_read = completion.num_given  # tokens of the output that were given to the caller
+        self._error: BaseException | None = None  # raised by the tokenizer
         self._given_text = completion.given_text
         if self._text is not None and completion.num_given:
             self._given_text = self._text.push_some(completion.sequence.output_token_ids[: completion.num_given])
@@ -363,30 +372,30 @@ class CompletionReader:
         return self._error or self._completion.error
 
     def given(self) -> Delta:
-        """What came with the request, as if it had been said here."""
-        of, count = self._completion, self._completion.num_given
-        ids, top = of.sequence.output_token_ids[:count], of.logprobs[:count]
-        return Delta(of.prompt_index, of.index, self._given_text, ids, top, None, None)
+        """The tokens that came with the request, as if they had been generated here."""
+        completion, count = self._completion, self._completion.num_given
+        ids, top = completion.sequence.output_token_ids[:count], completion.logprobs[:count]
+        return Delta(completion.prompt_index, completion.index, self._given_text, ids, top, None, None)
 
-    def event(self, news: News) -> TokenEvent | None:
-        """The event of the next news; None after decoding the text has failed."""
+    def event(self, update: RequestUpdate) -> TokenEvent | None:
+        """Make the event of the next update; None after decoding the text has failed."""
         if self._error is not None:
             return None
         completion = self._completion
-        token_id, num_tokens = news.token_id, news.num_tokens
-        if news.is_next:
-            token_id, num_tokens = completion.sequence.output_token_ids[self._num_heard], self._num_heard + 1
-        text, reason, error = self._hear(news, num_tokens)
+        token_id, num_tokens = update.token_id, update.num_tokens
+        if update.is_next:
+            token_id, num_tokens = completion.sequence.output_token_ids[self._num_read], self._num_read + 1
+        text, reason, error = self._take(update, num_tokens)
         return TokenEvent(
             completion.request_id,
             completion.prompt_index,
             token_id,
-            news.text or text,
-            news.logprob,
+            update.text or text,
+            update.logprob,
             reason,
             completion=completion.index,
             error=error,
-            top_logprobs=None if news.top_logprobs is None else self._named(news.top_logprobs),
+            top_logprobs=None if update.top_logprobs is None else self._named(update.top_logprobs),
         )
 
     def _named(self, logprobs: Mapping[int, float]) -> dict[int, Logprob]:
@@ -396,26 +405,26 @@ class CompletionReader:
     @property
     def has_more(self) -> bool:
         """Whether a plain sequence has tokens that were not given yet."""
-        return self._num_known() > self._num_heard
+        return self._num_known() > self._num_read
 
     def _num_known(self) -> int:
-        """Tokens of a plain sequence so far, but for one that ends it, which comes with the news of the end."""
+        """Tokens of a plain sequence so far, without a stop token, which comes with the last update."""
         sequence = self._completion.sequence
         ids = sequence.output_token_ids
         count = len(ids)  # the engine thread adds to it meanwhile
         return count - (count > 0 and ids[count - 1] in sequence.stop_token_ids)
 
-    def delta(self, news: SequenceOf[News]) -> Delta | None:
-        """The next news, one or more, as one; None: they tell nothing new, or decoding the text has failed."""
+    def delta(self, updates: SequenceOf[RequestUpdate]) -> Delta | None:
+        """Make one delta of the next updates; None: they bring nothing new, or decoding the text has failed."""
         if self._error is not None:
             return None
-        completion, sequence, last, begin = self._completion, self._completion.sequence, news[-1], self._num_heard
+        completion, sequence, last, begin = self._completion, self._completion.sequence, updates[-1], self._num_read
         num_tokens = self._num_known() if last.is_next else last.num_tokens
-        if last.is_next and num_tokens <= begin:  # given with the tokens before it
+        if last.is_next and num_tokens <= begin:  # these tokens were given with those before
             return None
-        text, reason, error = self._hear(last, num_tokens)
+        text, reason, error = self._take(last, num_tokens)
         if sequence.params.stop:
-            text = "".join([item.text or "" for item in news])
+            text = "".join([update.text or "" for update in updates])
         return Delta(
             completion.prompt_index,
             completion.index,
@@ -426,17 +435,20 @@ class CompletionReader:
             error,
         )
 
-    def _hear(self, last: News, num_tokens: int) -> tuple[str, str | None, BaseException | None]:
-        """Take in the first `num_tokens` tokens: their new text, unless the engine thread makes it; reason, error."""
+    def _take(self, last: RequestUpdate, num_tokens: int) -> tuple[str, str | None, BaseException | None]:
+        """Take in the first `num_tokens` tokens; returns their new text, the reason of an end, and an error.
+
+        The text is empty if the engine thread makes it.
+        """
         reason, error, text = last.finish_reason, last.error, ""
         if last.text is None:
             sequence = self._completion.sequence
             is_stop_token = reason == "stop" and last.token_id in sequence.stop_token_ids  # a stop token has no text
             try:
                 text = self._read_text(num_tokens - is_stop_token, is_last=reason is not None and error is None)
-            except Exception as failure:  # of the tokenizer
+            except Exception as failure:  # raised by the tokenizer
                 self._error, reason, error = failure, "error", failure
-        self._num_heard = num_tokens
+        self._num_read = num_tokens
         return text, reason, error
 
     def _read_text(self, num_tokens: int, is_last: bool) -> str:
@@ -444,8 +456,8 @@ class CompletionReader:
         text = self._text
         if text is None:
             return ""
-        ids = self._completion.sequence.output_token_ids[self._num_heard : num_tokens]
-        if is_last and self._num_heard == 0:
+        ids = self._completion.sequence.output_token_ids[self._num_read : num_tokens]
+        if is_last and self._num_read == 0:
             return text.push_all(ids)
         delta = text.push_some(ids)
         return delta + text.finish() if is_last else delta
@@ -486,7 +498,7 @@ class GenerationRequest:
     completions : list of Completion
         `n` of them.
     constraint : Matcher, optional
-        What the completions may say, at its beginning; each gets a copy of its own.
+        Says which tokens may come first; each completion gets a copy.
     """
 
     def __init__(
@@ -499,11 +511,11 @@ class GenerationRequest:
             for completion in completions:
                 completion.constrain(constraint.copy())
         self.arrival = time.perf_counter()
-        self.works: list[Work] = []  # submitted to the scheduler, in this order; followers come later
+        self.to_submit: list[EngineRequest] = []  # given to the engine thread in this order; dependents start later
         first = completions[0]
-        first.followers = list(completions[1:])
-        first.sequence.owner_sees_end_only &= not first.followers  # followers wait for its first token
-        self.works.append(first)
+        first.dependents = list(completions[1:])
+        first.sequence.is_plain &= not first.dependents  # the engine thread starts these at its first token
+        self.to_submit.append(first)
         sequence = first.sequence
         self._params: SamplingParams = sequence.params
         self._prompt_token_ids = sequence.prompt_token_ids
@@ -513,28 +525,28 @@ class GenerationRequest:
             scored = Sequence(
                 self._prompt_token_ids, self._params, seed=0, collect_logits=True, adapter=sequence.adapter
             )
-            work = LogitsWork(scored, self._prompt_logprobs.take)
-            work.followers = [first]
-            self.works = [work]
+            scoring = PromptRequest(scored, self._prompt_logprobs.take)
+            scoring.dependents = [first]
+            self.to_submit = [scoring]
 
     @property
-    def ends(self) -> list[Completion]:
-        """The works whose ends are told: the completions."""
+    def reported(self) -> list[Completion]:
+        """The requests whose updates are delivered: the completions."""
         return self.completions
 
     @property
-    def all_works(self) -> list[Work]:
-        """All works, including followers."""
-        return [*(w for w in self.works if w is not self.completions[0]), *self.completions]
+    def all_requests(self) -> list[EngineRequest]:
+        """All requests of the engine thread, including dependents."""
+        return [*(one for one in self.to_submit if one is not self.completions[0]), *self.completions]
 
     @property
     def leader(self) -> Sequence:
-        """The sequence that computes the prompt: that of the first completion, or one that scores the prompt before."""
-        return self.works[0].sequence
+        """The sequence that computes the prompt: of the first completion, or of the request that scores the prompt."""
+        return self.to_submit[0].sequence
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first completion has a token or has ended: then no prompt is left to be computed."""
+        """Whether the first completion has a token or has ended, so that no prompt is left to be computed."""
         first = self.completions[0]
         return bool(first.sequence.token_times) or first.finish_reason is not None
 
@@ -548,16 +560,16 @@ class GenerationRequest:
         """The exception to raise if no completion succeeded; else None."""
         return failure_of(c.reader for c in self.completions)
 
-    def listen(self, deliver: Callable[[News], object], *, ends_only: bool = False) -> None:
-        """Let the engine thread call `deliver` with the news of the completions, or only with the last of each."""
+    def listen(self, deliver: Callable[[RequestUpdate], object], *, ends_only: bool = False) -> None:
+        """Let the engine thread call `deliver` with the updates of the completions, or only with the last of each."""
         for completion in self.completions:
             completion.deliver = deliver
             completion.sequence.is_streamed = not ends_only
 
-    def output(self, readers: Mapping[Work, CompletionReader] | None = None) -> RequestOutput:
+    def output(self, readers: Mapping[EngineRequest, CompletionReader] | None = None) -> RequestOutput:
         """The result so far, with the timings of the first completion.
 
-        `readers`: readers that have the text, by completion; None: those of the completions themselves.
+        `readers`: the readers that have the text of each completion; None: `Completion.reader`.
         """
         first = self.completions[0]
         leader = self.leader

@@ -49,9 +49,9 @@ def make_app(
         For the metrics of the replicas.
     metrics : RouterMetrics
     keys : Keys
-        Of clients.
+        Keys of clients.
     admin_keys : Keys
-        Of operators, who may add and remove replicas; if there is none, no request may.
+        Keys of operators, who may add and remove replicas. Without such keys no request may.
     traces : Traces, optional
     """
     changes = _Changes(settings, pool)

@@ -29,7 +29,7 @@ def prefix_hashes(body: Mapping[str, Any]) -> list[int]:
     Parameters
     ----------
     body : mapping
-        Of any route. What is not as it should be has no chain; the replica will say what is wrong with it.
+        The body of a request to any route. A malformed one has no chain; the replica will say what is wrong.
     """
     prompt = body.get("prompt", body.get("input"))
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], Mapping):  # a list of prompts, or token ids

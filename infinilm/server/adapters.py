@@ -22,11 +22,11 @@ _LONGEST_NAME = 256  # characters
 
 def load_adapter(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> str:
     """Load what a body asks for, which takes a while; returns vLLM's words of success. Raises ApiError."""
-    root = _allowed(service)
     body = Body(values, unknown=unknown)
     name, path = body.need("lora_name", some_text), body.need("lora_path", some_text)
     body.refuse("load_inplace", "unload the adapter first", False)
     body.finish()
+    root = _allowed(service)
     llm = service.llm
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise ApiError(f"lora_name: expected at most {_LONGEST_NAME} printable characters", param="lora_name")
@@ -44,12 +44,15 @@ def load_adapter(service: Service, values: Mapping[str, Any], unknown: UnknownFi
 
 
 def unload_adapter(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> str:
-    """Unload what a body names; what runs ends with it. Returns vLLM's words of success. Raises ApiError."""
-    _allowed(service)
+    """Unload the adapter that a body names; its running requests end with it.
+
+    Returns vLLM's words of success. Raises ApiError.
+    """
     body = Body(values, unknown=unknown)
     name = body.need("lora_name", text)
     body.take("lora_int_id", integer(0))  # vLLM's own number of it; the name says enough
     body.finish()
+    _allowed(service)
     try:
         service.llm.remove_lora(name)
     except ConfigError as error:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from infinilm.outputs import RequestOutput
-from infinilm.requests.request import Delta
+from infinilm.outputs import Delta, RequestOutput
 from infinilm.text.answers import CALL_PREFIX, Choice, ChoiceMaker, Part, new_id
 from infinilm.text.tokenizer import Tokenizer
 
@@ -25,6 +24,7 @@ __all__ = [
     "finish_reason",
     "new_id",
     "sent_event",
+    "timings",
     "told_prompt_logprobs",
     "usage",
 ]
@@ -49,6 +49,32 @@ def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) ->
         "prompt_tokens_details": {"cached_tokens": cached},
         **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
     }
+
+
+def timings(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """How long prompts and answers took, by llama.cpp's names, of outputs that have ended; several are taken together.
+
+    A prompt takes from the first step that works on it to the first token, and the answer from there to its last token.
+    """
+    counted = usage(outputs)
+    found = [output.metrics for output in outputs if output.metrics is not None]
+    begins = [m.queue_time for m in found if m.queue_time is not None]
+    firsts = [m.token_times[0] for m in found if m.token_times]
+    lasts = [m.token_times[-1] for m in found if m.token_times]
+    cached = counted["prompt_tokens_details"]["cached_tokens"]
+    prompt_n, predicted_n = counted["prompt_tokens"] - cached, counted["completion_tokens"]
+    prompt = max(firsts, default=0.0) - min(begins, default=0.0)
+    predicted = max(lasts, default=0.0) - min(firsts, default=0.0)
+
+    def rates(name: str, count: int, seconds: float) -> dict[str, float]:
+        return {
+            f"{name}_n": count,
+            f"{name}_ms": seconds * 1e3,
+            f"{name}_per_token_ms": seconds * 1e3 / max(count, 1),
+            f"{name}_per_second": count / seconds if seconds > 0 else 0.0,
+        }
+
+    return {"cache_n": cached, **rates("prompt", prompt_n, prompt), **rates("predicted", predicted_n, predicted)}
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -106,9 +132,9 @@ class ChunkWriter:
         choice = f'{{"index":{index},{begin}{_to_json(text)}{end},"logprobs":null,"finish_reason":null}}'
         return f'{self._begin}"choices":[{choice}]{self._end}'
 
-    def usage(self, counted: Mapping[str, Any]) -> str:
-        """The chunk behind the choices."""
-        return f'{self._begin}"choices":[],"usage":{_to_json(counted)}}}\n\n'
+    def usage(self, counted: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+        """The chunk behind the choices; `beside`: more fields of it."""
+        return f'{self._begin}"choices":[],{_to_json({"usage": counted, **beside})[1:]}\n\n'
 
 
 def by_choice(deltas: Sequence[Delta], n: int) -> list[tuple[int, Delta]]:
@@ -186,7 +212,7 @@ class CompletionLogprobs:
         self._offset = 0  # characters of the text so far
 
     def add(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
-        """Of the tokens that follow."""
+        """Return the log-probabilities of the next tokens, in the lists of OpenAI's completions."""
         result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, logprob, tops in tokens:
             data = self._tokenizer.token_bytes(token_id)

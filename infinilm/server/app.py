@@ -8,24 +8,26 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from infinilm.calls import AsyncRequests
 from infinilm.errors import EngineDeadError, did_you_mean
-from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.adapters import load_adapter, unload_adapter
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, mapping, text
-from infinilm.server.chat import ChatCall, ChatStream, read_chat, take_ending, whole_chat
+from infinilm.server.bodies import ApiError, UnknownFields
+from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import embeddings, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
+from infinilm.server.openapi import description
 from infinilm.server.page import chat_page
 from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
@@ -33,6 +35,7 @@ from infinilm.server.responses import read_response
 from infinilm.server.service import Service, bad_request
 from infinilm.server.silence import ping, without_silence
 from infinilm.server.structured import relaxed_header
+from infinilm.server.tokens import detokenize, tokenize
 
 __all__ = ["handler_of", "make_app"]
 
@@ -268,11 +271,13 @@ class _Stream(Response):
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
-async def _beside(service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones."""
+async def _beside(
+    service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any, long_reader: Executor | None = None
+) -> T:
+    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones, in `long_reader`."""
     if num_bytes <= _SHORT_BODY:
         return work(*arguments)
-    reader = service.long_reader if num_bytes > _LONG_BODY else None
+    reader = (long_reader or service.long_reader) if num_bytes > _LONG_BODY else None
     return await asyncio.get_running_loop().run_in_executor(reader, work, *arguments)
 
 
@@ -376,51 +381,24 @@ async def _change_adapters(
 
 
 async def _tokenize(service: Service, request: Request) -> Response:
-    """As vLLM's: a prompt, or messages, to token ids."""
-    values = await _json(service, request)
-
-    def work() -> dict[str, Any]:
-        body, llm = Body(values, unknown=request.state.unknown), service.llm
-        service.check_model(body.take("model", text))
-        if "messages" in values:
-            kwargs = body.take("chat_template_kwargs", mapping) or {}
-            ending = take_ending(body)
-            tools = body.take("tools", anything)
-            body.refuse("add_special_tokens", "the chat template writes them", False)
-            body.refuse("prompt", "there are messages; send one or the other")
-            messages: Any = body.need("messages", anything)
-            chosen: Any = tools or None
-            _, ids = service.render(messages, chosen, ending, kwargs)
-        else:
-            special = body.take("add_special_tokens", boolean)
-            with bad_request("prompt"):
-                ids = llm.tokenize(body.need("prompt", text), add_special_tokens=special is not False)
-        wants_texts = body.take("return_token_strs", boolean)
-        body.finish()
-        texts = [llm.tokenizer.id_to_token(i) for i in ids] if wants_texts else None
-        return {"count": len(ids), "max_model_len": llm.max_model_len, "tokens": ids, "token_strs": texts}
-
-    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
+    return await _tokens(service, request, tokenize)
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
+    return await _tokens(service, request, detokenize)
 
-    def work() -> dict[str, Any]:
-        body = Body(values, unknown=request.state.unknown)
-        service.check_model(body.take("model", text))
-        tokens: Any = body.need("tokens", anything)
-        body.finish()
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ApiError("tokens: expected a list of token ids", param="tokens")
-        size = service.llm.config.vocab_size
-        for token in tokens:
-            if not 0 <= token < size:
-                raise ApiError(f"tokens: {token} is none of the model's, which are 0..{size - 1}", param="tokens")
-        with bad_request("tokens"):
-            return {"prompt": service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
 
-    return JSONResponse(await _beside(service, max(len(await request.body()), _SHORT_BODY + 1), work))
+async def _tokens(
+    service: Service,
+    request: Request,
+    convert: Callable[[Service, Mapping[str, Any], UnknownFields], dict[str, Any]],
+) -> Response:
+    """Answer what is about tokens alone, in a thread, and never before one who waits for an answer of the model."""
+    values, num_bytes = await _json(service, request), max(len(await request.body()), _SHORT_BODY + 1)
+    made = await _beside(
+        service, num_bytes, convert, service, values, request.state.unknown, long_reader=service.long_tokenizer
+    )
+    return JSONResponse(made)
 
 
 async def _tokenizer_info(service: Service, _: Request) -> Response:
@@ -463,6 +441,12 @@ async def _replica(service: Service, _: Request) -> Response:
     return JSONResponse({"instance": service.instance, **found})
 
 
+async def _openapi(service: Service, _request: Request) -> Response:
+    """A description of all this for programs; it is made when it is asked for, since readers of bodies are asked."""
+    taken = {path: method for path, (method, _) in _PATHS.items()} | {f"{_MODEL_PATH}{{model}}": "GET"}
+    return JSONResponse(await asyncio.to_thread(description, service, taken))
+
+
 async def _version(service: Service, _: Request) -> Response:
     return JSONResponse({"version": service.version})
 
@@ -492,6 +476,7 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/live": ("GET", _live),
     "/replica": ("GET", _replica),
     "/version": ("GET", _version),
+    "/openapi.json": ("GET", _openapi),
     "/metrics": ("GET", _metrics),
 }
 

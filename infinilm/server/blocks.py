@@ -1,7 +1,7 @@
 """An answer as a row of blocks - reasoning, text, calls of tools -, as the newer APIs have it.
 
 A `BlockBuilder` is fed with pieces of one choice and gives the events of a stream; what it holds at the end is the
-whole answer. So what is streamed and what is not are one.
+whole answer. So streamed answers and whole ones have one form.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infinilm.outputs import RequestOutput
-from infinilm.requests.request import Delta
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls import AsyncRequests
+from infinilm.outputs import Delta, RequestOutput
 from infinilm.server.answers import Choice, sent_event
 from infinilm.server.chat import ChatCall, chat_pieces
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from infinilm.errors import did_you_mean
 
 __all__ = [
     "ApiError",
     "Body",
+    "Kind",
     "UnknownFields",
+    "anything",
     "boolean",
+    "described",
     "integer",
     "list_of",
+    "mapping",
     "number",
     "one_of",
     "some_text",
@@ -34,8 +39,33 @@ _MOST_IGNORED = 100  # fields, for the same reason
 _MISSPELT = 0.85  # of `difflib`, from which on a name is taken for a misspelling of another one
 
 T = TypeVar("T")
-Kind = Callable[[str, object], T]
-"""Checks a value; called with the name of the field and the value, raises ApiError."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T_co]):
+    """What a value of a field may be.
+
+    Attributes
+    ----------
+    check : callable
+        Gets the name of the field and a value; gives the value as it is used, or raises ApiError.
+    schema : mapping
+        JSON Schema of the values that pass, for /openapi.json.
+    """
+
+    check: Callable[[str, object], T_co]
+    schema: Mapping[str, Any]
+
+    def __call__(self, name: str, value: object) -> T_co:
+        """Check a value."""
+        return self.check(name, value)
+
+
+def described(schema: Mapping[str, Any]) -> Callable[[Callable[[str, object], T]], Kind[T]]:
+    """Make a check a `Kind`, a decorator."""
+    return lambda check: Kind(check, schema)
+
 
 MOST_ITEMS = 1 << 16
 """A list or an object may have so many: each is checked by itself, which takes a microsecond and some hundred bytes."""
@@ -48,7 +78,7 @@ class ApiError(Exception):
     ----------
     message : str
     status : int
-        Of HTTP.
+        The HTTP status.
     param : str, optional
         The field of the body that is at fault.
     code : str, optional
@@ -96,18 +126,22 @@ class UnknownFields:
 
     Attributes
     ----------
+    is_lenient : bool
     ignored : list of str
         Names of those that were ignored.
     """
 
     def __init__(self, is_lenient: bool = False) -> None:
-        self._is_lenient = is_lenient
+        self.is_lenient = is_lenient
         self.ignored: list[str] = []
+
+    def read(self, name: str, schema: Mapping[str, Any], *, is_needed: bool = False) -> None:
+        """A reader of bodies knows a field of this name; for /openapi.json, which overrides this."""
 
     def meet(self, where: str, name: str, known: Sequence[str]) -> None:
         """Note a field, or refuse it by an ApiError; `known`: the names that could stand in its place."""
         name = name[:_LONGEST_NAME]
-        if self._is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
+        if self.is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
             self.ignored.append(where + name)
             if len(self.ignored) > _MOST_IGNORED:
                 raise ApiError(f"more than {_MOST_IGNORED} fields are not known here, among them {where}{name}")
@@ -147,10 +181,12 @@ class Body:
     def take(self, name: str, kind: Kind[T]) -> T | None:
         """The checked value of a field, None where it is not said."""
         self._known.append(name)
+        self._unknown.read(self.where + name, kind.schema)
         return kind(self.where + name, self._left.pop(name)) if name in self._left else None
 
     def need(self, name: str, kind: Kind[T]) -> T:
         """The checked value of a field that must be there."""
+        self._unknown.read(self.where + name, kind.schema, is_needed=True)
         value = self.take(name, kind)
         if value is None:
             raise ApiError(f"{self.where}{name} is missing", param=self.where + name)
@@ -168,11 +204,14 @@ class Body:
         """Take fields that have no effect here, whatever they hold."""
         for name in names:
             self._known.append(name)
+            self._unknown.read(self.where + name, {"description": "Taken without effect."})
             self._left.pop(name, None)
 
     def refuse(self, name: str, why: str, *neutral: object) -> None:
         """Refuse a field unless its value asks for nothing."""
         self._known.append(name)
+        why_not = {"enum": list(neutral), "description": f"Not supported: {why}."}
+        self._unknown.read(self.where + name, why_not)
         value = self._left.pop(name, None)
         if value is not None and value not in neutral:
             raise ApiError(f"{self.where}{name} is not supported: {why}", param=self.where + name)
@@ -193,6 +232,7 @@ def _wrong(name: str, expected: str, value: object) -> ApiError:
     return ApiError(f"{name}: expected {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}", param=name)
 
 
+@described({"type": "string"})
 def text(name: str, value: object) -> str:
     """Any string."""
     if not isinstance(value, str):
@@ -200,6 +240,7 @@ def text(name: str, value: object) -> str:
     return value
 
 
+@described({"type": "string", "minLength": 1})
 def some_text(name: str, value: object) -> str:
     """Any string but the empty one."""
     if text(name, value) == "":
@@ -207,6 +248,7 @@ def some_text(name: str, value: object) -> str:
     return text(name, value)
 
 
+@described({"type": "boolean"})
 def boolean(name: str, value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool):
@@ -216,8 +258,10 @@ def boolean(name: str, value: object) -> bool:
 
 def integer(least: int, most: int | None = None) -> Kind[int]:
     """A whole number between bounds, both included; 3.0 is one, as JSON has one kind of number."""
+    schema = {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
     limits = f">= {least}" if most is None else f"in {least}..{most}"
 
+    @described(schema)
     def check(name: str, value: object) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -236,6 +280,7 @@ def integer(least: int, most: int | None = None) -> Kind[int]:
 def number(least: float, most: float) -> Kind[float]:
     """A number between bounds, both included."""
 
+    @described({"type": "number", "minimum": least, "maximum": most})
     def check(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
             raise _wrong(name, f"a number in {least:g}..{most:g}", value)
@@ -247,6 +292,7 @@ def number(least: float, most: float) -> Kind[float]:
 def one_of(*choices: str) -> Kind[str]:
     """One of some strings."""
 
+    @described({"type": "string", "enum": list(choices)})
     def check(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in choices:
             raise _wrong(name, f"one of {', '.join(map(repr, choices))}", value)
@@ -257,7 +303,10 @@ def one_of(*choices: str) -> Kind[str]:
 
 def list_of(kind: Kind[T], most: int = MOST_ITEMS) -> Kind[list[T]]:
     """A list of values of a kind, or one alone where it is not a list."""
+    schema = kind.schema
+    one_or_many = {"anyOf": [schema, {"type": "array", "items": schema, "maxItems": most}]}
 
+    @described(one_or_many if schema else {})
     def check(name: str, value: object) -> list[T]:
         items: Sequence[object] = value if isinstance(value, list) else [value]
         if kind is mapping and not isinstance(value, (list, dict)):
@@ -269,6 +318,7 @@ def list_of(kind: Kind[T], most: int = MOST_ITEMS) -> Kind[list[T]]:
     return check
 
 
+@described({"type": "object"})
 def mapping(name: str, value: object) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
@@ -278,6 +328,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     return value
 
 
+@described({})
 def anything(name: str, value: object) -> object:
     """Any value; it is checked where it is used."""
     return value

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.outputs import RequestOutput
-from infinilm.requests.request import Delta
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls import AsyncRequests
+from infinilm.outputs import Delta, RequestOutput
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import (
     Choice,
@@ -21,10 +20,11 @@ from infinilm.server.answers import (
     chat_logprobs,
     finish_reason,
     new_id,
+    timings,
     told_prompt_logprobs,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import ApiError, Body, Kind, UnknownFields, boolean, integer, list_of, mapping, one_of, text
 from infinilm.server.sampling import (
     MAX_TOP_LOGPROBS,
     StreamOptions,
@@ -48,6 +48,13 @@ from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "take_ending", "whole_chat"]
 
 
+MESSAGES = Kind(
+    list_of(mapping).check,
+    {"type": "array", "items": {"type": "object", "properties": {"role": text.schema}, "required": ["role"]}},
+)
+"""The messages of a conversation, whose other fields its template reads."""
+
+
 @dataclass(slots=True)
 class ChatCall:
     """A checked request for a chat completion."""
@@ -65,6 +72,7 @@ class ChatCall:
     stream_options: StreamOptions
     return_token_ids: bool
     prompt_logprobs: int | None
+    tells_timings: bool
     model: str
     tokenizer: Tokenizer
 
@@ -90,6 +98,10 @@ class ChatCall:
             texts = [self._texts(choice.token_ids) for choice in output.outputs]
             count = sum(num_reasoning(self.prompt, marks, pieces) for pieces in texts)
         return usage([output], count)
+
+    def timings(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The field of the answer, if it was asked for."""
+        return {"timings": timings(outputs)} if self.tells_timings else {}
 
     def _texts(self, token_ids: Sequence[int]) -> Iterator[str]:
         """What each token adds to the text in which the reasoning is looked for."""
@@ -128,7 +140,7 @@ def read_chat(
 def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     llm = service.llm
     model = service.check_model(body.take("model", text))
-    messages = body.need("messages", list_of(mapping))
+    messages = body.need("messages", MESSAGES)
     choice = take_tool_choice(body, take_tools(body))
     constraint = take_constraint(body, format_name)
     parallel = body.take("parallel_tool_calls", boolean)
@@ -142,6 +154,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
     return_token_ids = bool(body.take("return_token_ids", boolean))
     prompt_logprobs = take_prompt_logprobs(body, is_stream)
+    tells_timings = bool(body.take("timings_per_token", boolean))
     body.refuse("audio", "this server makes text")
     body.refuse("modalities", "this server makes text", ["text"])
     body.refuse("web_search_options", "this server searches nothing")
@@ -150,6 +163,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
     body.refuse("include_reasoning", "the reasoning is always told", True)
     body.skip("prediction")
+    sampling = take_sampling(body)
+    body.finish()
 
     tools = as_prompted(choice.tools)
     prompt, ids = service.render(messages, tools or None, ending, kwargs)
@@ -182,8 +197,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     if form is not None and constraint is not None:
         form = form.as_json()  # so that no call gets past the grammar
     room = service.room(len(ids), "messages")
-    keywords = take_sampling(body, llm.default_sampling_params.max_tokens, room)
-    body.finish()
+    keywords = sampling.within(llm.default_sampling_params.max_tokens, room)
     keywords["lora"] = service.adapter_of(model)
     if wants_logprobs:
         keywords["logprobs"] = top or 0
@@ -207,6 +221,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         stream_options=stream_options,
         return_token_ids=return_token_ids,
         prompt_logprobs=prompt_logprobs,
+        tells_timings=tells_timings,
         model=model,
         tokenizer=llm.tokenizer,
     )
@@ -286,11 +301,12 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
         "system_fingerprint": service.fingerprint,
         **({"prompt_token_ids": call.prompt_token_ids} if call.return_token_ids else {}),
         **told_prompt_logprobs(output, call.prompt_logprobs, service.token_bytes),
+        **call.timings([output]),
     }
 
 
 def chat_pieces(makers: Sequence[ChoiceMaker], deltas: Sequence[Delta]) -> Iterator[tuple[int, Choice, Delta]]:
-    """What the choices say now: index, piece, and what it was made of. Raises what makes one fail."""
+    """The new text of the choices: index, piece, and its source. Raises the error that makes one fail."""
     for index, delta in by_choice(deltas, len(makers)):
         yield index, makers[index].push(delta.text, final=delta.finish_reason is not None), delta
 
@@ -369,4 +385,5 @@ class ChatStream:
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
         if self._call.stream_options.include_usage:
-            yield self._writer.usage(self._call.usage(self._running.outputs()[0]))
+            output = self._running.outputs()[0]
+            yield self._writer.usage(self._call.usage(output), self._call.timings([output]))

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.outputs import CompletionOutput, RequestOutput
-from infinilm.requests.request import Delta
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls import AsyncRequests
+from infinilm.outputs import CompletionOutput, Delta, RequestOutput
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import (
     ChunkWriter,
@@ -17,10 +16,11 @@ from infinilm.server.answers import (
     TokenLogprob,
     by_choice,
     new_id,
+    timings,
     told_prompt_logprobs,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, boolean, integer, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, text
 from infinilm.server.sampling import (
     MAX_TOP_LOGPROBS,
     StreamOptions,
@@ -29,7 +29,7 @@ from infinilm.server.sampling import (
     take_sampling,
     take_stream_options,
 )
-from infinilm.server.service import Service
+from infinilm.server.service import PROMPTS, Service
 from infinilm.server.structured import take_constraint
 
 __all__ = ["CompletionCall", "CompletionStream", "read_completion", "whole_completion"]
@@ -52,7 +52,12 @@ class CompletionCall:
     stream_options: StreamOptions
     return_token_ids: bool
     prompt_logprobs: int | None
+    tells_timings: bool
     model: str
+
+    def timings(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The field of the answer, if it was asked for."""
+        return {"timings": timings(outputs)} if self.tells_timings else {}
 
     def logprobs_maker(self, service: Service) -> CompletionLogprobs:
         """One for each choice."""
@@ -66,23 +71,24 @@ def read_completion(
     llm, body = service.llm, Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))
     special = body.take("add_special_tokens", boolean)
-    prompts = service.prompts("prompt", body.need("prompt", anything), _MAX_PROMPTS, special is not False)
+    given = body.need("prompt", PROMPTS)
     echo = bool(body.take("echo", boolean))
     top = body.take("logprobs", integer(0, MAX_TOP_LOGPROBS))
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
     return_token_ids = bool(body.take("return_token_ids", boolean))
     prompt_logprobs = take_prompt_logprobs(body, is_stream)
+    tells_timings = bool(body.take("timings_per_token", boolean))
     body.refuse("suffix", "no model that is known here fills in a middle", "")
     best_of = body.take("best_of", integer(1))
-    longest = max(map(len, prompts))
     scores_only = values.get("max_tokens") == 0
     if scores_only and not echo:
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
-    room = service.room(longest - (1 if scores_only else 0), "prompt")
-    keywords = take_sampling(body, _DEFAULT_LENGTH, room)
-    constraint = take_constraint(body)
+    sampling, constraint = take_sampling(body), take_constraint(body)
     body.finish()
+    prompts = service.prompts("prompt", given, _MAX_PROMPTS, special is not False)
+    room = service.room(max(map(len, prompts)) - (1 if scores_only else 0), "prompt")
+    keywords = sampling.within(_DEFAULT_LENGTH, room)
     n = keywords.get("n", llm.default_sampling_params.n)
     if best_of not in (None, n):
         raise ApiError("best_of is not supported: it must be n, or left out", param="best_of")
@@ -108,6 +114,7 @@ def read_completion(
         stream_options,
         return_token_ids,
         prompt_logprobs,
+        tells_timings,
         model,
     )
 
@@ -116,7 +123,7 @@ def whole_completion(service: Service, call: CompletionCall, running: AsyncReque
     """The answer of completions that have ended."""
     outputs = running.outputs()
     choices = [_choice(service, call, i, o, c) for i, o in enumerate(outputs) for c in o.outputs]
-    return {**_head(service, call), "choices": choices, "usage": _usage(call, outputs)}
+    return {**_head(service, call), "choices": choices, "usage": _usage(call, outputs), **call.timings(outputs)}
 
 
 def _head(service: Service, call: CompletionCall) -> dict[str, Any]:
@@ -159,7 +166,7 @@ def _echoed(service: Service, call: CompletionCall, output: RequestOutput) -> st
 
 
 def _prompt_tokens(call: CompletionCall, output: RequestOutput) -> list[TokenLogprob]:
-    """Of the text before an answer."""
+    """Log-probabilities of the text before an answer."""
     if not call.echo:
         return []
     listed = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
@@ -224,7 +231,8 @@ class CompletionStream:
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""
         if self._call.stream_options.include_usage:
-            yield self._writer.usage(_usage(self._call, self._running.outputs()))
+            outputs = self._running.outputs()
+            yield self._writer.usage(_usage(self._call, outputs), self._call.timings(outputs))
 
 
 def _usage(call: CompletionCall, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.server.bodies import ApiError, Body, UnknownFields, anything, one_of, text
+from infinilm.server.bodies import ApiError, Body, UnknownFields, one_of, text
 from infinilm.server.sampling import HARMLESS
-from infinilm.server.service import Service
+from infinilm.server.service import PROMPTS, Service
 
 __all__ = ["EmbeddingCall", "embeddings", "read_embedding"]
 
@@ -30,7 +30,7 @@ class EmbeddingCall:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """Tokens of all texts."""
         return sum(map(len, self.prompts))
 
 
@@ -38,12 +38,13 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))
-    prompts = service.prompts("input", body.need("input", anything), _MAX_INPUTS)
+    given = body.need("input", PROMPTS)
     form = body.take("encoding_format", one_of("float", "base64"))
     pooling = body.take("pooling", one_of("mean", "last")) or "mean"
     body.refuse("dimensions", "the vectors are those of the model, whole")
     body.skip(*HARMLESS)
     body.finish()
+    prompts = service.prompts("input", given, _MAX_INPUTS)
     limit = service.llm.max_model_len
     for i, ids in enumerate(prompts):
         if len(ids) > limit:

@@ -54,7 +54,9 @@ _OF_ZIPPED = frozenset({b"content-encoding", b"content-length"})  # headers that
 _UNDER_V1 = frozenset(
     {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "embeddings", "models"}
 )
-_AT_THE_ROOT = frozenset({"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics"})
+_AT_THE_ROOT = frozenset(
+    {"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics", "openapi.json"}
+)
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ping"})  # need no key
 
@@ -267,7 +269,7 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T], seconds: floa
     Parameters
     ----------
     receive : callable
-        Of ASGI, behind the body: it gives nothing more until the client leaves.
+        ASGI's `receive` behind the body: it gives nothing more until the client leaves.
     work : coroutine
     seconds : float, optional
         That it may take; None: as long as it likes.

@@ -18,10 +18,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from infinilm.calls import AsyncRequests
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.request import Completion, GenerationRequest
-from infinilm.requests.streams import AsyncRequests
 from infinilm.server.records import Phases, Record, phases
 
 __all__ = ["HttpCounter", "Metrics"]
@@ -69,7 +69,7 @@ class _Following:
 
 
 class Metrics(Collector):
-    """What the server has done, and what it does now.
+    """Counters of finished work, and gauges of running work.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ class HttpCounter(Collector):
     Parameters
     ----------
     prefix : str
-        Of the metric's name.
+        The beginning of the metric's name.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from infinilm.calls import AsyncRequests
 from infinilm.requests.request import GenerationRequest
-from infinilm.requests.streams import AsyncRequests
 
 __all__ = [
     "LEFT",
@@ -49,7 +49,7 @@ class Record:
     handler : str
         The route: the path if there is such a route, or else `NO_HANDLER`.
     headers : mapping of str to str
-        Of the request.
+        Headers of the request.
     began, ended : float
         Seconds, perf_counter.
     status : int
@@ -61,7 +61,7 @@ class Record:
     replica : int or None
         The index of the replica that has answered last, where this is a router.
     span : object or None
-        Of the trace, if there is one.
+        The span of the trace, if there is one.
     """
 
     request_id: str

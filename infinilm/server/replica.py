@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from infinilm.calls import AsyncRequests
 from infinilm.llm import LLM
-from infinilm.requests.request import Delta
-from infinilm.requests.streams import AsyncRequests
+from infinilm.outputs import Delta
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import new_id
 from infinilm.server.bodies import ApiError, Body, integer, list_of, mapping, text
@@ -38,11 +38,11 @@ class Resumption:
     Parameters
     ----------
     headers : mapping of str to str
-        Of the request.
+        Headers of the request.
     values : dict
         Its body, which loses the field `CONTINUE`.
     prefix : str
-        Of the ids of such answers; "": its events have no id, or the builder of the answer makes it.
+        The beginning of the ids of such answers; "": its events have no id, or the builder of the answer makes it.
 
     Attributes
     ----------

@@ -43,7 +43,8 @@ __all__ = [
 
 logger = logging.getLogger("infinilm.server")
 
-_YOUNG_OBJECTS = 10_000  # more than a burst of requests makes (docs/benchmarks.md, "Serving"); 700 in Python 3.11
+# More than a burst of requests makes (docs/measurements/benchmarks.md, "Serving"). Python 3.11 has 700.
+_YOUNG_OBJECTS = 10_000
 
 
 def serve(
@@ -252,7 +253,7 @@ def _collect_seldom() -> None:
 
 
 async def _drain(service: Service, server: uvicorn.Server) -> None:
-    """Let what runs end, and wait until clients have taken all of it: what is left in this process ends with it."""
+    """Let running requests end, and wait until clients have read their answers. The rest ends with this process."""
     await service.drain()
     await all_taken(server)
 

@@ -6,13 +6,14 @@ import dataclasses
 from typing import Any
 
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.bodies import ApiError, Body, boolean, integer, list_of, mapping, number, some_text
+from infinilm.server.bodies import ApiError, Body, boolean, described, integer, list_of, mapping, number, some_text
 from infinilm.server.service import bad_request
 
 __all__ = [
     "HARMLESS",
     "MAX_CHOICES",
     "MAX_TOP_LOGPROBS",
+    "Sampling",
     "StreamOptions",
     "make_params",
     "take_prompt_logprobs",
@@ -28,6 +29,7 @@ _INT64 = 2**63
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")  # the second is vLLM's
 
 
+@described(list_of(some_text, _MAX_STOP_STRINGS).schema)
 def _stops(name: str, value: object) -> list[str]:
     """Texts that end an answer; one that is empty alone is what some clients send where there is none."""
     return [] if value == "" else list_of(some_text, _MAX_STOP_STRINGS)(name, value)
@@ -60,18 +62,45 @@ HARMLESS = (
 )
 
 
-def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str, Any]:
-    """Keywords for `SamplingParams`, as changes to the model's defaults.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a body says of sampling.
 
-    Parameters
+    Attributes
     ----------
-    body : Body
-    default_length : int or None
-        Tokens of an answer where the body does not limit it, unless it asks for more by `min_tokens`; None: what there
-        is room for.
-    room : int
-        Tokens that the context has left beside the prompt; more than that is never asked for.
+    keywords : dict
+        For `SamplingParams`, as changes to the model's defaults, without a limit of tokens.
+    limit : int or None
+        Tokens of the answer that it asks for at most.
     """
+
+    keywords: dict[str, Any]
+    limit: int | None
+
+    def within(self, default_length: int | None, room: int) -> dict[str, Any]:
+        """The keywords with a limit of tokens. ApiError: there is no room for as many as there must be.
+
+        Parameters
+        ----------
+        default_length : int or None
+            Tokens of an answer where the body does not limit it, unless it asks for more by `min_tokens`; None: what
+            there is room for.
+        room : int
+            Tokens that the context has left beside the prompt; more than that is never asked for.
+        """
+        least, limit = self.keywords.get("min_tokens", 0), self.limit
+        if least > room:
+            raise ApiError(
+                f"min_tokens: expected at most {room}, for which the context has room behind the prompt, got {least}",
+                param="min_tokens",
+            )
+        if limit is None and default_length is not None:
+            limit = max(default_length, least)
+        return {**self.keywords, "max_tokens": room if limit is None else min(limit, room)}
+
+
+def take_sampling(body: Body) -> Sampling:
+    """Read the fields that say how to sample."""
     keywords: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         value = body.take(name, kind)
@@ -93,18 +122,10 @@ def take_sampling(body: Body, default_length: int | None, room: int) -> dict[str
         keywords["logit_bias"] = {_token_id(key): number(-100, 100)(f"logit_bias.{key}", v) for key, v in bias.items()}
     limits = [body.take("max_completion_tokens", integer(1)), body.take("max_tokens", integer(0))]
     said = [limit for limit in limits if limit is not None]
-    least = keywords.get("min_tokens", 0)
-    if least > room:
-        raise ApiError(
-            f"min_tokens: expected at most {room}, for which the context has room behind the prompt, got {least}",
-            param="min_tokens",
-        )
-    limit = min(said) if said else None if default_length is None else max(default_length, least)
-    keywords["max_tokens"] = room if limit is None else min(limit, room)
     body.refuse("truncate_prompt_tokens", "a prompt is never cut")
     body.refuse("spaces_between_special_tokens", "texts are told as they are", True)
     body.skip(*HARMLESS)
-    return keywords
+    return Sampling(keywords, min(said) if said else None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

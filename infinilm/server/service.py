@@ -1,4 +1,4 @@
-"""What every route needs: the model, who may still come in, and what has happened so far."""
+"""State that all routes share: the model, admission, and counters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
+from infinilm.calls import AsyncRequests
 from infinilm.constraint import Constraint
 from infinilm.errors import (
     CacheFullError,
@@ -29,9 +30,8 @@ from infinilm.errors import (
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.prompts import Prompt
-from infinilm.requests.streams import AsyncRequests
 from infinilm.sampling_params import SamplingParams
-from infinilm.server.bodies import ApiError, UnknownFields
+from infinilm.server.bodies import ApiError, Kind, UnknownFields, anything, text
 from infinilm.server.drain import Drainable
 from infinilm.server.guard import Receive, attended
 from infinilm.server.keys import Keys
@@ -43,14 +43,14 @@ from infinilm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from infinilm.server.traces import Traces
 
-__all__ = ["Service", "bad_request", "make_traces"]
+__all__ = ["PROMPTS", "Service", "bad_request", "make_traces"]
 
 logger = logging.getLogger("infinilm.server")
 
 T = TypeVar("T")
 
-# Every event of a stream takes some 80 us of CPU with its sockets (docs/benchmarks.md, "Serving"), which the engine may
-# need. So the next tokens of a stream wait a little for each other; its first token and its end wait for nothing.
+# Every event of a stream takes some 80 us of CPU with its sockets (docs/measurements/benchmarks.md, "Serving"), which
+# the engine may need. So the next tokens of a stream wait a little for each other; the first and the last do not wait.
 _REST_SECONDS = 0.02  # faster than people read
 _EVENTS_PER_SECOND = 800  # of all streams together, about: less than a tenth of a core
 
@@ -65,6 +65,11 @@ _FOR_OPERATORS = re.compile(
     r"; this LLM was made with limits\..*|,? or raise (limits\.)?[a-z_]+.*| \(max_num_seqs \+ limits\.max_queued_seqs\)"
 )
 
+# What may be tokenised at a time without being answered: 1 MiB, which takes half a second and 200 MB, and in any case a
+# text that fills the context.
+_LONGEST_TEXT = 1 << 20
+_CHARACTERS_OF_A_TOKEN = 32
+
 _AGENTS_PATHS = ("/v1/messages", "/v1/responses")  # which Claude Code and Codex call
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-\[\]]{1,64}")  # what goes into a log and a header; a client may send any text
 _MAX_TOLD_FIELDS = 256
@@ -75,6 +80,11 @@ _OF_TEMPLATES = {"self", "messages", "tools", "add_generation_prompt", "continue
 
 # What the library's errors begin with, if a field is at fault.
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"messages", "prompt", "tools"}
+
+
+_PROMPT = {"anyOf": [text.schema, {"type": "array", "items": {"type": "integer", "minimum": 0}}]}
+PROMPTS = Kind(anything.check, {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT}]})
+"""What `Service.prompts` reads."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -123,6 +133,8 @@ class Service(Drainable):
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
         # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
         self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
+        # The same for texts that are to be tokenised and no more, so that they never hold up who asks for an answer.
+        self.long_tokenizer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-text")
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         # The admitted calls whose prompts were not all computed when last looked at.
@@ -235,6 +247,12 @@ class Service(Drainable):
         if least > self.llm.max_model_len:
             raise self._too_long(least, param, "at least ")
 
+    def check_text(self, size: int, param: str, unit: str) -> None:
+        """ApiError if a text that is to be tokenised and no more, or its token ids, are more than anything needs."""
+        most = max(_LONGEST_TEXT, _CHARACTERS_OF_A_TOKEN * self.llm.max_model_len)
+        if size > most:
+            raise ApiError(f"{param}: expected at most {most} {unit}, got {size}: send it in parts", param=param)
+
     def _too_long(self, num_tokens: int, param: str, bound: str = "") -> ApiError:
         limit = self.llm.max_model_len
         return ApiError(
@@ -302,13 +320,12 @@ class Service(Drainable):
             return ApiError(_for_clients(error), param=named[0] if named is not None else None)
         if isinstance(error, TimeLimitError):
             assert self._llm is not None
-            limit = self._llm.limits.max_seconds
-            why = (
-                "the constraint was not compiled in time"  # which has a limit of its own
-                if limit is None
-                else f"the request took longer than {limit:g} s, the time limit of this server"
+            return ApiError(
+                f"the request took longer than {self._llm.limits.max_seconds:g} s, the time limit of this server: try "
+                "again later, or ask for less at a time",
+                504,
+                code="timeout",
             )
-            return ApiError(f"{why}: try again later, or ask for less at a time", 504, code="timeout")
         if isinstance(error, EngineDeadError):
             self._die(error)
             return ApiError("the engine died; the server must be started again", 503, code="dead")
@@ -384,6 +401,8 @@ class Service(Drainable):
             raise ApiError(
                 f"the constraint was not compiled within {limit:g} s, the time limit", 504, code="timeout"
             ) from None
+        except TimeLimitError as error:  # whose words say which limit
+            raise ApiError(f"{told(error)}; try again later", 504, code="timeout") from error
         except InfinilmError as error:
             raise self.failed(error) from error
 

@@ -10,10 +10,10 @@ from typing import Any
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError
 from infinilm.json_schema import EnforceableSchema, enforceable_schema
-from infinilm.server.bodies import ApiError, Body, anything, boolean, list_of, mapping, one_of, some_text, text
+from infinilm.server.bodies import ApiError, Body, Kind, anything, boolean, list_of, mapping, one_of, some_text, text
 from infinilm.server.service import Service, bad_request
 from infinilm.text.call_grammar import AnswerGrammar, Tool
-from infinilm.text.constraint import lark_rule
+from infinilm.text.grammars import lark_rule
 from infinilm.text.reasoning import Marks
 from infinilm.text.tool_calls import ToolCallFormat
 
@@ -30,6 +30,35 @@ __all__ = [
 _MAX_TOOLS = 1024
 _RELAXED = "x-infinilm-relaxed"
 _MAX_HEADER = 1024
+
+
+_FORMATS = one_of("text", "json_object", "json_schema", "structural_tag")
+FORMAT = Kind(mapping.check, {"type": "object", "properties": {"type": _FORMATS.schema}, "required": ["type"]})
+"""`response_format`, by whatever name."""
+_OUTPUTS = Kind(
+    mapping.check,
+    {
+        "type": "object",
+        "properties": {
+            "json": {},
+            "json_object": boolean.schema,
+            "regex": text.schema,
+            "choice": list_of(text).schema,
+            "grammar": text.schema,
+            "structural_tag": {},
+        },
+        "additionalProperties": False,
+    },
+)
+TOOLS = Kind(
+    list_of(mapping, _MAX_TOOLS).check,
+    {
+        "type": "array",
+        "maxItems": _MAX_TOOLS,
+        "items": {"type": "object", "properties": {"type": text.schema, "function": mapping.schema}},
+    },
+)
+_TOOL_CHOICE = Kind(anything.check, {"anyOf": [one_of("none", "auto", "required").schema, mapping.schema]})
 
 
 def relaxed_header(constraint: Constraint | None) -> dict[str, str]:
@@ -66,11 +95,11 @@ def _make(name: str, make: Callable[..., Constraint], *values: object, **options
 
 
 def _response_format(body: Body, name: str) -> Constraint | None:
-    values = body.take("response_format", mapping)
+    values = body.take("response_format", FORMAT)
     if values is None:
         return None
     form = Body(values, f"{name}.")
-    kind = form.need("type", one_of("text", "json_object", "json_schema", "structural_tag"))
+    kind = form.need("type", _FORMATS)
     constraint = None
     if kind == "json_object":
         schema = form.take("schema", mapping)  # as llama.cpp has it
@@ -106,7 +135,7 @@ def _of_llama_cpp(body: Body) -> list[Constraint | None]:
 
 def _of_vllm(body: Body) -> list[Constraint | None]:
     """The extra fields: `structured_outputs` and, as they were called before, `guided_json` and so on."""
-    values = body.take("structured_outputs", mapping)
+    values = body.take("structured_outputs", _OUTPUTS)
     found = _one_of_vllm(body, "guided_")
     if values:
         inner = Body(values, "structured_outputs.")
@@ -117,7 +146,7 @@ def _of_vllm(body: Body) -> list[Constraint | None]:
 
 
 def _one_of_vllm(body: Body, prefix: str) -> list[Constraint | None]:
-    def take(what: str, make: Callable[..., Constraint], kind: Callable[[str, object], Any]) -> Constraint | None:
+    def take(what: str, make: Callable[..., Constraint], kind: Kind[Any]) -> Constraint | None:
         value = body.take(prefix + what, kind)
         return None if value is None else _make(body.where + prefix + what, make, value)
 
@@ -164,7 +193,7 @@ class ToolChoice:
 def take_tools(body: Body) -> list[Mapping[str, Any]]:
     """Tools that are functions; those of other types are for other servers, and are passed over."""
     tools: list[Mapping[str, Any]] = []
-    for i, tool in enumerate(body.take("tools", list_of(mapping, _MAX_TOOLS)) or []):
+    for i, tool in enumerate(body.take("tools", TOOLS) or []):
         if text(f"tools[{i}].type", tool.get("type", "function")) != "function":
             continue
         function = mapping(f"tools[{i}].function", tool.get("function"))
@@ -177,7 +206,7 @@ def take_tools(body: Body) -> list[Mapping[str, Any]]:
 
 def take_tool_choice(body: Body, tools: list[Mapping[str, Any]]) -> ToolChoice:
     """`tool_choice`: none, auto, required, a function by name, or some of them. ApiError: it is something else."""
-    value = body.take("tool_choice", anything)
+    value = body.take("tool_choice", _TOOL_CHOICE)
     everything = list(range(len(tools)))
     if value in (None, "auto"):
         return ToolChoice(tools, everything)
@@ -202,7 +231,7 @@ def take_tool_choice(body: Body, tools: list[Mapping[str, Any]]) -> ToolChoice:
 
 
 def _function_name(tool: object) -> str:
-    """Of a function as `tool_choice` names it: by an object in it, as chats do, or flat, as responses do."""
+    """The name of a function, as `tool_choice` gives it: by an object in it, as chats do, or flat, as responses do."""
     named: object = tool.get("function", tool) if isinstance(tool, dict) else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
@@ -214,7 +243,7 @@ def _function_name(tool: object) -> str:
 
 
 def _place(tools: Sequence[Mapping[str, Any]], name: str) -> int:
-    """Of a function in `tools`."""
+    """The index of a function in `tools`."""
     for place, tool in enumerate(tools):
         if tool["function"]["name"] == name:
             return place
@@ -279,7 +308,7 @@ def answer_constraint(
 
 
 def _parameters(index: int, tool: Mapping[str, Any]) -> EnforceableSchema:
-    """The schema of the arguments: what is strict is enforced or refused, what is not where it can be."""
+    """The schema of the arguments. Strict ones are enforced or refused, others are enforced where that is possible."""
     function = tool["function"]
     where = f"tools[{index}].function.parameters"
     schema = mapping(where, function.get("parameters") or {"properties": {}, "additionalProperties": False})

@@ -32,7 +32,7 @@ class Traces:
     Parameters
     ----------
     name : str
-        Of the service, where `OTEL_SERVICE_NAME` does not say another one.
+        The name of the service, where `OTEL_SERVICE_NAME` does not say another one.
     model_name : str
     exporter : SpanExporter
         Where they go. How many are kept is decided by `OTEL_TRACES_SAMPLER`, as in all programs that use the SDK.

@@ -1,6 +1,6 @@
 """Grammars of answers that hold tool calls, or that follow a reasoning: Lark as llguidance takes it.
 
-What they let a model write is what `ToolCallParser` and `ReasoningSplitter` read.
+They let a model write the calls that `ToolCallParser` and `ReasoningSplitter` read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.text.constraint import json_rule
+from infinilm.text.grammars import json_rule
 from infinilm.text.reasoning import Marks
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat

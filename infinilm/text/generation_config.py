@@ -1,6 +1,6 @@
 """generation_config.json: how those who made a model want its tokens chosen.
 
-Read once by `LLM` and by `AutoModel`, and by whoever wants to know without loading a model. What a caller says counts
+`LLM` and `AutoModel` read it once; so do commands that do not load a model. What a caller says counts
 more than what the file says.
 """
 
@@ -109,7 +109,7 @@ class GenerationConfig:
         Parameters
         ----------
         folder
-            Of a checkpoint, or a GGUF file.
+            The folder of a checkpoint, or a GGUF file.
         generation_config
             "auto": what the folder's file says. "none": only its special tokens, which are facts of the model. Or the
             path of another such file, or of the folder that has it.

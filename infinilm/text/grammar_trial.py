@@ -165,7 +165,18 @@ class _Worker:
 
     def ask(self, grammar: str, end: float) -> str:
         """Try a grammar; returns llguidance's error, or how the process died of it."""
-        end = min(end, time.monotonic() + _WALL_SECONDS)
+        wall = time.monotonic() + _WALL_SECONDS
+        try:
+            return self._ask(grammar, min(end, wall))
+        except TimeLimitError:
+            if end <= wall:
+                raise
+            raise TimeLimitError(
+                f"the constraint was not compiled within {_WALL_SECONDS:g} s, the limit of every constraint: the "
+                "system is too busy"
+            ) from None
+
+    def _ask(self, grammar: str, end: float) -> str:
         for _ in range(_NUM_TRIES):
             process = self.start(end)
             error = self._exchange(process, grammar, end)

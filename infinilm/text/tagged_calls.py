@@ -187,7 +187,7 @@ def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
     ----------
     text : str
     schema : object
-        Of the value.
+        The schema of the value.
     root : mapping
         The schema that `$ref` in it refers to.
     """

@@ -23,6 +23,8 @@ from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.token_bound import TokenBound
+from infinilm.vocabulary.folder import FILES, read_vocabulary
+from infinilm.vocabulary.tokenizer_json import char_of_byte, token_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -47,19 +49,12 @@ _SHORT_TEXT = 1 << 16  # characters; counting the tokens of a longer text costs 
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def _token_text(value: object) -> str | None:
-    """Text of a token entry, which is a string or an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
 def read_special_tokens(model: Path) -> dict[str, str]:
     """Return bos_token, eos_token, ... of special_tokens_map.json and tokenizer_config.json, or of a GGUF file."""
     result: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_optional_model_json(model, name).items():
-            if key in _SPECIAL_KEYS and (text := _token_text(value)) is not None:
+            if key in _SPECIAL_KEYS and (text := token_text(value)) is not None:
                 result[key] = text
     return result
 
@@ -67,7 +62,7 @@ def read_special_tokens(model: Path) -> dict[str, str]:
 class Tokenizer:
     """The tokenizer of a checkpoint folder.
 
-    Without a tokenizer.json the object is false and knows the end-of-sequence ids only; encoding and decoding
+    Without a vocabulary the object is false and knows the end-of-sequence ids only; encoding and decoding
     then raise `RequestError`, and prompts of token ids still work.
 
     Parameters
@@ -94,7 +89,6 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self.source = source  # may be changed
-        self._how_to_convert = "" if backend is not None else _how_to_convert(Path(source).parent)
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
@@ -133,8 +127,9 @@ class Tokenizer:
         Parameters
         ----------
         folder : str or path
-            Holds tokenizer.json; eos ids come from generation_config.json, else config.json, else the
-            eos_token of tokenizer_config.json. Or a GGUF file.
+            Holds tokenizer.json, or a vocabulary in another form that is published (`infinilm.vocabulary`); eos ids
+            come from generation_config.json, else config.json, else the eos_token of tokenizer_config.json. Or a GGUF
+            file.
         tokenizer : str or path, optional
             Another folder or GGUF file, a tokenizer.json, or a hub id to take the tokenizer from; or a tokenizer: of
             transformers, of the tokenizers library, or a `Tokenizer`. Eos ids still come from `folder`.
@@ -152,19 +147,26 @@ class Tokenizer:
         generation = GenerationConfig.from_folder(home) if generation_config is None else generation_config
         if tokenizer is not None and not isinstance(tokenizer, (str, os.PathLike)):
             return cls._from_object(tokenizer, generation)
-        place = home if tokenizer is None else Path(download_folder(tokenizer, TOKENIZER_FILES)).expanduser()
+        place = (
+            home if tokenizer is None else Path(download_folder("tokenizer", tokenizer, TOKENIZER_FILES)).expanduser()
+        )
         whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None
+        special: dict[str, str] = {}
         try:
             backend = _open_backend(place if whole else place.parent, "tokenizer.json" if whole else place.name, path)
         except FileNotFoundError:
-            if tokenizer is not None:
+            found = read_vocabulary(place) if place.is_dir() else None
+            if found is not None:
+                path, special = found.path, found.special_tokens
+                backend = _backend_of(json.dumps(found.content, ensure_ascii=False).encode(), path)
+            elif tokenizer is not None:
                 raise ConfigError(
-                    f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json or a folder that holds it"
-                    f"{_how_to_convert(path.parent)}"
+                    f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json, or a folder that holds it or one of "
+                    f"{', '.join(FILES)}"
                 ) from None
-        special = read_special_tokens(place if whole else place.parent)
+        special |= read_special_tokens(place if whole else place.parent)
         return cls(
             backend,
             eos_token_ids=generation.eos_token_ids,
@@ -212,7 +214,6 @@ class Tokenizer:
             raise RequestError(
                 f"{self.source} does not exist, so text cannot be tokenised; prompts given as token ids "
                 "still work (without stop strings), or pass tokenizer= with a tokenizer.json"
-                f"{self._how_to_convert}"
             )
         return self._backend
 
@@ -340,17 +341,6 @@ class _TokenBytes(dict[int, bytes]):
         return data
 
 
-def _how_to_convert(folder: Path) -> str:
-    """The end of a message, for a folder whose tokenizer is in another format; or nothing."""
-    if not (folder / "tokenizer.model").exists():
-        return ""
-    return (
-        "; the folder has a SentencePiece tokenizer.model, which this version does not read: convert it once where "
-        "transformers and sentencepiece are installed, with "
-        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-    )
-
-
 def _checked_id(token_id: int) -> int:
     try:
         value = operator.index(token_id)
@@ -365,9 +355,13 @@ def _checked_id(token_id: int) -> int:
 
 def _open_backend(model: Path, name: str, path: Path) -> tokenizers.Tokenizer:
     """Read a tokenizer.json, which is called `path` in errors; FileNotFoundError: there is none."""
+    return _backend_of(read_model_file(model, name, limit=_MAX_TOKENIZER_BYTES), path)
+
+
+def _backend_of(raw: bytes, path: Path) -> tokenizers.Tokenizer:
+    """Make the tokenizer that a tokenizer.json describes; `path` is named in errors."""
     import tokenizers
 
-    raw = read_model_file(model, name, limit=_MAX_TOKENIZER_BYTES)
     _refuse_what_aborts(raw, path)
     try:
         return tokenizers.Tokenizer.from_buffer(raw)
@@ -379,7 +373,7 @@ def _open_backend(model: Path, name: str, path: Path) -> tokenizers.Tokenizer:
 
 
 def _library_error(error: BaseException) -> str:
-    """What went wrong in the tokenizers library; raises again what did not come from there, such as Ctrl-C.
+    """The error of the tokenizers library. Others, such as Ctrl-C, are raised again.
 
     The library raises plain Exception. Where its Rust code panics it raises PanicException, which is a BaseException
     and would pass all who catch Exception.
@@ -433,11 +427,7 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's table of printable characters that stand for bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    others = [b for b in range(256) if b not in set(printable)]
-    return table | {chr(256 + i): b for i, b in enumerate(others)}
+    return {char: byte for byte, char in enumerate(char_of_byte())}
 
 
 def _byte_level_bytes(token: str) -> bytes:

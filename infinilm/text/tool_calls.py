@@ -47,7 +47,7 @@ class ToolCallFormat:
     around : tuple of str
         What stands before the first and behind the last.
     tags : Tags, optional
-        Of models that write calls between tags. JSON is read, too: calls that a grammar forces are such, since it can
+        For models that write calls between tags. JSON is read, too: calls that a grammar forces are such, since it can
         hold JSON to any schema.
     has_short_ids : bool
         The template takes ids of calls that are nine letters and digits, and refuses any other.
@@ -125,7 +125,7 @@ _LLAMA3 = ToolCallFormat(
 PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
 """For models that were taught no way, whose calls are forced."""
 
-# The mark, what Jinja has around texts and line ends, then the JSON or what writes it.
+# The mark, Jinja's quotes and line ends, then the JSON or the expression that writes it.
 _HERMES_CALL = re.compile(
     r"""<tool_call>(?:\\n|[\s"'{}~+-])*(?:\{\s*\\?["'](?:name|arguments)|[\w.\['"\]]+\s*\|\s*tojson)"""
 )

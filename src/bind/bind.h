@@ -5,7 +5,6 @@
 #include <nanobind/ndarray.h>
 
 #include "bind/gil.h"
-#include "core/activation.h"
 #include "core/tensor.h"
 #include "ops/backend.h"
 
@@ -24,8 +23,6 @@ void bind_codes(nb::module_& m);
 
 DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise
-Activation activation_from_string(const std::string& text);      // likewise
-Scoring scoring_from_string(const std::string& text);            // likewise
 Device device_from_string(const std::string& text);
 // Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
 Blocks blocks_from_string(const std::string& type);

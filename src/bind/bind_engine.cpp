@@ -310,7 +310,7 @@ void bind_engine(nb::module_& m) {
         .def_ro("recorded", &GraphCounts::recorded)
         .def_ro("launched", &GraphCounts::launched)
         .def_ro("launched_ahead", &GraphCounts::launched_ahead,
-                "Of those launched, how many while the device worked on the step before; without those with masks.")
+                "Launched steps that began while the device worked on the one before; steps with masks do not count.")
         .def_ro("kept", &GraphCounts::kept)
         .def_ro("failure", &GraphCounts::failure,
                 "Why steps could not be recorded, so that all run kernel by kernel; empty: nothing failed.");
@@ -338,7 +338,7 @@ void bind_engine(nb::module_& m) {
             "that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that "
             "is here, the socket from the stage before and that to the stage behind, of which copies are made and "
             "which the first and the last one have not; None: all are.")
-        .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Of each stage.")
+        .def_prop_ro("num_ranks", &InferEngine::ranks_per_stage, "Ranks of each stage.")
         .def_prop_ro("spec", &InferEngine::spec, nb::rv_policy::reference_internal)
         .def(
             "param_shapes", [](const Engine& engine) { return param_shapes(engine.param_rows()); },

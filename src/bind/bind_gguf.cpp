@@ -139,8 +139,9 @@ void bind_gguf(nb::module_& m) {
                 return self;
             },
             nb::arg("bytes"), nb::arg("file_size"),
-            "Of a file of so many bytes that begins with these; None: the header goes on behind them. WeightError: the "
-            "file is damaged.")
+            "Reads the header of a file of file_size bytes that begins with these bytes. None: the header goes on "
+            "behind "
+            "them. WeightError: the file is damaged.")
         .def_prop_ro("version", [](const GgufHeader& self) { return self.header.version; })
         .def_prop_ro(
             "keys",
@@ -149,10 +150,10 @@ void bind_gguf(nb::module_& m) {
                 for (const auto& [key, value] : self.header.metadata) out.push_back(key);
                 return out;
             },
-            "Of the metadata.")
+            "Keys of the metadata.")
         .def("value", value_of, nb::arg("key"),
              nb::sig("def value(self, key: str) -> bool | int | float | str | list[Any]"),
-             "Of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.")
+             "The value of a key of the metadata. KeyError: it is not there. WeightError: a text that is not UTF-8.")
         .def_prop_ro("tensors", tensors_of,
                      nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]"),
                      "Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.");
@@ -166,8 +167,8 @@ void bind_gguf(nb::module_& m) {
             return nb::make_tuple(type.block, type.bytes, type.readable, cpu::packed_bytes(type));
         },
         nb::arg("name"), nb::sig("def gguf_type(name: str) -> tuple[int, int, bool, int]"),
-        "Of a type of GGUF files: the weights of a block, its bytes, whether gguf_dequantise reads it, and its bytes "
-        "where CPUs compute with its integers (0: they do not).");
+        "What a type of GGUF files is: the weights of a block, its bytes, whether gguf_dequantise reads it, and its "
+        "bytes where CPUs compute with its integers (0: they do not).");
     m.def("gguf_readable_types", gguf::readable_types,
           "The types of GGUF files that gguf_dequantise reads, as a list.");
 }

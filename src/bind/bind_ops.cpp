@@ -11,6 +11,7 @@
 
 #include "bind/bind.h"
 #include "core/check.h"
+#include "core/enum_names.h"
 #include "core/random.h"
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
@@ -279,7 +280,7 @@ void bind_ops(nb::module_& m) {
                                 .norm = {.weight = optional_view(norm), .scratch = optional_view(scratch), .eps = eps},
                                 .residual = optional_view(residual),
                                 .out = output("linear", "out", out),
-                                .activation = activation_from_string(activation)});
+                                .activation = from_string<Activation>("activation", activation)});
             },
             "x"_a, "weight"_a, "out"_a, "residual"_a = nb::none(), "norm"_a = nb::none(), "scratch"_a = nb::none(),
             "eps"_a = 0.0f, "activation"_a = "silu", Release(),
@@ -365,7 +366,7 @@ void bind_ops(nb::module_& m) {
                 const InUse b(shared);
                 ops::act_mul(b, {.gate_up = gate_up,
                                  .out = output("act_mul", "out", out),
-                                 .activation = activation_from_string(activation),
+                                 .activation = from_string<Activation>("activation", activation),
                                  .up = optional_view(up)});
             },
             "gate_up"_a, "out"_a, "activation"_a = "silu", "up"_a = nb::none(), Release())
@@ -394,7 +395,7 @@ void bind_ops(nb::module_& m) {
                                .expert_scales = optional_view(expert_scales),
                                .ids = output("route", "ids", ids),
                                .weights = output("route", "weights", weights),
-                               .scoring = scoring_from_string(scoring),
+                               .scoring = from_string<Scoring>("scoring", scoring),
                                .normalize = normalize,
                                .scale = scale,
                                .num_groups = num_groups,

@@ -1,9 +1,12 @@
 // ModelSpec, and what is known of a model without an engine.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "core/enum_names.h"
 #include "cpu/packed_linear.h"
 #include "engine/workspace.h"
 #include "model/kv_cache.h"
@@ -58,36 +61,13 @@ nb::dict packed_shapes(const Params& params, const std::string& format) {
     return out;
 }
 
-// An enum of a spec is text in Python.
-void parse(const std::string& text, DType& out) { out = dtype_from_string(text); }
-void parse(const std::string& text, Quantization& out) { out = quantization_from_string(text); }
-void parse(const std::string& text, Activation& out) { out = activation_from_string(text); }
-void parse(const std::string& text, Scoring& out) { out = scoring_from_string(text); }
-template <class Enum>
-void parse_one_of(const char* what, const std::string& text, std::initializer_list<Enum> values, Enum& out) {
-    std::string list;
-    for (const Enum value : values) {
-        if (text == name(value)) {
-            out = value;
-            return;
-        }
-        list += concat(list.empty() ? "" : ", ", name(value));
-    }
-    throw ConfigError(concat(what, " '", text, "' is not one of ", list));
-}
-void parse(const std::string& text, QkNorm& out) {
-    using enum QkNorm;
-    parse_one_of("qk_norm", text, {none, head, all, head_behind_rope, turned_heads}, out);
-}
-void parse(const std::string& text, NormKind& out) {
-    using enum NormKind;
-    parse_one_of("norm", text, {rms, layer, layer_bias}, out);
-}
-void parse(const std::string& text, CacheKind& out) {
-    using enum CacheKind;
-    parse_one_of("cache kind", text, {paged, shared, latent, state}, out);
-}
+// What a field may be besides a number, text or a spec.
+template <class Value>
+constexpr bool is_optional = false;
+template <class Value>
+constexpr bool is_optional<std::optional<Value>> = true;
 
+// An enum of a spec is text in Python.
 template <class Value>
 nb::object to_python(const Value& value) {
     if constexpr (std::is_enum_v<Value>)
@@ -97,26 +77,42 @@ nb::object to_python(const Value& value) {
 }
 
 template <class Value>
-void from_python(nb::handle object, Value& out) {
+Value from_python(const char* field, nb::handle object) {
     if constexpr (std::is_enum_v<Value>)
-        parse(nb::cast<std::string>(object), out);
+        return from_string<Value>(field, nb::cast<std::string>(object));
     else
-        out = nb::cast<Value>(object);
+        return nb::cast<Value>(object);
 }
 
 template <class Value>
-std::string type_in_python() {
-    if constexpr (std::is_same_v<Value, bool>) return "bool";
-    if constexpr (std::is_integral_v<Value>) return "int";
-    if constexpr (std::is_floating_point_v<Value>) return "float";
-    if constexpr (std::is_enum_v<Value>) return "str";
-    if constexpr (std::is_class_v<Value>) return nb::cast<std::string>(nb::type<Value>().attr("__name__"));
-}
+struct TypeInPython;
 template <class Value>
-    requires requires { typename Value::value_type; }
 std::string type_in_python() {
-    return concat("Sequence[", type_in_python<typename Value::value_type>(), "]");
+    return TypeInPython<Value>::text();
 }
+
+template <class Value>
+struct TypeInPython {
+    static std::string text() {
+        if constexpr (std::is_same_v<Value, bool>) return "bool";
+        if constexpr (std::is_integral_v<Value>) return "int";
+        if constexpr (std::is_floating_point_v<Value>) return "float";
+        if constexpr (std::is_enum_v<Value>) return "str";
+        if constexpr (std::is_class_v<Value>) return nb::cast<std::string>(nb::type<Value>().attr("__name__"));
+    }
+};
+template <class Value>
+struct TypeInPython<std::vector<Value>> {
+    static std::string text() { return concat("Sequence[", type_in_python<Value>(), "]"); }
+};
+template <class Value>
+struct TypeInPython<std::optional<Value>> {
+    static std::string text() { return type_in_python<Value>() + " | None"; }
+};
+template <class First, class... Others>
+struct TypeInPython<std::variant<First, Others...>> {
+    static std::string text() { return (type_in_python<First>() + ... + (" | " + type_in_python<Others>())); }
+};
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
@@ -139,14 +135,18 @@ nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) 
     signature = "def __init__(self";
     Spec::fields([&]<class Value>(const char* field, Value Spec::* member, const char* meaning) {
         std::string value = "...";  // as stubs write what is no literal
-        if constexpr (std::is_arithmetic_v<Value> || std::is_enum_v<Value>)
+        if constexpr (std::is_arithmetic_v<Value> || std::is_enum_v<Value> || is_optional<Value>)
             value = nb::repr(to_python(Spec().*member)).c_str();
         signature += concat(", ", field, ": ", type_in_python<Value>(), " = ", value);
         const bool has_meaning = *meaning != 0;
         if constexpr (std::is_enum_v<Value>) {
             const auto get = [member](const Spec& spec) { return std::string(infinilm::name(spec.*member)); };
-            const auto set = [member](Spec& spec, const std::string& text) { parse(text, spec.*member); };
+            const auto set = [member, field](Spec& spec, const std::string& text) {
+                spec.*member = from_string<Value>(field, text);
+            };
             has_meaning ? bound.def_prop_rw(field, get, set, meaning) : bound.def_prop_rw(field, get, set);
+        } else if constexpr (is_optional<Value>) {
+            bound.def_rw(field, member, nb::for_setter(nb::arg("value").none()), meaning);
         } else {
             has_meaning ? bound.def_rw(field, member, meaning) : bound.def_rw(field, member);
         }
@@ -163,7 +163,7 @@ nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) 
             if (is_named || is_placed) {
                 const nb::object value = is_placed ? nb::object(args[position]) : nb::object(kwargs[field]);
                 try {
-                    from_python(value, made.*member);
+                    made.*member = from_python<Value>(field, value);
                 } catch (const nb::cast_error&) {
                     refuse(name, ": ", field, ": expected ", type_in_python<Value>(), ", got ",
                            nb::repr(value).c_str());
@@ -192,28 +192,36 @@ nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) 
 
 void bind_spec(nb::module_& m) {
     bind_fields<AttentionSpec>(m, "AttentionSpec", "Attention over the keys and values of each head.");
+    bind_fields<LatentSpec>(m, "LatentSpec", "Attention whose keys and values are made of a latent of each token.")
+        .def_prop_ro("query_dim", &LatentSpec::query_dim, "A head of a query.")
+        .def_prop_ro("row_dim", &LatentSpec::row_dim, "What the cache has of a token.");
+    bind_fields<DeltaSpec>(m, "DeltaSpec", "A causal convolution and the gated delta rule.")
+        .def_prop_ro("k_size", &DeltaSpec::k_size, "All heads of q, or of k.")
+        .def_prop_ro("v_size", &DeltaSpec::v_size, "All heads of v.");
     bind_fields<MlpSpec>(m, "MlpSpec", "down(activation(gate) * up), or down(activation(up)).");
-    bind_fields<ExpertsSpec>(m, "ExpertsSpec", "What layers with experts have in place of the MLP.");
-    bind_fields<DeltaSpec>(m, "DeltaSpec", "What layers with a state have in place of attention.");
-    bind_fields<LatentSpec>(m, "LatentSpec", "What layers with a latent cache have in place of q, k and v.");
+    bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
+    bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");
     bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
-    bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before.");
-    bind_fields<LayerSpec>(m, "LayerSpec", "What differs from layer to layer.");
+    bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");
+    bind_fields<CostSpec>(m, "CostSpec", "The work of a sublayer that mixes tokens, besides its linears.");
+    bind_fields<LayerSpec>(m, "LayerSpec", "The sublayers of a layer: a mixer, then an MLP, experts, or both.")
+        .def_prop_ro("cache", &LayerSpec::cache, "What its mixer keeps of the tokens before.")
+        .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixer.");
     bind_fields<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def_prop_ro(
             "own_layers",
             [](const ModelSpec& spec) { return std::pair(spec.own_layers().begin, spec.own_layers().end); },
-            "Of a stage of a pipeline the first of its layers and the one behind its last; else of all.")
+            "The first layer of a stage of a pipeline and the one behind its last; without stages, of all layers.")
         .def(
             "kv_bytes_per_token",
             [](const ModelSpec& s, const std::string& dtype, bool windows_only) {
                 return KvCache::bytes_per_token(s, dtype_from_string(dtype), windows_only);
             },
             nb::arg("dtype"), nb::arg("windows_only") = false,
-            "Of a KV cache in this dtype: all layers, or those with a window, keys and values.")
+            "Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.")
         .def(
             "state_bytes", [](const ModelSpec& s) { return KvCache::state_bytes(s); },
-            "Of the state of a sequence: all layers that have one; 0: there are none.");
+            "Bytes of the states that all layers keep of one sequence; 0: no layer has one.");
     m.def(
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),

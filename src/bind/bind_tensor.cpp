@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bind/bind.h"
+#include "core/enum_names.h"
 
 namespace infinilm {
 
@@ -141,28 +142,11 @@ Tensor tensor_from_object(nb::handle object, std::optional<DType> dtype) {
 
 }  // namespace
 
-Activation activation_from_string(const std::string& text) {
-    for (const Activation activation : activations)
-        if (text == name(activation)) return activation;
-    throw ConfigError(concat("activation '", text, "' is not one of silu, gelu_tanh, clamped_swiglu, relu2"));
-}
-
-Scoring scoring_from_string(const std::string& text) {
-    for (const Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
-        if (text == name(scoring)) return scoring;
-    throw ConfigError("unknown scoring '" + text + "'; expected softmax or sigmoid");
-}
-
 Quantization quantization_from_string(const std::string& text) {
-    for (Quantization q : {Quantization::none, Quantization::int8, Quantization::int4, Quantization::fp8})
-        if (name(q) == text) return q;
-    throw ConfigError("unknown quantization '" + text + "'; expected none, int8, int4 or fp8");
+    return from_string<Quantization>("quantization", text);
 }
 
-DType dtype_from_string(const std::string& text) {
-    if (auto dtype = parse_dtype(text)) return *dtype;
-    throw ConfigError("unknown dtype '" + text + "'; expected float32, bfloat16, float16, int32, int64, uint8 or int8");
-}
+DType dtype_from_string(const std::string& text) { return from_string<DType>("dtype", text); }
 
 Device device_from_string(const std::string& text) {
     if (text == "cpu") return {};

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -46,13 +45,6 @@ constexpr std::string_view name(DType dtype) {
         case DType::int8: return "int8";
     }
     return "?";
-}
-
-constexpr std::optional<DType> parse_dtype(std::string_view text) {
-    for (DType d :
-         {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::uint8, DType::int8})
-        if (name(d) == text) return d;
-    return std::nullopt;
 }
 
 // How the weights of linears are stored once they are prepared (quantise.h). none: as they come; int8 and fp8: with a

@@ -11,6 +11,12 @@ enum class Scoring : uint8_t {
     sigmoid,  // of each
 };
 
-constexpr std::string_view name(Scoring scoring) { return scoring == Scoring::softmax ? "softmax" : "sigmoid"; }
+constexpr std::string_view name(Scoring scoring) {
+    switch (scoring) {
+        case Scoring::softmax: return "softmax";
+        case Scoring::sigmoid: return "sigmoid";
+    }
+    return "?";
+}
 
 }  // namespace infinilm

@@ -1,6 +1,6 @@
 // What a sum over ranks is, for tensors in host memory: element by element ((part 0 + part 1) + part 2) .., in float32,
 // rounded once; int32 wraps around. So its bits depend neither on the size of a message nor on an element's place in
-// it. Used by ranks in one process, by the CPU backend and by tests; cuda/sum_parts.cuh is the same on a GPU.
+// it. Used by ranks in one process, by the CPU backend and by tests; cuda/rows/sum_parts.cuh is the same on a GPU.
 #pragma once
 
 #include <algorithm>

@@ -40,7 +40,7 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 // microseconds, between two steps some hundred, and waking a sleeper takes longer than the first. After the first
 // microseconds the core is given away between two looks: the system may run the awaited thread on it, where polling
 // alone keeps it from running. While crowded(), when there are more threads than cores, a thread that polls takes the
-// core from one that works, hence sleep at once. (tests/bench/all_reduce_bench.cpp)
+// core from one that works, hence sleep at once. (bench/all_reduce_bench.cpp)
 template <class Done, class Crowded>
 bool poll_until(Done done, Crowded crowded) {
     using Clock = std::chrono::steady_clock;

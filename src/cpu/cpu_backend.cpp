@@ -9,7 +9,6 @@
 
 #include "core/sum_parts.h"
 #include "core/topology.h"
-#include "cpu/activation.h"
 #include "cpu/delta.h"
 #include "cpu/experts.h"
 #include "cpu/gguf_panels.h"
@@ -18,6 +17,7 @@
 #include "cpu/rope_rows.h"
 #include "cpu/sampling.h"
 #include "cpu/thread_pool.h"
+#include "ops/args.h"
 
 namespace infinilm::cpu {
 
@@ -145,7 +145,8 @@ private:
     void run_linears(std::span<LinearArgs> linears);
     using LinearKernel = void (*LinearKernels::*)(const LinearArgs&, Share);
     void run_over(LinearKernel kernel, std::span<const LinearArgs> linears, bool columns);
-    void run_norm(const NormArgs& args) { run(kernels_.norm, args, 2 * args.num_tokens * args.hidden_size); }
+    template <class Params>
+    void run_norm(const Params& p, DType weight);
 
     const Kernels& kernels_;
     const DType compute_dtype_;
@@ -240,7 +241,7 @@ void CpuBackend::linear(const LinearParams& p) {
         args.x_stride = x.stride(0);
         args.num_tokens = x.shape(0);
         args.act_mul = args.pairs && !p.gate_up_apart;
-        args.activation = activation_of(p.activation);
+        args.activation = p.activation;
         args.residual = p.residual ? p.residual.as<const float>() + piece.first_output : nullptr;
         args.residual_stride = p.residual ? p.residual.stride(0) : 0;
         args.out = p.out.as<float>() + piece.first_output;
@@ -334,7 +335,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
             const TensorView x = down ? p.inner : of_parts ? p.parts : p.x, out = down ? p.parts : p.inner;
             args.x = x.as<const float>() + (of_parts ? begin * x.stride(0) : 0);
             args.x_stride = x.stride(0);
-            args.activation = activation_of(p.activation);
+            args.activation = p.activation;
             args.rows = of_parts ? nullptr : expert_rows_.tokens() + begin;
             args.num_tokens = end - begin;
             args.out = out.as<float>() + begin * out.stride(0);
@@ -345,23 +346,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
     };
     run_all(false);
     run_all(true);
-    const CombineArgs args{.parts = p.parts.as<const float>(),
-                           .parts_stride = p.parts.stride(0),
-                           .part_of = expert_rows_.part_of(),
-                           .weights = p.weigh_inputs ? nullptr : p.weights.as<const float>(),
-                           .weights_stride = p.weights.stride(0),
-                           .shared = p.shared.as<const float>(),
-                           .shared_stride = p.shared ? p.shared.stride(0) : 0,
-                           .shared_gate = p.shared_gate.as<const float>(),
-                           .shared_gate_stride = p.shared_gate ? p.shared_gate.stride(0) : 0,
-                           .residual = p.residual.as<const float>(),
-                           .residual_stride = p.residual ? p.residual.stride(0) : 0,
-                           .out = p.out.as<float>(),
-                           .out_stride = p.out.stride(0),
-                           .num_tokens = num_tokens,
-                           .top_k = top_k,
-                           .hidden_size = p.out.shape(1)};
-    run(kernels_.combine, args, p.parts.numel());
+    run(kernels_.combine, combine_args(p, expert_rows_.part_of()), p.parts.numel());
 }
 
 // The rows of all parts one behind the other, through a, then b; then what came of them is added where it belongs. The
@@ -413,47 +398,15 @@ void CpuBackend::embedding(const EmbeddingParams& p) {
     run(kernels_.embedding, args, args.num_tokens * table.in_features);
 }
 
-// What both norms share.
 template <class Params>
-static NormArgs norm_args(const Params& p) {
-    return {.x = p.x.template as<const float>(),
-            .x_stride = p.x.stride(0),
-            .residual = nullptr,
-            .residual_stride = 0,
-            .multiplier = 1,
-            .scale = 1,
-            .weight = p.weight.data(),
-            .bias = p.weight.ndim() == 2 ? p.weight.select(0, 1).data() : nullptr,
-            .element = element(p.weight.dtype()),
-            .mean_square = nullptr,
-            .out = p.out.template as<float>(),
-            .out_stride = p.out.stride(0),
-            .num_tokens = p.x.shape(0),
-            .hidden_size = p.x.shape(1),
-            .eps = p.eps};
+void CpuBackend::run_norm(const Params& p, DType weight) {
+    const CpuNormArgs args{norm_args(p), element(weight)};
+    run(kernels_.norm, args, 2 * p.x.numel());
 }
 
-void CpuBackend::rms_norm(const RmsNormParams& p) {
-    NormArgs args = norm_args(p);
-    args.mean_square = p.mean_square.as<float>();
-    run_norm(args);
-}
-
-void CpuBackend::mean_square(const MeanSquareParams& p) {
-    NormArgs args = norm_args(RmsNormParams{.x = p.x, .weight = {}, .out = p.x, .eps = 0});
-    args.mean_square = p.out.as<float>();
-    args.multiplier = p.multiplier;
-    run_norm(args);
-}
-
-void CpuBackend::add_rms_norm(const AddRmsNormParams& p) {
-    NormArgs args = norm_args(p);
-    args.residual = p.residual.as<float>();
-    args.residual_stride = p.residual.stride(0);
-    args.multiplier = p.multiplier;
-    args.scale = p.scale;
-    run_norm(args);
-}
+void CpuBackend::rms_norm(const RmsNormParams& p) { run_norm(p, p.weight.dtype()); }
+void CpuBackend::mean_square(const MeanSquareParams& p) { run_norm(p, DType::float32); }
+void CpuBackend::add_rms_norm(const AddRmsNormParams& p) { run_norm(p, p.weight.dtype()); }
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
     const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
@@ -461,31 +414,8 @@ void CpuBackend::rope_table(const RopeTableParams& p) {
 }
 
 void CpuBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
-    const TensorView table = p.q_cos_sin ? p.q_cos_sin : p.cos_sin;  // of q
-    const RopeStoreArgs args{.qkv = p.qkv.as<float>(),
-                             .qkv_stride = p.qkv.stride(0),
-                             .q_turned = p.q_turned.as<const float>(),
-                             .q_turned_stride = p.q_turned ? p.q_turned.stride(0) : 0,
-                             .q_turned_head_stride = p.q_turned ? p.q_turned.stride(1) : 0,
-                             .cos_sin = p.cos_sin.as<const float>(),
-                             .q_cos_sin = table.as<const float>(),
-                             .rotary_dim = table ? table.shape(1) : 0,
-                             .q_norm = p.q_norm.data(),
-                             .k_norm = p.k_norm.data(),
-                             .v_norm = p.v_norm.data(),
-                             .norm_element = element(p.q_norm.dtype()),
-                             .slot_mapping = p.slot_mapping.as<const int64_t>(),
-                             .k_cache = p.k_cache.data(),
-                             .v_cache = p.v_cache.data(),
-                             .k_scales = p.k_scales.as<float>(),
-                             .v_scales = p.v_scales.as<float>(),
-                             .cache_element = element(p.k_cache.dtype()),
-                             .num_tokens = p.qkv.shape(0),
-                             .block_size = p.k_cache ? p.k_cache.shape(2) : 0,
-                             .num_heads = p.num_heads,
-                             .num_kv_heads = p.num_kv_heads,
-                             .head_dim = p.head_dim,
-                             .eps = p.eps};
+    const CpuRopeStoreArgs args{rope_store_args(p), p.k_scales.as<float>(), p.v_scales.as<float>(),
+                                element(p.q_norm.dtype()), element(p.k_cache.dtype())};
     run(kernels_.rope_store, args, 2 * p.qkv.numel());
 }
 
@@ -496,37 +426,14 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     int64_t next_item = 0, work = 0;
     for (int64_t s = 0; s < num_seqs; ++s)
         work += int64_t{cu_seqlens_q[s + 1] - cu_seqlens_q[s]} * context_lens[s] * p.q.shape(1) * p.q.shape(2);
-    const int64_t head_dim = p.q.shape(2), value_dim = p.out.shape(2);
-    const std::byte* const ends_of_keys =
-        p.k_cache.as<const std::byte>() + (head_dim - value_dim) * size_bytes(p.k_cache.dtype());
-    AttentionArgs args{.q = p.q.as<const float>(),
-                       .q_stride = p.q.stride(0),
-                       .k_cache = p.k_cache.data(),
-                       .v_cache = p.v_cache ? p.v_cache.data() : ends_of_keys,
-                       .k_scales = p.k_scales.as<const float>(),
-                       .v_scales = (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
-                       .cache_element = element(p.k_cache.dtype()),
-                       .block_table = p.block_table.as<const int32_t>(),
-                       .block_table_stride = p.block_table.stride(0),
-                       .cu_seqlens_q = cu_seqlens_q,
-                       .context_lens = context_lens,
-                       .sinks = p.sinks.as<const float>(),
-                       .out = p.out.as<float>(),
-                       .out_stride = p.out.stride(0),
-                       .num_seqs = num_seqs,
-                       .block_size = p.k_cache.shape(2),
-                       .num_heads = static_cast<int>(p.q.shape(1)),
-                       .num_kv_heads = static_cast<int>(p.k_cache.shape(1)),
-                       .head_dim = static_cast<int>(head_dim),
-                       .value_dim = static_cast<int>(value_dim),
-                       .softmax_scale = p.softmax_scale,
-                       .score_cap = p.score_cap,
-                       .sliding_window = p.sliding_window,
-                       .chunked = p.chunked,
-                       .num_threads = pool_.size(),
-                       .next_item = &next_item,
-                       .scratch = nullptr,
-                       .shared_scratch = nullptr};
+    CpuAttentionArgs args{attention_args(p),
+                          p.k_scales.as<const float>(),
+                          (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
+                          element(p.k_cache.dtype()),
+                          pool_.size(),
+                          &next_item,
+                          nullptr,
+                          nullptr};
     args.scratch = worker_scratch(kernels_.attention_scratch_bytes(args));
     const size_t shared_bytes = kernels_.attention_shared_scratch_bytes(args);
     args.shared_scratch = shared_scratch(shared_bytes);
@@ -534,26 +441,9 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     if (shared_bytes > 0) run(kernels_.attention_merge, args, static_cast<int64_t>(shared_bytes / sizeof(float)));
 }
 
-void CpuBackend::act_mul(const ActMulParams& p) {
-    const bool behind = p.gate_up.shape(1) > p.out.shape(1);
-    const TensorView up = behind ? p.gate_up.slice(1, p.out.shape(1), p.gate_up.shape(1)) : p.up;
-    const ActMulArgs args{.gate = p.gate_up.as<const float>(),
-                          .gate_stride = p.gate_up.stride(0),
-                          .up = up.as<const float>(),
-                          .up_stride = up ? up.stride(0) : 0,
-                          .out = p.out.as<float>(),
-                          .out_stride = p.out.stride(0),
-                          .num_tokens = p.out.shape(0),
-                          .intermediate_size = p.out.shape(1),
-                          .activation = activation_of(p.activation)};
-    run(kernels_.act_mul, args, 8 * p.out.numel());
-}
+void CpuBackend::act_mul(const ActMulParams& p) { run(kernels_.act_mul, act_mul_args(p), 8 * p.out.numel()); }
 
-void CpuBackend::soft_cap(const SoftCapParams& p) {
-    const SoftCapArgs args{
-        .x = p.x.as<float>(), .x_stride = p.x.stride(0), .num_rows = p.x.shape(0), .n = p.x.shape(1), .cap = p.cap};
-    run(kernels_.soft_cap, args, 8 * p.x.numel());
-}
+void CpuBackend::soft_cap(const SoftCapParams& p) { run(kernels_.soft_cap, soft_cap_args(p), 8 * p.x.numel()); }
 
 void CpuBackend::gather_rows(const GatherRowsParams& p) {
     const int64_t num_rows = p.rows.shape(0), hidden_size = p.x.shape(1);
@@ -565,14 +455,17 @@ void CpuBackend::gather_rows(const GatherRowsParams& p) {
     });
 }
 
-void CpuBackend::causal_conv(const CausalConvParams& p) { run(kernels_.causal_conv, conv_args(p), 8 * p.out.numel()); }
+void CpuBackend::causal_conv(const CausalConvParams& p) {
+    run(kernels_.causal_conv, causal_conv_args(p), 8 * p.out.numel());
+}
 
 void CpuBackend::delta_rule(const DeltaRuleParams& p) {
     const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
     constexpr int64_t gate_work = 64;  // logarithms and powers
     split(num_tokens, num_tokens * num_heads * gate_work,
           [&](int64_t begin, int64_t end) { make_gates(p, begin, end); });
-    run(kernels_.delta_rule, delta_args(p), 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
+    const CpuDeltaRuleArgs args{delta_rule_args(p), p.gates.as<const float>()};
+    run(kernels_.delta_rule, args, 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {

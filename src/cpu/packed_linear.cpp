@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cpu/gguf_panels.h"
+#include "ops/args.h"
 
 namespace infinilm::cpu {
 
@@ -137,15 +138,6 @@ Format checked_format(const PackedSource& source) {
 }
 
 }  // namespace
-
-Element element(DType dtype) {
-    switch (dtype) {
-        case DType::bfloat16: return Element::bf16;
-        case DType::float16: return Element::f16;
-        case DType::int8: return Element::int8;
-        default: return Element::f32;
-    }
-}
 
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
                            int64_t head_dim) {

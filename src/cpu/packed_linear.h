@@ -23,8 +23,6 @@ namespace infinilm::cpu {
 // Of the tensors above, which files hold: another number where a file of before would be read wrongly.
 constexpr int packed_layout_version = 1;
 
-Element element(DType dtype);
-
 struct PackedShape {
     DType dtype = DType::uint8;
     std::vector<int64_t> shape;  // empty: there is no such tensor

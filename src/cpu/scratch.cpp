@@ -10,7 +10,7 @@ namespace infinilm::cpu {
 ScratchBytes scratch_bytes(const CpuOptions& options, const LargestCalls& calls) {
     const Kernels& kernels = select_kernels(options.isa);
     const bool multiply_bf16 = options.compute_dtype == DType::bfloat16 && kernels.multiplies_bf16();
-    AttentionArgs attention{};
+    CpuAttentionArgs attention{};
     attention.num_heads = calls.num_heads;
     attention.num_kv_heads = calls.num_kv_heads;
     attention.head_dim = calls.head_dim;

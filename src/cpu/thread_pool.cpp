@@ -78,7 +78,7 @@ void ThreadPool::leave() {
 }
 
 // Threads draw mostly in turn, so that each has neighbouring shares: it reads on where it was, which memory does faster
-// than to begin elsewhere. (docs/benchmarks.md, "One linear")
+// than to begin elsewhere. (docs/measurements/benchmarks.md, "One linear")
 int ThreadPool::share_of(int draw) const {
     const int turn = draw % num_threads_, of_each = num_shares_ / num_threads_;
     return turn * of_each + std::min(turn, num_shares_ % num_threads_) + draw / num_threads_;

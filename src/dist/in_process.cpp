@@ -21,7 +21,7 @@ namespace infinilm {
 namespace {
 
 // Longest message that goes through the mail: for longer ones a second barrier costs less than the second copy
-// (tests/bench/all_reduce_bench.cpp).
+// (bench/all_reduce_bench.cpp).
 constexpr int64_t mail_bytes = 4 << 10;
 
 constexpr int64_t line_bytes = 64;  // of a cache line: slices do not share any

@@ -5,7 +5,6 @@
 #include "core/finite.h"
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
-#include "engine/check_spec.h"
 #include "engine/device_claim.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
@@ -32,7 +31,7 @@ int threads_of_rank(const EngineOptions& options, int rank) {
 // The CPUs that a rank is bound to; none: the system chooses. Its own cores keep its weights, cache and scratch near
 // (NUMA nodes; those of a packed folder are pages of its files, wherever these were read first), but of few it cannot
 // give one to another process, so that bound ranks are slower on a machine that others use, too
-// (tests/bench/tensor_parallel.py).
+// (bench/tensor_parallel.py).
 std::vector<int> cpus_to_bind(const EngineOptions& options, int rank) {
     constexpr size_t few = 4;
     const int size = count_ranks(options);
@@ -118,8 +117,8 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
 void InferEngine::start(Rank& rank, const EngineOptions& options) {
     const int r = rank.rank_of_stage;
     rank.backend = make_backend(spec_, options, rank.index);
-    for (int layer = 0; layer < spec_.num_layers; ++layer)
-        if (!spec_.has_state(layer)) rank.backend->check_head(spec_.attention_of(layer).head_dim);
+    for (const CacheSpec& layer : spec_.caches())
+        if (layer.has_rows()) rank.backend->check_head(layer.head_dim);
     rank.communicator = groups_[rank.stage_here]->join(r, rank.backend.get());
     if (!connections_.empty())
         rank.stages =
@@ -462,7 +461,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     step.abort = abort;
     if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
         rank.cache.spec().num_states > 0)  // a step that fails later leaves states that nobody can go on from
-        check_values(step, spec_, rank.cache.spec(), rank.table);
+        check_values(step, spec_, rank.cache, rank.table);
     rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);
     rank.cache.begin_states(step);

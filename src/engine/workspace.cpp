@@ -37,14 +37,19 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     }
     if (step.num_adapters > 0)
         linears.push_back({.num_tokens = step.num_tokens, .in_features = step.most_rank, .count = step.num_adapters});
+    CacheSpec widest;  // of all layers that read rows
+    for (const CacheSpec& layer : spec.caches())
+        for (const auto size :
+             {&CacheSpec::num_heads, &CacheSpec::num_kv_heads, &CacheSpec::head_dim, &CacheSpec::value_dim})
+            widest.*size = std::max(widest.*size, layer.*size);
     const cpu::ScratchBytes scratch =
         cpu::scratch_bytes({.num_threads = plan.num_threads, .isa = "", .compute_dtype = spec.dtype},
                            {.num_tokens = step.num_tokens,
                             .linears = std::move(linears),
-                            .num_heads = spec.attention.num_heads,
-                            .num_kv_heads = spec.widest(&AttentionSpec::num_kv_heads),
-                            .head_dim = spec.widest(&AttentionSpec::head_dim),
-                            .value_dim = spec.widest(&AttentionSpec::value_dim),
+                            .num_heads = widest.num_heads,
+                            .num_kv_heads = widest.num_kv_heads,
+                            .head_dim = widest.head_dim,
+                            .value_dim = widest.value_dim,
                             .max_context_len = spec.max_model_len});
     const int threads = std::max(size, plan.num_threads > 0 ? plan.num_threads : default_num_threads());
     return size * (of_a_rank + scratch.shared) + threads * scratch.of_a_thread;

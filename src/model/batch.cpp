@@ -50,30 +50,6 @@ int count_logprobs(const Batch& b) {
     return 1 + (most > 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(most))) : 0);
 }
 
-// Each once, in the order of the layers.
-std::vector<AttentionLayer> attention_layers(const ModelSpec& spec) {
-    std::vector<AttentionLayer> layers;
-    if (spec.dtype == DType::float32) return layers;  // whose attention needs no list
-    for (int i = 0; i < spec.num_layers; ++i) {
-        const LayerSpec& own = spec.layers[static_cast<size_t>(i)];
-        const AttentionLayer layer{own.sliding_window, heads_of(spec.attention_of(i)), own.chunked};
-        if (!spec.has_state(i) && std::ranges::find(layers, layer) == layers.end()) layers.push_back(layer);
-    }
-    return layers;
-}
-
-// The most keys that a token sees in any layer of a group; 0: all.
-int widest_window(const ModelSpec& spec, const KvCacheSpec& cache, int group) {
-    int widest = 0;
-    for (int layer = 0; layer < spec.num_layers; ++layer) {
-        if (spec.has_state(layer) || cache.group_of(spec, layer) != group) continue;
-        const int window = spec.layers[static_cast<size_t>(layer)].sliding_window;
-        if (window == 0) return 0;
-        widest = std::max(widest, window);
-    }
-    return widest;
-}
-
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -117,8 +93,9 @@ void check_groups(const Batch& batch, const KvCacheSpec& cache) {
                   check["num_groups"], " groups of layers, but the KV cache has ", cache.num_groups());
 }
 
-void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table) {
+void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const BlockTable& table) {
     Check check("forward");
+    const KvCacheSpec& cache = kept.spec();
     b.table_spans.clear();
     check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
     check.tensor("positions", b.positions, {"num_tokens"}, DType::int32);
@@ -137,7 +114,7 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCacheSpec& cache, con
                                        .num_tokens = check["num_tokens"],
                                        .num_blocks = cache.blocks_of(group),
                                        .block_size = cache.block_size,
-                                       .sliding_window = widest_window(spec, cache, group),
+                                       .sliding_window = kept.widest_window(group),
                                        .known_table = table.known(group),
                                        .others = &b.table_spans[static_cast<size_t>(group)]};
         check_sequence_arrays(check, sequences);
@@ -175,7 +152,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         AttentionWork work = list_attention_work({.num_seqs = batch.context_lens.shape(0),
                                                   .cu_seqlens_q = batch.cu_seqlens_q.as<const int32_t>(),
                                                   .context_lens = batch.context_lens.as<const int32_t>()},
-                                                 attention_layers(spec), queue->num_sms(), cache.workspace().bytes());
+                                                 cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
         Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,

@@ -91,7 +91,7 @@ Batch resolve(const Batch& batch, const Tensor& previous_ids);
 void check_groups(const Batch& batch, const KvCacheSpec& cache);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same. table: of the rank; what it has was checked before.
-void check_values(Batch& batch, const ModelSpec& spec, const KvCacheSpec& cache, const BlockTable& table);
+void check_values(Batch& batch, const ModelSpec& spec, const KvCache& cache, const BlockTable& table);
 // The batch, checked, on the backend's device, in one transfer, valid until the next call; but for `allowed`, which
 // stays. The tokens of the step before are in their places. spec: of the rank.
 Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, BlockTable& table, const Batch& batch);

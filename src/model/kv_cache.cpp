@@ -22,39 +22,44 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     if (backend.device().kind == DeviceKind::cuda && spec.dtype != model.dtype)
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
                                  "; got ", name(spec.dtype)));
-    const DeltaSpec& delta = model.delta;
-    const int64_t num_state_layers = model.num_state_layers();
-    if ((spec.num_states > 0) != (num_state_layers > 0))
-        throw ConfigError(concat("a cache of a model with ", num_state_layers, " layers that have a state, got ",
-                                 spec.num_states, " states"));
-    Before keys, values;
-    int64_t states = 0;  // layers
-    const LayerRange own = model.own_layers();
+    layers_ = model.caches();
+    const bool any_state = !std::ranges::all_of(layers_, &CacheSpec::has_rows);
+    if ((spec.num_states > 0) != any_state)
+        throw ConfigError(concat("a cache of a model with ",
+                                 std::ranges::count(layers_, CacheKind::state, &CacheSpec::kind),
+                                 " layers that have a state, got ", spec.num_states, " states"));
     if (spec.num_window_blocks < 0 || spec.num_window_blocks > spec.num_blocks)
         throw ConfigError(concat("num_window_blocks: expected 0 to num_blocks, which is ", spec.num_blocks, ", got ",
                                  spec.num_window_blocks));
     // The sums over layers below are numbers if all that they keep is one tensor that can be.
     const std::array<int64_t, 3> all{spec.num_blocks, spec.block_size, bytes_per_token(model, spec.dtype, false)};
     static_cast<void>(TensorView(nullptr, DType::uint8, all));
-    places_.resize(static_cast<size_t>(model.num_layers));
-    for (int layer = 0; layer < model.num_layers; ++layer) groups_.push_back(spec.group_of(model, layer));
+    for (const CacheSpec& layer : layers_) {
+        groups_.push_back(spec.group_of(layer));
+        const AttentionLayer reads{layer.sliding_window, heads_of(layer), layer.chunked};
+        const bool needs_list = layer.has_rows() && model.dtype != DType::float32;
+        if (needs_list && std::ranges::find(attention_layers_, reads) == attention_layers_.end())
+            attention_layers_.push_back(reads);
+    }
+    Before keys, values;
+    std::vector<int64_t> states;  // elements of a sequence, of each tensor of a state
+    places_.resize(layers_.size());
+    const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer) {
-        const AttentionSpec attention = model.attention_of(layer);
+        const CacheSpec& cache = layers_[static_cast<size_t>(layer)];
         Place& here = places_[static_cast<size_t>(layer)];
-        if (!attention.own_kv) {
-            here = place(model.layers[static_cast<size_t>(layer)].cache.owner);
+        if (cache.kind == CacheKind::shared) {
+            here = place(cache.owner);
             continue;
         }
-        const bool has_values = !model.has_latent(layer);
+        const bool has_values = cache.rows_of_token() == 2;
         const int64_t num_blocks = spec.blocks_of(group(layer));
-        here = {num_blocks, attention.num_kv_heads, attention.head_dim, keys, values, has_values, states};
-        if (model.has_state(layer)) {
-            ++states;
-            continue;
-        }
+        here = {num_blocks, cache.num_kv_heads, cache.head_dim, keys, values, has_values, states};
+        states.resize(std::max(states.size(), cache.states.size()));
+        for (size_t i = 0; i < cache.states.size(); ++i) states[i] += elements_of(cache.states[i]);
         const auto add = [&](Before& before) {
-            before.elements += num_blocks * attention.kv_dim();
-            before.heads += num_blocks * attention.num_kv_heads;
+            before.elements += num_blocks * cache.kv_dim();
+            before.heads += num_blocks * cache.num_kv_heads;
         };
         add(keys);
         if (has_values) add(values);
@@ -66,12 +71,9 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     };
     allocate(k_, k_scales_, keys);
     allocate(v_, v_scales_, values);
-    if (num_state_layers > 0) {
-        conv_states_ = backend.allocate(
-            DType::float32, std::array<int64_t, 4>{states, spec.num_states, delta.conv_size - 1, delta.conv_dim()});
-        delta_states_ = backend.allocate(
-            DType::float32,
-            std::array<int64_t, 5>{states, spec.num_states, delta.num_v_heads, delta.k_dim, delta.v_dim});
+    if (any_state) {
+        for (const int64_t elements : states)
+            states_.push_back(backend.allocate(DType::float32, std::array{spec.num_states, elements}));
         state_lens_.assign(static_cast<size_t>(spec.num_states), -1);
     }
     if (backend.device().kind == DeviceKind::cuda)
@@ -99,26 +101,43 @@ TensorView KvCache::scales(const Tensor& all, int layer, const Before& before) c
     return {all.as<float>() + spec_.block_size * before.heads, DType::float32, shape, all.device()};
 }
 
+TensorView KvCache::state(int layer, size_t index) const {
+    const std::vector<int64_t>&before = place(layer).states, &own = layers_[static_cast<size_t>(layer)].states[index];
+    const Tensor& all = states_[index];
+    std::vector<int64_t> shape{spec_.num_states};
+    shape.insert(shape.end(), own.begin(), own.end());
+    const int64_t offset = index < before.size() ? spec_.num_states * before[index] : 0;
+    return {all.as<float>() + offset, DType::float32, shape, all.device()};
+}
+
+int KvCache::widest_window(int group) const {
+    int widest = 0;
+    for (const CacheSpec& layer : layers_) {
+        if (!layer.has_rows() || spec_.group_of(layer) != group) continue;
+        if (layer.sliding_window == 0) return 0;
+        widest = std::max(widest, layer.sliding_window);
+    }
+    return widest;
+}
+
 int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     if (model.dtype == DType::float32) return 0;
-    const int row_floats =
-        attention_row_floats(model.widest([](const AttentionSpec& attention) { return attention.head_dim; }));
+    const std::vector<CacheSpec> layers = model.caches();
+    const int row_floats = attention_row_floats(std::ranges::max(layers, {}, &CacheSpec::head_dim).head_dim);
     int64_t most = 0;
     const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer)
-        if (!model.has_state(layer))
-            most =
-                std::max(most, attention_workspace_bytes(heads_of(model.attention_of(layer)), num_tokens, row_floats));
+        if (const CacheSpec& cache = layers[static_cast<size_t>(layer)]; cache.has_rows())
+            most = std::max(most, attention_workspace_bytes(heads_of(cache), num_tokens, row_floats));
     return most;
 }
 
 int64_t KvCache::state_bytes(const ModelSpec& model) {
-    const DeltaSpec& d = model.delta;
-    const int64_t conv = int64_t{d.conv_size - 1} * d.conv_dim(), rule = int64_t{d.v_size()} * d.k_dim;
+    int64_t elements = 0;
     const LayerRange own = model.own_layers();
-    int64_t num_layers = 0;
-    for (int layer = own.begin; layer < own.end; ++layer) num_layers += model.has_state(layer);
-    return num_layers * (conv + rule) * size_bytes(DType::float32);
+    for (int layer = own.begin; layer < own.end; ++layer)
+        elements += model.layers[static_cast<size_t>(layer)].cache().state_elements();
+    return elements * size_bytes(DType::float32);
 }
 
 void KvCache::check_states(const Batch& batch) const {
@@ -159,10 +178,9 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windo
     int64_t bytes = 0;
     const LayerRange own = model.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer) {
-        const AttentionSpec attention = model.attention_of(layer);
-        if (model.has_state(layer) || !attention.own_kv || (windows_only && !model.has_window(layer))) continue;
-        const int64_t rows = model.has_latent(layer) ? 1 : 2;  // of each head
-        bytes += rows * (attention.kv_dim() * size_bytes(dtype) + attention.num_kv_heads * scale_bytes);
+        const CacheSpec cache = model.layers[static_cast<size_t>(layer)].cache();
+        if (!cache.owns_rows() || (windows_only && cache.sliding_window == 0)) continue;
+        bytes += cache.rows_of_token() * (cache.kv_dim() * size_bytes(dtype) + cache.num_kv_heads * scale_bytes);
     }
     return bytes;
 }

@@ -1,7 +1,7 @@
-// The cache of one rank: for each of its layers what its CacheSpec says. Keys and values are cut into blocks, whose
-// numbers are the same in all layers of a group: there is one group, or layers with a window, which need fewer blocks,
-// are a second one. Where keys and values are int8, each row has a scale. States are numbered, too, and each is
-// that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
+// The cache of one rank: holds, for each layer, the tensors that its CacheSpec describes. Keys and values are cut into
+// blocks, whose numbers are the same in all layers of a group: there is one group, or layers with a window, which need
+// fewer blocks, are a second one. Where keys and values are int8, each row has a scale. States are numbered, too, and
+// each is that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
 // scheduler's. A static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a
 // GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
 #pragma once
@@ -22,14 +22,13 @@ struct KvCacheSpec {
 
     int num_groups() const { return num_window_blocks > 0 ? 2 : 1; }
     int64_t blocks_of(int group) const { return group == 0 ? num_blocks : num_window_blocks; }
-    int group_of(const ModelSpec& model, int layer) const {
-        return num_groups() > 1 && model.has_window(layer) ? 1 : 0;
-    }
+    // Of a layer. One that reads the rows of another has a window where that has one, and so the same group.
+    int group_of(const CacheSpec& layer) const { return num_groups() > 1 && layer.sliding_window > 0 ? 1 : 0; }
     bool operator==(const KvCacheSpec&) const = default;
 };
 
-inline AttentionHeads heads_of(const AttentionSpec& a) {
-    return {a.num_heads, a.num_kv_heads, a.head_dim, a.value_dim()};
+inline AttentionHeads heads_of(const CacheSpec& layer) {
+    return {layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim};
 }
 
 class KvCache {
@@ -49,9 +48,12 @@ public:
     TensorView v_scales(int layer) const {
         return place(layer).has_values ? scales(v_scales_, layer, place(layer).values) : TensorView();
     }
-    // Of a layer that has a state: see CausalConvParams::state and DeltaRuleParams::state.
-    TensorView conv_state(int layer) const { return conv_states_.select(0, place(layer).state); }
-    TensorView delta_state(int layer) const { return delta_states_.select(0, place(layer).state); }
+    // [num_states, ...]: tensor `index` of CacheSpec::states of a layer.
+    TensorView state(int layer, size_t index) const;
+    // What batches ask of all layers: the most keys that a token sees in any of a group, 0 for all; and how they read
+    // rows, each way once, in the order of the layers.
+    int widest_window(int group) const;
+    const std::vector<AttentionLayer>& attention_layers() const { return attention_layers_; }  // none in float32
     static int64_t state_bytes(const ModelSpec& model);  // of one sequence, all layers of a rank
     // RequestError: a sequence of the step that would go on from a state of other tokens. After `begin` the states that
     // the step writes are of no use until `end`.
@@ -73,20 +75,21 @@ private:
     struct Place {
         int64_t num_blocks, num_kv_heads, head_dim;
         Before keys, values;
-        bool has_values;  // apart from the keys
-        int64_t state;    // layers with a state before this one
+        bool has_values;              // apart from the keys
+        std::vector<int64_t> states;  // of each tensor, elements of one sequence in the layers before
     };
     const Place& place(int layer) const { return places_[static_cast<size_t>(layer)]; }
     TensorView rows(const Tensor& all, int layer, const Before& before) const;
     TensorView scales(const Tensor& all, int layer, const Before& before) const;
 
     KvCacheSpec spec_;
+    std::vector<CacheSpec> layers_;  // [num_layers]
+    std::vector<AttentionLayer> attention_layers_;
     std::vector<Place> places_;        // [num_layers], of which those of other stages are empty
     std::vector<int> groups_;          // [num_layers]
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
-    Tensor conv_states_;               // [layers with a state, num_states, taps - 1, channels] float32
-    Tensor delta_states_;              // [layers with a state, num_states, num_v_heads, k_dim, v_dim] float32
+    std::vector<Tensor> states_;       // float32: of each tensor of a state those of all layers, of all sequences
     std::vector<int32_t> state_lens_;  // [num_states]: tokens that each has seen; -1: nobody knows
     Tensor workspace_;                 // uint8
 };

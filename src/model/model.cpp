@@ -19,35 +19,37 @@ constexpr Site attention_residual{"attention_residual"}, mlp_residual{"mlp_resid
 
 namespace {
 
-Body make_mixer(const ModelSpec& spec, int layer, BufferPlan& plan) {
-    if (spec.has_state(layer)) return Delta(spec, plan);
-    if (spec.has_latent(layer)) return Latent(spec, layer, plan);
-    return Attention(spec, layer, plan);
+Body make_mixer(const ModelSpec& model, const AttentionSpec& spec, BufferPlan& plan) {
+    return Attention(model, spec, plan);
 }
+Body make_mixer(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan) { return Latent(model, spec, plan); }
+Body make_mixer(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan) { return Delta(model, spec, plan); }
 
-Body make_feed_forward(const ModelSpec& spec, int layer, BufferPlan& plan) {
-    if (!spec.layers[static_cast<size_t>(layer)].experts) return Mlp(spec, spec.intermediate_size_of(layer), plan);
-    if (spec.experts.beside_mlp) return MlpAndExperts(spec, layer, plan);
-    return Experts(spec, plan);
+Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPlan& plan) {
+    if (!layer.experts) return Mlp(model, *layer.mlp, plan);
+    if (!layer.mlp) return Experts(model, *layer.experts, plan);
+    return MlpAndExperts(model, *layer.mlp, *layer.experts, plan);
 }
 
 Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
     const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
+    const LayerSpec& own = spec.layers[static_cast<size_t>(layer)];
     Layer out;
-    out.sublayers.push_back({.body = make_mixer(spec, layer, plan),
-                             .norm_site = pre_norm(sites::input_layernorm),
-                             .post_norm_site = sites::post_attention_layernorm,
-                             .sum_site = sites::attention_residual,
-                             .has_post_norm = spec.post_norms});
-    out.sublayers.push_back({.body = make_feed_forward(spec, layer, plan),
+    out.sublayers.push_back(
+        {.body = std::visit([&](const auto& mixer) { return make_mixer(spec, mixer, plan); }, own.mixer),
+         .norm_site = pre_norm(sites::input_layernorm),
+         .post_norm_site = sites::post_attention_layernorm,
+         .sum_site = sites::attention_residual,
+         .has_post_norm = spec.post_norms});
+    out.sublayers.push_back({.body = make_feed_forward(spec, own, plan),
                              .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
                              .post_norm_site = sites::post_feedforward_layernorm,
                              .sum_site = sites::mlp_residual,
                              .has_post_norm = spec.post_norms,
                              .shares_norm = spec.parallel_blocks});
-    if (spec.per_layer_size > 0)
+    if (spec.own_vectors)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,
                                  .post_norm_site = sites::post_per_layer_input_norm,
@@ -65,7 +67,7 @@ Model::Model(const ModelSpec& spec)
         cos_sin.push_back(buffers.add({.name = concat("cos_sin", cos_sin.size()),
                                        .columns = 2 * static_cast<int64_t>(rope.inv_freq.size()),
                                        .dtype = DType::float32}));
-    if (spec.per_layer_size > 0) own_vectors.emplace(spec, buffers);
+    if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
 }
 

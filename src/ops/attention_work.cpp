@@ -63,7 +63,7 @@ private:
         }
         return longest * num_sms <= 2 * cut * heads.num_kv_heads ? attention_tile_rows : all;
     }
-    // As Rows of cuda/attention.cuh: a row sees keys [end - window, end), or those of its chunk.
+    // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
         const int first_end = first_position + row0 / group_ + 1, end = first_position + (row0 + rows - 1) / group_ + 1;

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 from hypothesis import given, strategies as st
 from llm import tiny
 
@@ -23,13 +24,12 @@ from infinilm.bench.ops import format_ops, judge_ops, per_step
 from infinilm.bench.others import Others
 from infinilm.bench.plot import fastest
 from infinilm.bench.work import OpWork, Work, count_work
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig
+from infinilm.config.spec import build_spec
 from infinilm.errors import ConfigError, WeightError
 
 SMALL = ["--prompt-len", "16", "--decode-tokens", "4", "--decode-context", "8,20", "--batch-sizes", "1,3"]
 SMALL += ["--repeats", "1", "--num-threads", "1"]
-GOLDEN = Path(__file__).parents[1] / "golden"
 OPS = ["embedding", "qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "lm_head", "sampling"]
 
 
@@ -105,7 +105,7 @@ def stored(weights: dict[str, np.ndarray], part: str, quantization: str | None) 
 )
 def test_every_weight_is_of_an_op(name: str) -> None:
     """In families with other norms, sinks, experts and layers that keep a state."""
-    with LLM(GOLDEN / name, dtype="float32", max_model_len=32, max_num_seqs=1, use_tqdm=False) as model:
+    with LLM(golden(name), dtype="float32", max_model_len=32, max_num_seqs=1, use_tqdm=False) as model:
         work = count_work(model)
         bytes_of_all = model.memory.weight_bytes
     assert work.weight_bytes + round(work.embedding_bytes_per_token * work.vocab_size) >= bytes_of_all * 0.99
@@ -347,7 +347,7 @@ def test_plot_without_matplotlib(
 
 
 def test_experts_count_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
-    """Of one token its own; of several those that they ask for on average, which two may have in common."""
+    """One token counts its own experts. Several count those that they ask for on average, some of them in common."""
     experts = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "qkv_bias": False}
     experts |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     folder = tiny.make_checkpoint(tmp_path, **experts, shared_expert_intermediate_size=0)

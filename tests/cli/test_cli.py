@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files.writer import File, Stored
+from goldens import golden
 from llm import tiny
 from llm.support import PATIENCE
 
@@ -27,7 +28,6 @@ from infinilm.bench import limits as bench
 from infinilm.bench.work import Work, count_work
 
 LONG = 100_000  # tokens of a context that no test waits to be full
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="session")
@@ -648,7 +648,7 @@ def test_counted_work(tmp_path: Path, tied: bool) -> None:
 
 def test_work_of_states() -> None:
     """They are read and written once a step and sequence, and each token goes through them."""
-    with LLM(GOLDEN / "qwen3-5-text", max_model_len=64) as model:
+    with LLM(golden("qwen3-5-text"), max_model_len=64) as model:
         work, memory, layers = count_work(model), model.memory, model.config.num_hidden_layers
     weights = work.weight_bytes_by_op["delta_rule"]
     assert work.state_bytes == memory.state_bytes > 0
@@ -704,3 +704,9 @@ def test_decode_is_measured_on_whole_batches(
     assert min(measured.step_seconds) > 0
     assert measured.ttft > 0
     assert context + 3 <= measured.context_len <= needed
+
+
+@pytest.mark.parametrize("command", [["perplexity", "none.txt"], ["serve", "--control-vector", "none.txt"]])
+def test_a_file_that_is_missing_is_named_first(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command) == 2
+    assert capsys.readouterr().err == "infinilm: error: none.txt: No such file or directory\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gguf_files.conversion import convert
+from goldens import golden
 from hub_server import Hub, running_hub
 from llm import tiny
 from lora.adapters import make_adapter
@@ -40,7 +41,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> object:
 
 @pytest.mark.parametrize(
     "source",
-    ["golden/llama-sharded", "golden/llama-llama3-rope-tied", "w8a16", "GGUF"],
+    ["llama-sharded", "llama-llama3-rope-tied", "w8a16", "GGUF"],
 )
 @pytest.mark.parametrize("revision", [(), ("--revision", "v2")], ids=["main", "v2"])
 def test_plan_and_info_read_headers_alone(
@@ -52,12 +53,12 @@ def test_plan_and_info_read_headers_alone(
     if source == "GGUF":  # whose factors of RoPE are a tensor, and part of the plan
         here.mkdir(parents=True)
         path = here / "fox-F32.gguf"
-        convert(TESTS / "golden" / "llama-llama3-rope-tied").write(path)
+        convert(golden("llama-llama3-rope-tied")).write(path)
         name = "org/name:F32"
     elif source == "w8a16":
         quantise_model("demo", here, source)
     else:
-        shutil.copytree(TESTS / source, here)
+        shutil.copytree(golden(source), here)
     for command in ("plan", "info"):
         of_hub, local = (json.dumps(shown(capsys, command, model)) for model in (name, path))
         assert of_hub == local.replace(str(path), name)
@@ -80,7 +81,7 @@ def test_weights_are_not_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]) -
 def test_what_was_fetched_needs_no_network(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     here = tiny.make_checkpoint(hub.root / "org" / "name")
     (hub.root / "org" / "gguf").mkdir()
-    convert(TESTS / "golden" / "llama-mha").write(hub.root / "org" / "gguf" / "fox-F32.gguf")
+    convert(golden("llama-mha")).write(hub.root / "org" / "gguf" / "fox-F32.gguf")
     for model in ("org/name", "org/gguf:F32"):
         fetched = resolve_model(model, use_tqdm=False)
         hub.requests.clear()
@@ -97,7 +98,7 @@ def test_what_was_fetched_needs_no_network(hub: Hub, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("org/none", "has none of this name that it would show: check the name; if the model is private, log in with"),
+        ("org/none", "has none of this name that it would show: check the name; if it is private, log in with"),
         ("org/gated", "is gated: ask for access at https://huggingface.co/org/gated, then log in with `hf auth login`"),
         ("org/broken", "could not be fetched from the Hugging Face hub: "),
         ("org/ggufs", "has its weights as GGUF files: pass 'org/ggufs:FILE', one of a-Q4_0.gguf, a-Q8_0.gguf"),
@@ -145,7 +146,9 @@ def test_adapters_and_tokenizers(hub: Hub, tmp_path: Path, capsys: pytest.Captur
     assert outs[:2] == outs[2:]
     assert adapter.is_dir() and "org/tokenizer/model.safetensors" not in hub.sent
     assert run("generate", "the", *options, "--tokenizer", "org/none") == 2
-    assert "'org/none' is no folder here" in capsys.readouterr().err
+    assert "tokenizer 'org/none' is no folder here" in capsys.readouterr().err
+    assert run("generate", "the", *options, "--lora", "x=org/none") == 2
+    assert "adapter 'org/none' is no folder here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wanted", [True, False])

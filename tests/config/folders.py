@@ -1,12 +1,10 @@
-"""Folders with a config.json: the golden ones, and those that tests write."""
+"""Folders with a config.json that tests write."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def write(folder: Path, content: str | dict[str, Any]) -> Path:

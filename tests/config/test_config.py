@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
-from config.folders import GOLDEN, write
+from config.folders import write
+from goldens import KEPT
 from hypothesis import given, settings, strategies as st
 
-from infinilm.config.families import model_facts
-from infinilm.config.keys import UNSUPPORTED
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.config.json.keys import UNSUPPORTED
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig, ModelConfig
+from infinilm.config.spec import decoder_spec
 from infinilm.errors import ConfigError, InfinilmError
 
-DEFAULTS = json.loads((GOLDEN / "defaults.json").read_text())
+DEFAULTS = json.loads((KEPT / "defaults.json").read_text())
 MODEL_TYPES = tuple(DEFAULTS)
 
 
@@ -345,15 +348,17 @@ def test_queries_are_scaled_by_their_position(tmp_path, key):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1}
 
     def facts(model_type="ministral3", **changes):
-        return model_facts(
+        return decoder_spec(
             AutoConfig.from_pretrained(write(tmp_path, {"model_type": model_type, key: rope | changes})), 99
         )
 
     scaled = facts()
-    assert set(scaled.q_rope_of_layer) == {1} and scaled.ropes[0].scale_beta == 0
-    assert scaled.ropes[1] == scaled.ropes[0]._replace(scale_beta=0.1, scale_positions=32)
+    assert {layer.mixer.q_rope for layer in scaled.layers} == {1}
+    first, second = scaled.ropes
+    assert (second.inv_freq, second.attention_factor) == (first.inv_freq, first.attention_factor)
+    assert (first.scale_beta, second.scale_beta, second.scale_positions) == (0, np.float32(0.1), 32)
     for beta in (0, None):
-        assert facts(llama_4_scaling_beta=beta).q_rope_of_layer[0] == -1
+        assert facts(llama_4_scaling_beta=beta).layers[0].mixer.q_rope == -1
     with pytest.raises(ConfigError, match="original_max_position_embeddings must be an integer"):
         facts(original_max_position_embeddings=None)
     with pytest.raises(ConfigError, match="llama_4_scaling_beta must be a number >= 0; got -1"):
@@ -546,11 +551,27 @@ def test_experts_that_do_not_fit(model_type, values, message):
 
 def test_layers_with_experts():
     def layers(**values):
-        return model_facts(LlamaConfig(model_type="qwen3_moe", num_hidden_layers=6, **values), 8).experts.layers
+        config = LlamaConfig(model_type="qwen3_moe", num_hidden_layers=6, **values)
+        return tuple(layer.experts is not None for layer in decoder_spec(config, 8).layers)
 
     assert layers() == (True,) * 6
     assert layers(decoder_sparse_step=2, mlp_only_layers=[3]) == (False, True, False, False, False, True)
     assert layers(num_experts=0) == (False,) * 6
-    mixtral = model_facts(LlamaConfig(model_type="mixtral", num_local_experts=4, intermediate_size=48), 8).experts
-    assert (mixtral.count, mixtral.intermediate_size, mixtral.norm_topk_prob) == (4, 48, True)
-    assert not model_facts(LlamaConfig(model_type="qwen2_moe", qkv_bias=False), 8).qkv_bias
+    config = LlamaConfig(model_type="mixtral", num_local_experts=4, intermediate_size=48)
+    mixtral = decoder_spec(config, 8).layers[0].experts
+    assert (mixtral.count, mixtral.expert.intermediate_size, mixtral.norm_topk_prob) == (4, 48, True)
+    assert not decoder_spec(LlamaConfig(model_type="qwen2_moe", qkv_bias=False), 8).layers[0].mixer.qkv_bias
+
+
+def test_each_field_is_declared_once() -> None:
+    """A kind of sublayer declares its fields, with their defaults; no other class repeats one."""
+    rooms = [room for room in ModelConfig.__mro__ if "__dataclass_fields__" in vars(room)]
+    declared = [name for room in rooms for name in room.__annotations__]
+    assert sorted(declared) == sorted(item.name for item in fields(ModelConfig))
+    assert {name.lstrip("_") for name in declared} == COMMON_DEFAULTS.keys()
+
+
+def test_a_name_that_is_no_field_cannot_be_written() -> None:
+    config = LlamaConfig()
+    with pytest.raises(AttributeError):
+        config.hiden_size = 3  # type: ignore[attr-defined]

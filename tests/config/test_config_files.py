@@ -6,15 +6,17 @@ import json
 import logging
 
 import pytest
-from config.folders import GOLDEN, write
+from config.folders import write
+from goldens import GOLDENS, golden
 
 from infinilm.config.families import family_of_model_type
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError
 
 
-@pytest.mark.parametrize("folder", sorted(f for f in GOLDEN.iterdir() if f.is_dir()), ids=lambda f: f.name)
-def test_every_golden_configuration_is_read(folder, caplog):
+@pytest.mark.parametrize("name", GOLDENS)
+def test_every_golden_configuration_is_read(name, caplog):
+    folder = golden(name)
     with caplog.at_level(logging.WARNING, logger="infinilm"):
         config = AutoConfig.from_pretrained(folder)
     assert not caplog.records

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from infinilm._core import param_shapes
-from infinilm.config.families import FAMILIES, build_spec, family_of, family_of_model_type, model_facts
-from infinilm.config.llama_config import LlamaConfig
-from infinilm.config.unsupported import unsupported
+from infinilm.config.families import FAMILIES, family_of, family_of_model_type
+from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.spec import build_spec, decoder_spec, shapes_of
 from infinilm.errors import ConfigError
+from infinilm.unsupported import unsupported
 
 SMALL = {
     "vocab_size": 50,
@@ -31,7 +32,12 @@ def make(model_type, **values):
 def facts(model_type, **values):
     config = make(model_type, **values)
     config.validate()
-    return model_facts(config, 128)
+    return decoder_spec(config, 128)
+
+
+def each(spec, field):
+    """A field of attention, of each layer."""
+    return tuple(getattr(layer.mixer, field) for layer in spec.layers)
 
 
 # ------------------------------------------------------------------------------------------------------ facts
@@ -52,7 +58,8 @@ def facts(model_type, **values):
 )
 def test_biases(model_type, values, qkv, out, mlp):
     got = facts(model_type, **values)
-    assert (got.qkv_bias, got.out_bias, got.mlp_bias) == (qkv, out, mlp)
+    layer = got.layers[0]
+    assert (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.mlp.bias) == (qkv, out, mlp)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,7 @@ def test_what_a_family_has_not_is_refused(model_type, values, message):
     ],
 )
 def test_windows(model_type, values, windows):
-    assert facts(model_type, **values).sliding_window == windows
+    assert each(facts(model_type, **values), "sliding_window") == windows
 
 
 def test_some_families_normalise_q_and_k():
@@ -147,7 +154,7 @@ def test_some_families_normalise_q_and_k():
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text", "gemma4_unified"),
     }
-    assert facts("qwen3").qk_norm == "head" and facts("qwen2").qk_norm == "none"
+    assert facts("qwen3").layers[0].mixer.qk_norm == "head" and facts("qwen2").layers[0].mixer.qk_norm == "none"
 
 
 @pytest.mark.parametrize(
@@ -176,22 +183,23 @@ def test_names_of_a_family_for_fields():
     config = make("starcoder2", use_bias=False, norm_epsilon=1e-3)
     assert not config.attention_bias and not config.mlp_bias and config.rms_norm_eps == 1e-3
     config = make("cohere2", logit_scale=0.25, layer_norm_eps=1e-4, sliding_window_pattern=3)
-    got = model_facts(config, 8)
+    got = decoder_spec(config, 8)
     assert config.rms_norm_eps == 1e-4 and got.logit_multiplier == 0.25
-    assert got.rope_of_layer == (0, 0, -1) and got.parallel_blocks and got.norm == "layer"
+    assert each(got, "rope") == (0, 0, -1) and got.parallel_blocks and got.norm == "layer"
     assert (
-        facts("granitemoehybrid", layer_types=["attention"] * 3, shared_intermediate_size=40).sliding_window == (0,) * 3
+        each(facts("granitemoehybrid", layer_types=["attention"] * 3, shared_intermediate_size=40), "sliding_window")
+        == (0,) * 3
     )
 
 
 def test_head_dim_defaults():
     assert make("llama").head_dim == make("mistral").head_dim == make("qwen2").head_dim == 8
     assert make("qwen3").head_dim == 128
-    assert facts("qwen3").softmax_scale == 128**-0.5
+    assert facts("qwen3").layers[0].mixer.softmax_scale == np.float32(128**-0.5)
 
 
 def test_swish_is_silu():
-    assert facts("llama", hidden_act="swish").activation == "silu"
+    assert facts("llama", hidden_act="swish").layers[0].mlp.activation == "silu"
 
 
 def test_lookups_name_what_is_unknown():
@@ -253,8 +261,6 @@ def test_build_spec_fills_every_field():
     written = flat(spec)
     inv_freq = written["ropes"][0].pop("inv_freq")
     np.testing.assert_allclose(inv_freq, 10000.0 ** (-np.arange(10) / 10), rtol=5e-7)
-    cache = {"kind": "paged", "num_kv_heads": 0, "head_dim": 0, "owner": -1}
-    alike = {"rope": 0, "q_rope": -1, "experts": False, "chunked": False, "cache": cache, "intermediate_size": 0}
     assert written == {
         "dtype": "bfloat16",
         "quantization": "none",
@@ -274,12 +280,26 @@ def test_build_spec_fills_every_field():
         "logit_multiplier": 1.0,
         "logit_cap": 0.0,
         "tie_word_embeddings": True,
-        "attention": {
-            "num_heads": 4,
-            "num_kv_heads": 2,
-            "head_dim": 20,
+        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1, "scale_offset": 0}],
+        "layers": [layer_with(window) for window in (0, 0, 9)],
+        "layer_scalars": False,
+        "own_vectors": None,
+    }
+
+
+def layer_with(sliding_window):
+    """All fields of a layer of the configuration above."""
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 20}
+    reads = {"sliding_window": sliding_window, "chunked": False}
+    return {
+        "mixer": {
+            **heads,
+            **reads,
             "softmax_scale": float(np.float32(20**-0.5)),
             "score_cap": 0.0,
+            "rope": 0,
+            "q_rope": -1,
+            "kv_owner": -1,
             "qkv_bias": True,
             "out_bias": True,
             "qk_norm": "head",
@@ -287,31 +307,10 @@ def test_build_spec_fills_every_field():
             "output_gate": False,
             "v_norm": False,
         },
-        "delta": {"num_k_heads": 0, "num_v_heads": 0, "k_dim": 0, "v_dim": 0, "conv_size": 0},
-        "latent": {"q_rank": 0, "kv_rank": 0, "rope_dim": 0, "nope_dim": 0, "v_dim": 0, "norm_eps": 0.0},
         "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
-        "experts": {
-            "count": 0,
-            "top_k": 0,
-            "intermediate_size": 0,
-            "shared_intermediate_size": 0,
-            "shared_gate": False,
-            "bias": False,
-            "scoring": "softmax",
-            "correction_bias": False,
-            "norm_topk_prob": False,
-            "scale": 1.0,
-            "num_groups": 1,
-            "top_groups": 1,
-            "group_best": 2,
-            "beside_mlp": False,
-            "weigh_inputs": False,
-        },
-        "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1, "scale_offset": 0}],
-        "layers": [{"sliding_window": window, **alike} for window in (0, 0, 9)],
-        "layer_scalars": False,
-        "per_layer_size": 0,
-        "per_layer_vocab_size": 0,
+        "experts": None,
+        "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": []},
+        "cost": {"of_pair": 4 * (20 + 20), "of_token": 0},
     }
 
 
@@ -319,13 +318,14 @@ def test_build_spec_of_experts():
     config = make("qwen2_moe", num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1], norm_topk_prob=True)
     config.moe_intermediate_size, config.shared_expert_intermediate_size = 24, 20
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    assert written["experts"] == {
+    mlp = {"bias": False, "gated": True, "activation": "silu"}
+    assert written["layers"][0]["experts"] == {
         "count": 6,
         "top_k": 2,
-        "intermediate_size": 24,
-        "shared_intermediate_size": 20,
+        "expert": {"intermediate_size": 24, **mlp},
+        "shared": {"intermediate_size": 20, **mlp},
         "shared_gate": True,
-        "bias": False,
+        "router_bias": False,
         "scoring": "softmax",
         "correction_bias": False,
         "norm_topk_prob": True,
@@ -333,23 +333,23 @@ def test_build_spec_of_experts():
         "num_groups": 1,
         "top_groups": 1,
         "group_best": 2,
-        "beside_mlp": False,
         "weigh_inputs": False,
     }
-    assert [layer["experts"] for layer in written["layers"]] == [True, False, True]
+    assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
 
 
 def test_build_spec_of_experts_like_those_of_deepseek():
     config = make("glm4_moe", n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2)
     config.moe_intermediate_size, config.routed_scaling_factor = 24, 2.5
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    assert written["experts"] == {
+    mlp = {"bias": False, "gated": True, "activation": "silu"}
+    assert written["layers"][1]["experts"] == {
         "count": 8,
         "top_k": 3,
-        "intermediate_size": 24,
-        "shared_intermediate_size": 48,
+        "expert": {"intermediate_size": 24, **mlp},
+        "shared": {"intermediate_size": 48, **mlp},
         "shared_gate": False,
-        "bias": False,
+        "router_bias": False,
         "scoring": "sigmoid",
         "correction_bias": True,
         "norm_topk_prob": True,
@@ -357,13 +357,13 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "num_groups": 4,
         "top_groups": 2,
         "group_best": 2,
-        "beside_mlp": False,
         "weigh_inputs": False,
     }
-    assert [layer["experts"] for layer in written["layers"]] == [False, True, True]
-    assert written["attention"]["qk_norm"] == "none"
+    assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]
+    assert [layer["mlp"] is None for layer in written["layers"]] == [False, True, True]
+    assert written["layers"][0]["mixer"]["qk_norm"] == "none"
     config.use_qk_norm = True
-    assert build_spec(config, dtype="float32", max_model_len=9).attention.qk_norm == "head"
+    assert build_spec(config, dtype="float32", max_model_len=9).layers[0].mixer.qk_norm == "head"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,11 @@ def test_the_last_layers_may_be_dense():
     for end, dense in ((-1, []), (2, []), (1, [2])):
         config = make("ernie4_5_moe", num_experts=8, num_experts_per_tok=2, moe_layer_end_index=end)
         assert config.mlp_only_layers == dense
-        assert model_facts(config, 128).experts.layers == (False, True, 2 not in dense)
+        assert tuple(layer.experts is not None for layer in decoder_spec(config, 128).layers) == (
+            False,
+            True,
+            2 not in dense,
+        )
     assert make("minimax_m2", head_dim=20, rotary_dim=10).partial_rotary_factor == 0.5
 
 
@@ -404,13 +408,15 @@ def test_build_spec_of_other_layers():
         max_model_len=9,
     )
     assert (spec.embedding_multiplier, spec.residual_multiplier, spec.logit_multiplier) == (12, 0.5, 0.25)
-    assert spec.attention.softmax_scale == 0.25
-    ropes = [layer.rope for layer in build_spec(make("smollm3", num_layers=8), dtype="float32", max_model_len=9).layers]
+    assert spec.layers[0].mixer.softmax_scale == 0.25
+    ropes = [
+        layer.mixer.rope for layer in build_spec(make("smollm3", num_layers=8), dtype="float32", max_model_len=9).layers
+    ]
     assert ropes == [0, 0, 0, -1, 0, 0, 0, -1]
     listed = make("smollm3", no_rope_layers=[0, 1, 1])
-    assert [layer.rope for layer in build_spec(listed, dtype="float32", max_model_len=9).layers] == [-1, 0, 0]
+    assert [layer.mixer.rope for layer in build_spec(listed, dtype="float32", max_model_len=9).layers] == [-1, 0, 0]
     spec = build_spec(make("olmo2"), dtype="float32", max_model_len=9)
-    assert (spec.pre_norms, spec.post_norms, spec.attention.qk_norm) == (False, True, "all")
+    assert (spec.pre_norms, spec.post_norms, spec.layers[0].mixer.qk_norm) == (False, True, "all")
 
 
 SHAPED = {
@@ -437,15 +443,15 @@ def test_build_spec_of_layers_that_differ_in_shape():
     caches = [
         (layer.cache.kind, layer.cache.num_kv_heads, layer.cache.head_dim, layer.cache.owner) for layer in spec.layers
     ]
-    own, full = ("paged", 0, 0, -1), ("paged", 1, 12, -1)
-    assert caches == [own, own, full, ("shared", 0, 0, 1), ("shared", 1, 12, 2)]
-    assert [layer.intermediate_size for layer in spec.layers] == [0, 0, 0, 80, 80]
-    assert [layer.rope for layer in spec.layers] == [1, 1, 0, 1, 0]
+    own, full = ("paged", 2, 8, -1), ("paged", 1, 12, -1)
+    assert caches == [own, own, full, ("shared", 2, 8, 1), ("shared", 1, 12, 2)]
+    assert [layer.mlp.intermediate_size for layer in spec.layers] == [40, 40, 40, 80, 80]
+    assert [layer.mixer.rope for layer in spec.layers] == [1, 1, 0, 1, 0]
     assert [len(rope.inv_freq) for rope in spec.ropes] == [6, 4] and spec.ropes[0].inv_freq[1:] == [0.0] * 5
-    assert spec.attention.softmax_scale == 1 and spec.attention.v_norm and spec.layer_scalars
-    assert (spec.per_layer_size, spec.per_layer_vocab_size, spec.experts.count) == (5, 60, 0)
+    assert spec.layers[0].mixer.softmax_scale == 1 and spec.layers[0].mixer.v_norm and spec.layer_scalars
+    assert (spec.own_vectors.size, spec.own_vectors.vocab_size, spec.layers[0].experts) == (5, 60, None)
     assert spec.kv_bytes_per_token("float32") == 4 * 2 * (2 * 2 * 8 + 12)  # each cache once, whoever reads it
-    assert [s.values_are_keys for s in model_facts(config, 9).shapes] == [False, False, True, False, False]
+    assert [shape.values_are_keys for shape in shapes_of(config)] == [False, False, True, False, False]
     names = set(param_shapes(spec))
     assert "model.layers.4.self_attn.q_norm.weight" in names
     assert not [name for name in names if name.startswith("model.layers.4.self_attn.k_")]
@@ -457,9 +463,9 @@ def test_what_differs_by_the_number_of_a_layer_is_read():
     values |= {"layer_types": [S, F, F], "attention_k_eq_v": True}
     config = make("gemma4_text", **values, per_layer_config={"1": own, "2": own})
     assert (config.global_head_dim, config.num_global_key_value_heads) == (12, 1)
-    assert model_facts(make("gemma4_text", **{**values, "hidden_size_per_layer_input": None}), 9).per_layer_size == 0
+    assert decoder_spec(make("gemma4_text", **{**values, "hidden_size_per_layer_input": None}), 9).own_vectors is None
     same = make("gemma4_text", **{**values, "attention_k_eq_v": False}, per_layer_config={})
-    assert [shape.head_dim for shape in model_facts(same, 9).shapes] == [8, 8, 8]
+    assert each(decoder_spec(same, 9), "head_dim") == (8, 8, 8)
     for wrong in ({"1": own}, {"1": own, "2": {"head_dim": 4}}, {"1": own, "2": {**own, "hidden_size": 3}}, [own]):
         with pytest.raises(ConfigError, match="per_layer_config"):
             make("gemma4_text", **values, per_layer_config=wrong)
@@ -487,13 +493,15 @@ def test_layers_that_cannot_be_are_refused(values, message):
 
 def test_build_spec_of_gemma():
     spec = build_spec(make("gemma2", query_pre_attn_scalar=25, sliding_window=9), dtype="float32", max_model_len=9)
-    assert spec.attention.softmax_scale == float(np.float32(0.2))
-    assert (spec.attention.score_cap, spec.logit_cap, spec.norm_offset) == (50, 30, 1)
-    assert spec.embedding_multiplier == float(np.float32(32**0.5)) and spec.mlp.activation == "gelu_tanh"
-    assert [layer.sliding_window for layer in spec.layers] == [9, 0, 9]
+    assert spec.layers[0].mixer.softmax_scale == float(np.float32(0.2))
+    assert (spec.layers[0].mixer.score_cap, spec.logit_cap, spec.norm_offset) == (50, 30, 1)
+    assert spec.embedding_multiplier == float(np.float32(32**0.5)) and spec.layers[0].mlp.activation == "gelu_tanh"
+    assert [layer.mixer.sliding_window for layer in spec.layers] == [9, 0, 9]
     config = make("gemma3_text", sliding_window=9, sliding_window_pattern=3, num_layers=7)
     spec = build_spec(config, dtype="float32", max_model_len=9)
-    assert [(layer.sliding_window, layer.rope) for layer in spec.layers] == [(9, 1), (9, 1), (0, 0)] * 2 + [(9, 1)]
+    assert [(layer.mixer.sliding_window, layer.mixer.rope) for layer in spec.layers] == [(9, 1), (9, 1), (0, 0)] * 2 + [
+        (9, 1)
+    ]
     wide, local = (np.array(rope.inv_freq) for rope in spec.ropes)
     assert wide[-1] < local[-1] and wide[0] == local[0] == 1
 
@@ -610,3 +618,10 @@ def test_validate_accepts_exactly_what_build_spec_accepts(model_type, changes, m
         assert flat(build_spec(again, dtype="float32", max_model_len=9)) == flat(
             build_spec(config, dtype="float32", max_model_len=9)
         )
+
+
+def test_a_field_that_only_a_neighbour_family_has_is_refused_by_validate_too():
+    config = make("gemma4_text")
+    config.attn_logit_softcapping = 50.0
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping is 50\.0 in Gemma4ForCausalLM: this family"):
+        config.validate()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from goldens import KEPT
 from hypothesis import given, settings, strategies as st
 
-from infinilm.config.rope import ROPE_TYPES, inverse_frequencies, rope_type_of
+from infinilm.config.sublayers.rope import ROPE_TYPES, inverse_frequencies, rope_type_of
 from infinilm.errors import ConfigError
 
-ROWS = json.loads((Path(__file__).resolve().parents[1] / "golden" / "rope.json").read_text())
+ROWS = json.loads((KEPT / "rope.json").read_text())
 
 LLAMA3 = {
     "rope_type": "llama3",

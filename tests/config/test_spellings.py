@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from config.test_families import SMALL, facts, make
+from config.test_families import SMALL, each, facts, make
 
-from infinilm.config.families import model_facts
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.spec import decoder_spec
 from infinilm.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def test_the_class_that_transformers_saves(name):
 
 
 def test_a_window_of_no_tokens_is_none_where_it_is_not_used():
-    assert facts("qwen2_moe", use_sliding_window=False, sliding_window=0).sliding_window == (0, 0, 0)
+    assert each(facts("qwen2_moe", use_sliding_window=False, sliding_window=0), "sliding_window") == (0, 0, 0)
     for values in ({"use_sliding_window": True}, {}):
         with pytest.raises(ConfigError, match=r"sliding_window must be an integer in \[1, 2\*\*31\); got 0"):
             facts("qwen2_moe", **values, sliding_window=0)
@@ -68,9 +68,10 @@ def test_sizes_and_layers_of_llama_4():
     of_file = {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 4}
     config = make("llama4_text", **of_file, attention_chunk_size=10, no_rope_layers=[1, 0, 1], moe_layers=[2])
     assert (config.intermediate_size, config.moe_intermediate_size) == (40, 24)
-    got = model_facts(config, 128)
-    assert got.experts.layers == (False, False, True) and got.experts.shared_intermediate_size == 24
-    assert got.sliding_window == (10, 0, 10) and got.rope_of_layer == (0, -1, 0) and got.q_rope_of_layer == (-1, 1, -1)
+    got = decoder_spec(config, 128)
+    *dense, sparse = [layer.experts for layer in got.layers]
+    assert dense == [None, None] and sparse.shared.intermediate_size == 24
+    assert [each(got, name) for name in ("sliding_window", "rope", "q_rope")] == [(10, 0, 10), (0, -1, 0), (-1, 1, -1)]
     for values, message in (
         ({"moe_layers": [3]}, r"moe_layers must be a list of numbers of layers; got \[3\]"),
         ({"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is not supported in Llama4ForCausalLM"),
@@ -82,7 +83,7 @@ def test_sizes_and_layers_of_llama_4():
     for tuning, scaled in ((4, (-1, 1, -1)), (0, (-1, -1, -1))):  # older configs have a number
         config = make("llama4_text", **of_file, no_rope_layers=[1, 0, 1], attn_temperature_tuning=tuning)
         config.validate()
-        assert model_facts(config, 128).q_rope_of_layer == scaled
+        assert each(decoder_spec(config, 128), "q_rope") == scaled
     with pytest.raises(ConfigError, match="attn_temperature_tuning must be True or False; got 'yes'"):
         make("llama4_text", **of_file, attn_temperature_tuning="yes").validate()
     with pytest.raises(ConfigError, match=r"attention_chunk_size is 8192.*more than their own chunk"):

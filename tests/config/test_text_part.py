@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}

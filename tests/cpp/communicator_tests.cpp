@@ -151,7 +151,7 @@ TEST(random_schedules) {
     }
 }
 
-// A barrier holds back until the last rank: nobody sees a counter that lacks one.
+// A barrier holds back until the last rank: no rank sees a counter that lacks one.
 TEST(barriers) {
     for (int size : sizes) {
         const auto group = make_in_process_group(size);

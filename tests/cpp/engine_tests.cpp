@@ -90,7 +90,7 @@ public:
     }
 
 private:
-    // Of step_with_mask(): complete when it is looked at.
+    // The steps of step_with_mask(): complete when they are looked at.
     static void check_mask(const AllowedTokens& mask) { CHECK(!mask.allowed || mask.words(0)[0] == 1); }
     static void fill(const TensorView& out) {  // every row is written: ThreadSanitizer sees who else does
         for (int64_t row = 0; row < out.shape(0); ++row) *out.select(0, row).as<float>() = 1;
@@ -110,11 +110,12 @@ ModelSpec spec() {
     s.num_layers = num_layers;
     s.max_model_len = 64;
     s.rms_norm_eps = 1e-5f;
-    s.attention.num_heads = 4;
-    s.attention.num_kv_heads = 4;
-    s.attention.head_dim = 4;
-    s.layers.resize(num_layers);
-    s.mlp.intermediate_size = 32;
+    AttentionSpec attention;
+    attention.num_heads = attention.num_kv_heads = attention.head_dim = 4;
+    attention.rope = 0;
+    MlpSpec mlp;
+    mlp.intermediate_size = 32;
+    s.layers.assign(num_layers, LayerSpec{attention, mlp, std::nullopt});
     s.ropes = {{.inv_freq = {1.0f, 0.1f}}};
     return s;
 }

@@ -1,4 +1,4 @@
-// Masks that are given while ranks wait for them: what was written before is seen by all, and nobody waits for ever.
+// Masks that are given while ranks wait for them: all see what was written before, and no rank waits for ever.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -59,7 +59,7 @@ TEST(late_masks_that_never_come) {
     int num_asked = 0;
     masks.give();
     masks.wait([&] { return ++num_asked > 0; });
-    CHECK(num_asked == 0);  // what is there counts, whoever has given up
+    CHECK(num_asked == 0);  // a mask that is there counts, also for ranks that have given up
 }
 
 }  // namespace

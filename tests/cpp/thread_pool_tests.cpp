@@ -63,7 +63,7 @@ TEST(pool_throws_what_a_share_throws) {
     for (int round = 0; round < (rounds ? rounds : 2000); ++round) {
         const int shares = 2 + static_cast<int>(random.below(12)), bad = static_cast<int>(random.below(3));
         std::atomic<int> inside{0}, thrown{0};
-        // bad 0: whoever is first; 1: the caller; 2: another thread
+        // bad 0: the first thread; 1: the caller; 2: another thread
         auto region = [&](int, int thread) {
             ++inside;
             if (random.state % 2 == 0) pause_for(20);
@@ -80,7 +80,7 @@ TEST(pool_throws_what_a_share_throws) {
         } catch (const std::bad_alloc&) {
             caught = true;
         }
-        CHECK(inside == 0);  // nobody is at work on what the caller may free now
+        CHECK(inside == 0);  // no thread works on memory that the caller may free now
         CHECK(caught == (thrown > 0));
         run_regions(random, pool, 2);
     }

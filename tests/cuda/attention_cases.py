@@ -38,7 +38,7 @@ def _load(bits: Array, kind: str) -> Array:
 
 
 def row_floats(head_dim: int) -> int:
-    """Of a row of partial results."""
+    """Float32 numbers of a row of partial results."""
     return next(width for width in (32, 64, 80, 96, 128, 256, 512, 576) if head_dim <= width) + 4
 
 
@@ -58,7 +58,7 @@ class Work:
 
 
 def first_key(end: int, window: int, chunked: bool) -> int:
-    """Of those up to `end`, the first that a row sees."""
+    """The first of the keys up to `end` that a row sees."""
     if not window:
         return 0
     return (end - 1) // window * window if chunked else max(0, end - window)
@@ -119,7 +119,7 @@ class Case:
 
     @property
     def out_dim(self) -> int:
-        """Of a head."""
+        """Columns of a head's output."""
         return self.value_dim or self.head_dim
 
 

@@ -1,4 +1,4 @@
-"""Cases for cuda/delta.cu against float64 numpy, and bit for bit between any cuts of a sequence."""
+"""Cases for cuda/delta/delta.cu against float64 numpy, and bit for bit between any cuts of a sequence."""
 
 from __future__ import annotations
 

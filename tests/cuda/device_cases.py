@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 from emulation import ROOT, Gpu, from_16, to_16
+from goldens import expected_of, golden
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 import infinilm
 from infinilm import LLM, AutoConfig, InferEngine, PagedKVCacheConfig, _core
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.devices import system
 from infinilm.engine.hooks import ModelSites
 
 sys.path.insert(0, str(ROOT / "tests"))
 from quantised_files.conversion import resized
 
-GOLDEN = ROOT / "tests/golden"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
@@ -43,11 +43,11 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: flo
     assert error <= bound, f"relative error {error:.2e}, expected at most {bound:.2e}"
 
 
-def golden(_: Gpu, name: str, dtype: str) -> None:
+def as_transformers(_: Gpu, name: str, dtype: str) -> None:
     """The logits of transformers; in float32 its greedy tokens, too."""
-    expected = np.load(GOLDEN / name / "expected.npz")
+    expected = expected_of(name)
     prompt = expected["input_ids"].tolist()
-    with open_llm(GOLDEN / name, dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
+    with open_llm(golden(name), dtype=dtype, max_model_len=int(expected["max_model_len"])) as llm:
         assert llm.device == "cuda"
         logits = llm.forward(prompt)
         assert_close(logits, expected["logits"], llm)
@@ -183,7 +183,7 @@ def make_model(name: str, folder: Path, **changes: Any) -> Path:
     """
     if name not in MODELS:
         own = folder / name
-        return own if own.exists() else resized(GOLDEN / name, own, **SHAPED[name]) if name in SHAPED else GOLDEN / name
+        return own if own.exists() else resized(golden(name), own, **SHAPED[name]) if name in SHAPED else golden(name)
     folder = folder / "-".join([name, *(f"{k}{v}" for k, v in changes.items())])
     if (folder / "model.safetensors").exists():
         return folder
@@ -198,7 +198,8 @@ def make_model(name: str, folder: Path, **changes: Any) -> Path:
     weights["model.embed_tokens.weight"] *= np.float32(spec.hidden_size**0.5)
     for key in [key for key in weights if key.endswith("self_attn.gate_proj.weight")]:  # checkpoints have it with q
         q = key.replace("gate_proj", "q_proj")
-        heads = [weights[name].reshape(-1, spec.attention.head_dim, spec.hidden_size) for name in (q, key)]
+        head_dim = next(layer.cache.head_dim for layer in spec.layers if layer.cache.kind == "paged")
+        heads = [weights[name].reshape(-1, head_dim, spec.hidden_size) for name in (q, key)]
         weights[q] = np.stack(heads, 1).reshape(-1, spec.hidden_size)
         del weights[key]
     save_file(weights, folder / "model.safetensors")
@@ -360,7 +361,7 @@ def together(_: Gpu, name: str, folder: str, dtype: str) -> None:
 def fails_with(_: Gpu, expected: str, model: str = "qwen3", **settings: Any) -> None:
     """Opening a model is a DeviceError that gives the reason, a regular expression."""
     try:
-        open_llm(GOLDEN / model, **settings).close()
+        open_llm(golden(model), **settings).close()
     except infinilm.DeviceError as error:
         assert re.search(expected, str(error)), str(error)
     else:
@@ -369,7 +370,7 @@ def fails_with(_: Gpu, expected: str, model: str = "qwen3", **settings: Any) -> 
 
 def quantised_in_float32(_: Gpu) -> None:
     try:
-        open_llm(GOLDEN / "qwen3", dtype="float32", quantization="int4").close()
+        open_llm(golden("qwen3"), dtype="float32", quantization="int4").close()
     except infinilm.ConfigError as error:
         assert "'int4' on a GPU is of models that compute in 16 bits" in str(error), str(error)
     else:
@@ -396,13 +397,13 @@ def no_device(gpu: Gpu, expected: str) -> None:
     fails_with(gpu, expected)
     cuda = infinilm.backends()["cuda"]
     assert not cuda["available"] and expected in cuda["reason"]
-    with open_llm(GOLDEN / "qwen3", device="auto") as llm:
+    with open_llm(golden("qwen3"), device="auto") as llm:
         assert llm.device == "cpu"
 
 
 def a_lost_device(gpu: Gpu) -> None:
     """A fault on the device is told as such; the engine closes."""
-    llm = open_llm(GOLDEN / "qwen3")
+    llm = open_llm(golden("qwen3"))
     prompt = [1, 2, 3]
     before = llm.forward(prompt)
     gpu.lib.infinilm_emulator_inject_error(700)
@@ -419,7 +420,7 @@ def a_lost_device(gpu: Gpu) -> None:
 
 def a_fault_in_an_op(gpu: Gpu, kernel: str, expected: str) -> None:
     """A kernel that fails while a step runs: the error says which op, or how to learn that."""
-    with open_llm(GOLDEN / "qwen3") as llm:
+    with open_llm(golden("qwen3")) as llm:
         os.environ["INFINILM_EMULATOR_FAILING_KERNEL"] = kernel
         try:
             llm.forward([1, 2, 3])

@@ -29,17 +29,15 @@ ROOT = HERE.parents[1]
 Array = NDArray[Any]
 # What the CUDA library is made of; with the emulator it is the backend of the simulated device.
 BACKEND = (
-    *sorted((ROOT / "cuda").glob("*.cu")),
-    *(
-        ROOT / f"cuda/{name}.cpp"
-        for name in ("backend", "graph", "grouped", "library", "mixing_host", "peers", "sampling_host", "transfers")
-    ),
+    *sorted((ROOT / "cuda").glob("*/*.cu")),
+    *(path for path in sorted((ROOT / "cuda").glob("*/*.cpp")) if path.parent.name != "emulator"),
     ROOT / "src/core/tensor.cpp",
+    ROOT / "src/ops/args.cpp",
     ROOT / "src/ops/backend_defaults.cpp",
 )
 # Linears of every weight format: one refers to the others.
 LINEARS = tuple(
-    ROOT / f"cuda/linear_{name}.cu"
+    ROOT / f"cuda/linear/linear_{name}.cu"
     for name in (
         *("decode", "prefill", "sm90", "sm90_quantised", "split_sm90"),
         *("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4"),

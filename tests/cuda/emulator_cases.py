@@ -1,4 +1,4 @@
-"""Cases for the primitives of cuda/*.cuh: kernels of tests/cuda/kernels against numpy. Run by the worker process.
+"""Cases for the primitives of cuda/core: kernels of tests/cuda/kernels against numpy. Run by the worker process.
 
 Layouts are written down here a second time, from the tables of the PTX ISA manual, not by the emulator's formulas.
 """
@@ -113,7 +113,7 @@ def named_barriers(gpu: Gpu) -> None:
 
 
 def last_arriver(gpu: Gpu) -> None:
-    """Twice: the counter is left ready. The sum has a fixed order, whoever arrives last."""
+    """Twice: the counter is left ready. The sum has a fixed order, whichever block arrives last."""
     x = _normal(4, 1000)
     dx, partial, counter, out = gpu.upload(x), gpu.empty(5), gpu.upload(np.zeros(1, np.uint32)), gpu.empty(1)
     results = set()

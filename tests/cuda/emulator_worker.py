@@ -12,6 +12,8 @@ import sys
 import traceback
 from pathlib import Path
 
+# Cases import the modules beside this one and those that all tests share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from emulation import Gpu

@@ -1,4 +1,4 @@
-"""Cases for cuda/experts.cu and linear_grouped.cu against float64 numpy, and bit for bit against dense linears."""
+"""Cases for cuda/experts and linear_grouped.cu against float64 numpy, and bit for bit against dense linears."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _grouped_shape(gpu: Gpu, shape: dict[str, Any]) -> None:
             assert_bitwise(got[places[tokens, slots]], dense(rows[tokens], expert))
     if shape["top_k"] > 1:
         return
-    # Of one part for each token: rows of x in their order, those of out listed, and what was there stays.
+    # One part for each token: rows of x in their order, those of out listed, and what was there stays.
     residual = encode(normal(shape["seed"] + 7, shape["tokens"], width), kind)
     out, sorted_x = of(gpu, residual, kind, 8), of(gpu, rows[gpu.download(lists["order"])], kind)
     got = call(out, out, sorted_x, parts, *listed, None, lists["order"])

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from device_cases import GOLDEN, assert_close, make_model, open_llm, prompts
+from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Gpu
+from goldens import golden
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -19,8 +20,9 @@ from rank_cases import FakeNccl
 
 from infinilm import _core
 from infinilm.checkpoint.native import CUDA_BLOCKS
-from infinilm.cli.describe import describe_plan, plan_any, plan_lines
+from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.engine.hooks import ModelSites
+from infinilm.planning.memory import plan_headers
 
 VOCAB_SIZE = 131
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
@@ -65,7 +67,7 @@ def safetensors(
     """A checkpoint of a format: as close to its exact weights in float32 as the dtype allows, whatever is kept."""
     if name in GOLDEN_SIZES:
         source = Path(folder) / f"{name}-{form}"
-        resized(GOLDEN / name, source, vocab_size=VOCAB_SIZE, **GOLDEN_SIZES[name])
+        resized(golden(name), source, vocab_size=VOCAB_SIZE, **GOLDEN_SIZES[name])
     else:
         source = make_model(name, Path(folder), **(SIZES | FAMILY_SIZES.get(name, {})))
     arguments = [tuple(item) if isinstance(item, list) else item for item in arguments]
@@ -119,7 +121,7 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
         output = llm.generate([prompt, prompt[:9]], temperature=0, max_tokens=3, use_tqdm=False, ignore_eos=True)
     assert [len(o.outputs[0].token_ids) for o in output] == [3, 3]
     assert got[:5].tobytes() == few.tobytes() == hooked.tobytes()
-    plan = plan_any(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
+    plan = plan_headers(stored, {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", **settings})
     told = plan_lines(describe_plan(plan))[0]
     assert ("used as they are" in told) == native, told
     assert (f"made {dtype}" in told) != native, told

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 from emulation import Array, Buffer, Gpu, from_16, to_16
 
-KINDS = ("f32", "bf16", "f16")  # the numbers of Type in cuda/kernels.h
+KINDS = ("f32", "bf16", "f16")  # the numbers of Type in cuda/core/types.h
 UNIT = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}  # unit roundoff: half the spacing at 1
 SMALLEST = {"f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
 SENTINEL = -12345.0

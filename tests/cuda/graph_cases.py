@@ -21,7 +21,7 @@ import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
 sys.path.insert(0, str(HERE.parent))
 from reference import ops as oracle
@@ -56,7 +56,7 @@ class Sequences:
         self.tables = self.rng.permutation(self.num_blocks).reshape(self.num_seqs, -1).astype(np.int32)
 
     def states(self, seqs: list[int], before: NDArray[np.int64]) -> dict[str, Any]:
-        """Of models with layers that have a state: that of a sequence has its number."""
+        """The arguments for layers that have a state: the state of a sequence has the sequence's number."""
         own = np.array(seqs, np.int32)
         return {"state_in": np.where(before == 0, np.int32(-1), own), "state_out": own}
 
@@ -470,7 +470,7 @@ def uploads(gpu: Gpu, folder: str) -> None:
 
 
 def a_bound(_: Gpu, folder: str) -> None:
-    """Of more shapes than are kept those go that were used longest ago."""
+    """Where more shapes come than are kept, those used longest ago go."""
     engine = open_engine(make_model("llama", Path(folder), num_hidden_layers=1), "bfloat16", graphs=True)
     sequences = Sequences(engine.spec.vocab_size, num_seqs=11, max_len=128, block_size=128)
     engine.reset_cache(sequences.num_blocks, sequences.block_size)

@@ -1,4 +1,4 @@
-"""Cases for cuda/head_linear.cu against float64 numpy; a token alone has the bits that it has among others."""
+"""Cases for cuda/linear/head_linear.cu against float64 numpy; a token alone has the bits that it has among others."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def known_hopper_choices(gpu: Gpu, known: list[tuple[list[int], list[Any]]]) -> 
 
 
 def known_choices(gpu: Gpu, num_sms: int, known: list[tuple[list[int], list[int]]]) -> None:
-    """Of 16-bit weights in their natural order."""
+    """The choices for 16-bit weights in their natural order."""
     for (tokens, n, k), expected in known:
         got = choose(gpu, False, num_sms, tokens, n, k, 0, 0, 1)
         assert got[:3] == expected, (tokens, n, k, got)

@@ -105,7 +105,7 @@ def values(gpu: Gpu, kernel: str, shapes: list[dict[str, Any]]) -> None:
 
 
 def same_bits(gpu: Gpu, shape: dict[str, Any], parts: list[tuple[int, int]]) -> None:
-    """A row has the same bits from each kernel, whatever other rows are in the call, and whoever shares its tile."""
+    """A row has the same bits from each kernel, whatever other rows are in the call or share its tile."""
     linear = Linear(**shape)
     whole = linear.run(gpu, "prefill")
     assert_bitwise(linear.run(gpu, "sm90"), whole)

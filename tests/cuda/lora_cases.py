@@ -8,6 +8,7 @@ from typing import Any
 
 from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Gpu
+from goldens import golden
 from rank_cases import FakeNccl
 
 from infinilm import ReferenceModel
@@ -17,7 +18,7 @@ from lora.adapters import OF_REQUESTS, changed_model, make_adapter, text_model
 
 
 def make_adapters(folder: Path, model: Path) -> dict[str, Path]:
-    """Of several ranks, some of them no multiple of 8; two alike, and linears that only some change."""
+    """Adapters of several ranks, some no multiple of 8; two are alike, and some linears are changed by a few only."""
     some = {"all": {}, "same": {"seed": 3}, "few": {"rank": 3, "targets": ["v_proj", "down_proj"], "use_rslora": True}}
     wide: dict[str, Any] = {"rank": 40, "targets": ["o_proj", "gate_proj"]}
     return {
@@ -43,9 +44,9 @@ def logits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, nccl: str) 
             assert_close(llm.forward(prompt, lora=adapter), merged.forward(prompt), llm)
 
 
-def of_a_family(_: Gpu, golden: str, folder: str, dtype: str, nccl: str) -> None:
+def of_a_family(_: Gpu, base_name: str, folder: str, dtype: str, nccl: str) -> None:
     """Every linear that requests can have adapters of, of two ranks: A or B of each is cut like its weight."""
-    base = text_model(Path(folder) / "base", ROOT / "tests/golden" / golden)
+    base = text_model(Path(folder) / "base", golden(base_name))
     adapters = {
         name: make_adapter(Path(folder) / name, base, rank=rank, targets=OF_REQUESTS, seed=rank)
         for name, rank in (("odd", 3), ("wide", 24))

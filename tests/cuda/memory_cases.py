@@ -16,7 +16,7 @@ from graph_cases import Sequences, open_engine, outputs
 import infinilm
 import infinilm.llm
 from infinilm import LLM, DeviceError
-from infinilm.requests.memory import free_memory
+from infinilm.planning.memory import free_memory
 
 TAKEN = 12 << 20  # bytes, by others while the weights are loaded
 
@@ -92,7 +92,7 @@ def nothing_to_pin(gpu: Gpu, folder: str) -> None:
 
 
 def refused_for_another_reason(gpu: Gpu, folder: str) -> None:
-    """Only memory that is used up is told as such: here none is given while somebody records a graph."""
+    """Only memory that is used up is told as such: here none is given while a thread records a graph."""
     model = make_model("llama", Path(folder))
     engine = open_engine(model, "bfloat16", graphs=False)
     stream, graph = ctypes.c_void_p(), ctypes.c_void_p()

@@ -1,7 +1,7 @@
 """The GPU of this machine, and kernels built for it: what cuda/emulator/build.py does, with nvcc.
 
 With INFINILM_TEST_GPU=1 the fixture `emulate` builds by this, and the cases run on the GPU. INFINILM_TEST_GPU_OBJECTS
-names a folder where Meson has compiled cuda/*.cu for this GPU (<build folder>/cuda): those objects are taken as they
+names a folder where Meson has compiled cuda/*/*.cu for this GPU (<build folder>/cuda): those objects are taken as they
 are, so that what is tested is what is installed. INFINILM_TEST_GPU_PREPARE=90a stands for a GPU that is elsewhere: the
 libraries of all cases are built and no case runs. They are found again in another folder of another machine, whose
 time is then spent on running.
@@ -111,7 +111,14 @@ def build(
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     digest = _digest_of_headers()
-    shared = [nvcc, *FLAGS, f"-I{ROOT / 'cuda'}", *(f"-I{path}" for path in includes), *(f"-D{d}" for d in defines)]
+    shared = [
+        nvcc,
+        *FLAGS,
+        f"-I{ROOT}",
+        f"-I{ROOT / 'src'}",
+        *(f"-I{path}" for path in includes),
+        *(f"-D{d}" for d in defines),
+    ]
     compiled = [*objects, *(_compile(Path(source).resolve(), shared, architecture, digest, out) for source in sources)]
     lib = Path(nvcc).resolve().parents[1]
     rpath = [f"-Xlinker=-rpath,{lib / name}" for name in ("lib64", "lib")]
@@ -142,7 +149,7 @@ def _digest_of_headers() -> bytes:
 def _compile(source: Path, shared: list[str], architecture: str, headers: bytes, out: Path) -> Path:
     """The object: Meson's, the cached one, or a new one."""
     ready = Path(os.environ.get("INFINILM_TEST_GPU_OBJECTS", "/nonexistent")) / f"{source.name}.o"
-    if source.parent == ROOT / "cuda" and ready.exists():
+    if source.parent.parent == ROOT / "cuda" and ready.exists():
         return ready
     for_hopper = "sm90" in source.name or "hopper" in source.name
     number = "90a" if for_hopper else architecture

@@ -1,4 +1,4 @@
-"""Cases for cuda/one_shot.cu: several ranks at once, against float64 numpy, rms_norm and each other."""
+"""Cases for cuda/ranks/one_shot.cu: several ranks at once, against float64 numpy, rms_norm and each other."""
 
 from __future__ import annotations
 

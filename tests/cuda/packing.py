@@ -1,4 +1,4 @@
-"""Packed weights (PackedWeight of cuda/kernels.h) in numpy, written down a second time for the tests of the linears."""
+"""Packed weights (see cuda/linear/packed_weight.h) in numpy, written a second time for the tests of the linears."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unpack(
 
 
 def split_workspace(gpu: Gpu, n: int, tokens: int, splits: int) -> Buffer | None:
-    """Of linear_prefill whose tiles are shared: counters of zero, then NaN, and no byte more than is needed."""
+    """The workspace of linear_prefill with shared tiles: counters of zero, then NaN, and no byte too many."""
     if splits == 1:
         return None
     tiles, parts = -(-n // 128) * -(-tokens // 64), SLICES - SLICES // splits + 1

@@ -1,4 +1,4 @@
-"""Quantised weights in numpy: the rules of src/numerics/quantise.h and the layout of cuda/weight_formats.cuh."""
+"""Quantised weights in numpy: the rules of src/numerics/quantise.h and the layout of cuda/linear/weight_formats.cuh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Quantised(NamedTuple):
 
 
 def e4m3_values() -> NDArray[np.float32]:
-    """Of the bytes 0 .. 255; NaN has two."""
+    """The values of the bytes 0 .. 255; two bytes are NaN."""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
     size = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)

@@ -14,8 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from device_cases import EPSILON, GOLDEN, make_model
+from device_cases import EPSILON, make_model
 from emulation import ON_GPU, Gpu
+from goldens import golden
 from numpy.typing import NDArray
 from shared_memory_cases import take_launches
 
@@ -23,7 +24,7 @@ import infinilm
 from infinilm import AutoConfig, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.devices.system import device_free_memory, resolve_device
 
 MAX_LEN = 64
@@ -39,11 +40,11 @@ class FakeNccl:
         self._library.fake_nccl_log.restype = ctypes.c_char_p
 
     def calls(self, rank: int) -> list[str]:
-        """Of a rank since the last look at any, without their arguments."""
+        """The calls of a rank since the last look at any, without their arguments."""
         return self.calls_by_rank().get(rank, [])
 
     def calls_by_rank(self) -> dict[int, list[str]]:
-        """Of every rank since the last look."""
+        """The calls of every rank since the last look."""
         out: dict[int, list[str]] = {}
         for line in self._library.fake_nccl_log().decode().splitlines():
             rank, function = line.split()[:2]
@@ -225,9 +226,9 @@ def same_bits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, layers: 
             # Norms behind sublayers, as OLMo 2 has, want sums of their own; so do norms of all heads.
             spec = engine.spec
             in_one_kernel = peers == "1" and not hooked and not spec.post_norms
-            of_layer = (0 if in_one_kernel else 2) + (spec.attention.qk_norm == "all")
-            of_layer += spec.experts.beside_mlp
-            assert sums == 2 * (1 + (spec.per_layer_size > 0) + of_layer * spec.num_layers)
+            of_layer = (0 if in_one_kernel else 2) + (getattr(spec.layers[0].mixer, "qk_norm", "") == "all")
+            of_layer += bool(spec.layers[0].mlp and spec.layers[0].experts)
+            assert sums == 2 * (1 + (spec.own_vectors is not None) + of_layer * spec.num_layers)
             assert got_logits.tobytes() == logits.tobytes() and np.array_equal(got_ids, ids), (peers, hooked)
             if peers == "1" and not hooked:
                 same_tokens(engine, fake)
@@ -281,7 +282,7 @@ def eager_steps(_: Gpu, folder: str, nccl: str, layers: int) -> None:
 
 
 def contexts(gpu: Gpu, folder: str, nccl: str, graphs: bool) -> None:
-    """Of four devices an engine has the last two; the threads that make and close it have used none."""
+    """An engine has the last two of four devices; the threads that make and close it have used none."""
     fake = FakeNccl(nccl)
     assert len(infinilm.backends()["cuda"]["devices"]) == 4
     assert gpu.lib.infinilm_emulator_contexts() == 0, "backends() makes contexts"
@@ -306,8 +307,8 @@ def after_a_fork(_: Gpu) -> None:
         lambda: infinilm.backends()["cuda"]["reason"],
         lambda: resolve_device("auto"),
         lambda: device_free_memory("cuda:0"),
-        lambda: infinilm.LLM(GOLDEN / "qwen3"),
-        lambda: infinilm.LLM(GOLDEN / "qwen3", device="cuda"),
+        lambda: infinilm.LLM(golden("qwen3")),
+        lambda: infinilm.LLM(golden("qwen3"), device="cuda"),
     ]
     for number, call in enumerate(calls):
         reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""Cases for cuda/{norm,rope,rowwise,linear_f32}.cu against float64 numpy. Run by the worker process.
+"""Cases for cuda/rows, attention/rope.cu and linear/linear_f32.cu against float64 numpy. Run by the worker process.
 
 A case loops over the shapes it is given, each a dict of the numbers that one call needs, and over the types.
 """

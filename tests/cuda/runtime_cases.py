@@ -148,7 +148,7 @@ def captures_are_checked(gpu: Gpu) -> None:
 
 
 def captures_of_other_threads(gpu: Gpu) -> None:
-    """A capture forbids allocations to every thread, to its own, or to nobody."""
+    """A capture forbids allocations to every thread, to its own, or to none."""
     stream = handle(gpu, "cudaStreamCreateWithFlags", NON_BLOCKING)
     x, y = gpu.upload(np.ones(40, np.float32)), gpu.upload(np.ones(40, np.float32))
     graph = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""Cases for cuda/sampling.cu: ids equal to two oracles, and the best of a row. Run by the worker process.
+"""Cases for cuda/sampling/sampling.cu: ids equal to two oracles, and the best of a row. Run by the worker process.
 
 One is the float64 sampler of tests/reference, which shares nothing with the kernel; its ids count where no decision is
 within 1e-9 of a boundary. The other adds the integer weights of src/cpu/sampling.cpp one by one in order; its ids must
@@ -260,7 +260,7 @@ def best(gpu: Gpu, sizes: list[int], ks: list[int]) -> None:
 def masked(gpu: Gpu, shapes: list[dict[str, Any]]) -> None:
     """Ids and faults are those of logits that are -inf where a bit is 0; NaN there does not count.
 
-    Of rows with masks of their own, shared ones and none; one mask allows nothing.
+    Rows have masks of their own, shared ones and none; one mask allows nothing.
     """
     for shape in shapes:
         rows, vocab_size = shape["rows"], shape["vocab_size"]

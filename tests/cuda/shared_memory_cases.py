@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from attention_cases import Case, Problem
 from emulation import Gpu
 
-# Of a block, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+# Bytes of a block, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability").
 MOST_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # Kernels that have variables in shared memory, too, beside what is dynamic, which begins at a multiple of 1024 then.
 DECLARING = re.compile(r"(attention_(decode|wide|sm90)|delta_rule|linear_sm90|one_shot|two_shot)_kernel")
@@ -19,7 +20,7 @@ DECLARING = re.compile(r"(attention_(decode|wide|sm90)|delta_rule|linear_sm90|on
 
 @dataclass(frozen=True)
 class Launched:
-    """Of a kernel."""
+    """A launch of a kernel."""
 
     count: int
     most_shared_bytes: int  # dynamic
@@ -53,7 +54,7 @@ def every_launch_fits(gpu: Gpu) -> None:
 
 
 def same_bits_everywhere(gpu: Gpu, head_dim: int, value_dim: int, kind: str) -> None:
-    """Of wide heads and latents on devices with less shared memory: against float64, and as on a Hopper GPU."""
+    """Wide heads and latents on devices with less shared memory: against float64, and as on a Hopper GPU."""
     sequences = ((300, 1), (150, 9), (5, 5), (40, 3))
     problem = Problem(gpu, Case(kind, (11, 1), head_dim, sequences, 16, 0, 8, value_dim=value_dim))
     want, kernels = None, {}

@@ -19,7 +19,7 @@ FILES = (
     "attention_f32.cu",
     "attention_sm90.cu",
 )
-SOURCES = [*(ROOT / "cuda" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
+SOURCES = [*(ROOT / "cuda/attention" / name for name in FILES), ROOT / "src/ops/attention_work.cpp", "attention_api.cu"]
 HEADS = ((1, 1), (3, 1), (6, 2), (7, 1), (8, 1), (32, 1))
 HEAD_DIMS = (8, 24, 64, 72, 80, 96, 128, 256)
 QUERIES = (0, 1, 2, 5, 17, 64, 130)
@@ -79,7 +79,19 @@ def check(emulate: Run, case: dict[str, Any], cuts: list[float] | None = None, *
 @few
 @given(case=cases(), cuts=cuts)
 def test_attention(emulate: Run, schedule: str, asynchronous: str, case: dict[str, Any], cuts: list[float]) -> None:
-    """Against float64; then a row's bits alone, in any order, part of a prompt, or by the other kernel."""
+    """Against float64; then a row's bits alone, in any order, part of a prompt, or by the other kernel.
+
+    An audit found: Decode attention: one warp has a chunk, and three wait; merging many chunks takes one warp. Now:
+    Four warps share a chunk; the block merges.
+
+    An audit found: Prefill attention serves 16 rows by each read of keys. Now: 32 rows, and wgmma on Hopper, with the
+    same bits.
+
+    An audit found: Largest score, sum and outputs of a row have three spellings in attention. Now: One state and one
+    formula, RowState and Factors; what holds the outputs differs as they lie in fragments or in columns.
+
+    It fails where this was planted: The last chunk is not merged.
+    """
     check(emulate, case, cuts, schedule=schedule, settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
 
 
@@ -95,6 +107,8 @@ def test_attention_f32(emulate: Run, asynchronous: str, case: dict[str, Any], cu
 def test_pipelines(emulate: Run, head_dim: int, window: int, schedule: str) -> None:
     """What hypothesis may miss: both kernels over several chunks in one call; with a window, rows of a tile that see
     nothing of its first chunk.
+
+    It fails where this was planted: attention_sm90 does not wait for the scores.
     """
     sequences = ((600, 1), (5, 5), (400, 10), (280, 40))
     case = Case("bf16", (3, 1), head_dim, sequences, 16, abs(window), 8, chunked=window < 0)
@@ -172,6 +186,10 @@ def test_other_devices(emulate: Run) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_lists(emulate: Run, seed: int) -> None:
+    """An audit found: One long sequence stops the split for all of a batch. Now: A list of work from the real lengths.
+
+    It fails where this was planted: Places of partial results beyond the workspace.
+    """
     outcome = emulate(SOURCES, "attention_cases:lists", seed=seed)
     assert outcome.ok, outcome.text
 
@@ -182,6 +200,7 @@ def test_lists_of_wide_heads(emulate: Run) -> None:
 
 
 def test_one_long_sequence(emulate: Run) -> None:
+    """It fails where this was planted: A long sequence is never cut."""
     outcome = emulate(SOURCES, "attention_cases:one_long")
     assert outcome.ok, outcome.text
 

@@ -8,7 +8,7 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-SOURCES = [ROOT / "cuda/delta.cu", "delta_api.cu"]
+SOURCES = [ROOT / "cuda/delta/delta.cu", "delta_api.cu"]
 few = settings(
     max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -8,7 +8,10 @@ import pytest
 from emulation import LINEARS, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-SOURCES = [*LINEARS, *(ROOT / f"cuda/{name}.cu" for name in ("experts", "linear_grouped", "linear_f32"))]
+SOURCES = [
+    *LINEARS,
+    *(ROOT / f"cuda/{name}.cu" for name in ("experts/experts", "linear/linear_grouped", "linear/linear_f32")),
+]
 SOURCES.append("experts_api.cu")  # type: ignore[arg-type]
 seeds = st.integers(0, 2**31)
 

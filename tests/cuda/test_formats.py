@@ -80,6 +80,6 @@ def test_gguf(
 
 
 def test_what_the_package_knows_of_the_library(emulate: Run) -> None:
-    sources = [*LINEARS, ROOT / "cuda/rowwise.cu", ROOT / "cuda/pack.cu", "linear_quantised_api.cu"]
+    sources = [*LINEARS, ROOT / "cuda/rows/rowwise.cu", ROOT / "cuda/linear/pack.cu", "linear_quantised_api.cu"]
     outcome = emulate(sources, "formats_cases:block_types")
     assert outcome.ok, outcome.text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from emulation import ROOT, Run
+from emulation import Run
+from goldens import golden
 from quantised_files.conversion import resized
 
 
@@ -30,6 +31,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_graphs(simulate: Run, models: str, case: str) -> None:
+    """An audit found: The next step is prepared when the last one's ids are on the host. Now: Ids stay on the device;
+    the next step is submitted while this one runs; the host sends what changed of block tables.
+
+    An audit found: Rows with penalties, masks and log-probabilities leave graphs. Now: They stay.
+    """
     outcome = simulate(f"graph_cases:{case}", folder=models)
     assert outcome.ok, outcome.text
 
@@ -42,6 +48,11 @@ def test_changes_of_longer_contexts(simulate: Run, models: str) -> None:
 
 @pytest.mark.parametrize(("cooperative", "peers"), [("1", "MemoryPeers"), ("0", "ClusterPeers")])
 def test_a_large_vocabulary(simulate: Run, models: str, cooperative: str, peers: str) -> None:
+    """An audit found: Blocks that share a row without clusters are launched together, and no device was asked whether
+    it can (found later). Now: It is asked; without, a row has one block.
+
+    It fails where this was planted: Cooperative launches where the device has none.
+    """
     settings = {
         "INFINILM_EMULATOR_CC": "86",
         "INFINILM_EMULATOR_SMS": "8",
@@ -90,7 +101,7 @@ def test_layers_by_both_kernels(simulate: Run, tmp_path: Path) -> None:
     heads on one kv head, and so many multiprocessors that every chunk of keys is an item of decode.
     """
     folder = resized(
-        ROOT / "tests/golden/gemma4-text", tmp_path / "both", num_hidden_layers=2, num_kv_shared_layers=0,
+        golden("gemma4-text"), tmp_path / "both", num_hidden_layers=2, num_kv_shared_layers=0,
         layer_types=["sliding_attention", "full_attention"], sliding_window=300, max_position_embeddings=512,
         num_attention_heads=18, num_key_value_heads=1, global_head_dim=264, head_dim=32,
         intermediate_size=48, hidden_size_per_layer_input=16,

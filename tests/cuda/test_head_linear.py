@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from emulation import ROOT, SCHEDULES, Run
 
-SOURCES = [ROOT / "cuda/head_linear.cu", "head_linear_api.cu"]
+SOURCES = [ROOT / "cuda/linear/head_linear.cu", "head_linear_api.cu"]
 SHAPES = [
     {"tokens": 1, "heads": 3, "n": 16, "k": 24},
     {"tokens": 35, "heads": 2, "n": 48, "k": 136},

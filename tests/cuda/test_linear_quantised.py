@@ -8,7 +8,7 @@ import pytest
 from emulation import LINEARS, ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-SOURCES = [*LINEARS, ROOT / "cuda/rowwise.cu", ROOT / "cuda/pack.cu", "linear_quantised_api.cu"]
+SOURCES = [*LINEARS, ROOT / "cuda/rows/rowwise.cu", ROOT / "cuda/linear/pack.cu", "linear_quantised_api.cu"]
 KERNELS = ("prefill", "sm90", "split", "decode")
 FORMATS = ("int8", "int4", "fp8", "int4_zeros", "int8_groups", "fp8_blocks", "fp4")
 

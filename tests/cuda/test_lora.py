@@ -23,10 +23,10 @@ def test_logits(simulate: Run, models: str, fake_nccl: str, name: str, dtype: st
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize(("golden", "dtype"), [("deepseek-v2", "bfloat16"), ("qwen3-next", "float32")])
-def test_families(simulate: Run, tmp_path: Path, fake_nccl: str, golden: str, dtype: str) -> None:
+@pytest.mark.parametrize(("base_name", "dtype"), [("deepseek-v2", "bfloat16"), ("qwen3-next", "float32")])
+def test_families(simulate: Run, tmp_path: Path, fake_nccl: str, base_name: str, dtype: str) -> None:
     settings = {"INFINILM_EMULATOR_DEVICES": "2", "INFINILM_EMULATOR_SMS": "64"}
-    parameters = {"golden": golden, "folder": str(tmp_path), "dtype": dtype, "nccl": fake_nccl}
+    parameters = {"base_name": base_name, "folder": str(tmp_path), "dtype": dtype, "nccl": fake_nccl}
     outcome = simulate("lora_cases:of_a_family", settings=settings, **parameters)
     assert outcome.ok, outcome.text
 

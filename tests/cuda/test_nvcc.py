@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-CUDA = HERE.parents[1] / "cuda"
+ROOT = HERE.parents[1]
 FLAGS = [
     "-ccbin", "c++", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Werror=all-warnings",
     "-Xcompiler=-fPIC,-Wall,-Wextra", "-Xptxas=-v,-warn-spills,-Werror",
@@ -39,9 +39,17 @@ needs_nvcc = pytest.mark.skipif(_nvcc() is None, reason="no nvcc on PATH, in CUD
 
 def compile_kernels(source: Path, architecture: str, cache: Path) -> tuple[Path, str]:
     """The object and what the compiler said, from the cache when neither the file nor a header has changed."""
-    command = [str(_nvcc()), *FLAGS, f"-gencode={ARCHITECTURES[architecture]}", f"-I{CUDA}", "-c", str(source)]
+    command = [
+        str(_nvcc()),
+        *FLAGS,
+        f"-gencode={ARCHITECTURES[architecture]}",
+        f"-I{ROOT}",
+        f"-I{ROOT / 'src'}",
+        "-c",
+        str(source),
+    ]
     digest = hashlib.sha256(repr(command).encode())
-    for path in [source, *sorted(CUDA.glob("*.cuh")), CUDA / "kernels.h"]:
+    for path in [source, *(p for top in ("cuda", "src") for p in sorted((ROOT / top).rglob("*.*h")))]:
         digest.update(path.read_bytes())
     target = cache / f"{source.stem}-sm_{architecture}-{digest.hexdigest()[:16]}.o"
     log = target.with_suffix(".log")

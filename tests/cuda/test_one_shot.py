@@ -11,7 +11,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from one_shot_cases import WAYS
 
 SOURCES = [
-    *(ROOT / "cuda" / f"{name}.cu" for name in ("one_shot", "rowwise", "pack", "norm", "rope", "linear_f32")),
+    *(
+        ROOT / f"cuda/{name}.cu"
+        for name in (
+            *("ranks/one_shot", "rows/rowwise", "linear/pack", "rows/norm"),
+            *("attention/rope", "linear/linear_f32"),
+        )
+    ),
     "one_shot_api.cpp",
     "rowwise_api.cu",
 ]
@@ -54,6 +60,11 @@ def check(emulate: Run, case: str, settings: dict[str, str] | None = None, **par
 @few
 @given(drawn=st.lists(shapes(), min_size=1, max_size=2))
 def test_rounds(emulate: Run, schedule: str, drawn: list[dict[str, Any]]) -> None:
+    """An audit found: Sums over 256 KiB take four kernels. Now: Two-shot sums up to 4 MiB, in rank order.
+
+    It fails where this was planted: A two-shot sum without its second exchange; a one-shot's mailbox that is there
+    once.
+    """
     check(emulate, "rounds", schedule=schedule, shapes=drawn)
 
 

@@ -1,4 +1,4 @@
-"""Every primitive of cuda/*.cuh on the emulator, under every schedule, against numpy."""
+"""Every primitive of cuda/core on the emulator, under every schedule, against numpy."""
 
 from __future__ import annotations
 

@@ -56,6 +56,11 @@ def test_a_rank_that_fails(simulate: Run, models: str) -> None:
 def test_ranks_with_a_device_each(
     simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int, layers: int
 ) -> None:
+    """An audit found: Peer access is believed where the driver says yes. Now: Each peer proves that it can write; else
+    sums go over NCCL.
+
+    It fails where this was planted: What peers wrote is not looked at.
+    """
     devices = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
     parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "layers": layers}
     outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, nccl=fake_nccl, **parameters)
@@ -68,7 +73,13 @@ def test_ranks_with_a_device_each(
 def test_a_rank_that_is_late(
     simulate: Run, models: str, fake_nccl: str, delay: int, peers: int, queue: int, layers: int
 ) -> None:
-    """The driver's lock and its short queues never make ranks wait for each other for ever."""
+    """The driver's lock and its short queues never make ranks wait for each other for ever.
+
+    An audit found: Kernels are loaded when first needed, under a lock of the driver, while those of other ranks wait.
+    Now: All kernels are loaded before the first collective (kernel_list.h).
+
+    It fails where this was planted: Kernels are loaded when first needed; ids come by pageable memory.
+    """
     settings = {
         "INFINILM_EMULATOR_DEVICES": "2",
         "INFINILM_EMULATOR_SMS": "64",
@@ -81,12 +92,19 @@ def test_a_rank_that_is_late(
 
 
 def test_what_ranks_have_is_joined_by_one_kernel(simulate: Run, models: str, fake_nccl: str) -> None:
+    """An audit found: A copy a rank to join logits and candidates. Now: One kernel.
+
+    It fails where this was planted: A copy for each rank joins what they have.
+    """
     devices = {"INFINILM_EMULATOR_DEVICES": "4", "INFINILM_EMULATOR_SMS": "64"}
     outcome = simulate("rank_cases:joined_by_one_kernel", settings=devices, folder=models, nccl=fake_nccl)
     assert outcome.ok, outcome.text
 
 
 def test_two_engines_on_the_same_devices(simulate: Run, models: str, fake_nccl: str) -> None:
+    """An audit found: Two engines of several GPUs can fill these with blocks that wait for each other. Now: The second
+    is refused; the emulator counts the blocks that wait.
+    """
     devices = {"INFINILM_EMULATOR_DEVICES": "3"}
     outcome = simulate("rank_cases:two_engines", settings=devices, folder=models, nccl=fake_nccl)
     assert outcome.ok, outcome.text
@@ -96,7 +114,13 @@ def test_two_engines_on_the_same_devices(simulate: Run, models: str, fake_nccl: 
 def test_only_its_own_devices(
     simulate: Run, emulator_workers: dict[str | None, Worker], models: str, fake_nccl: str, graphs: bool
 ) -> None:
-    """No context is made on other GPUs, by looking at them or by closing an engine."""
+    """No context is made on other GPUs, by looking at them or by closing an engine.
+
+    An audit found: Processes have contexts on GPUs that they do not use. Now: Devices are asked for what needs no
+    context.
+
+    It fails where this was planted: Free memory is asked of every device.
+    """
     for worker in emulator_workers.values():
         worker.stop()  # what processes before have used counts no more
     settings = {"INFINILM_EMULATOR_DEVICES": "4", "INFINILM_EMULATOR_SMS": "64"}
@@ -105,5 +129,9 @@ def test_only_its_own_devices(
 
 
 def test_a_forked_process(simulate: Run) -> None:
+    """An audit found: A process forked from one that looked at GPUs fails somewhere. Now: The first call says so.
+
+    It fails where this was planted: A forked process is not told.
+    """
     outcome = simulate("rank_cases:after_a_fork")
     assert outcome.ok, outcome.text

@@ -8,7 +8,7 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-SOURCES = [ROOT / "cuda/sampling.cu", "sampling_api.cu"]
+SOURCES = [ROOT / "cuda/sampling/sampling.cu", "sampling_api.cu"]
 KINDS = ("smooth", "ties", "equal", "close", "peaked", "masked")
 
 
@@ -51,6 +51,9 @@ def _check(emulate: Run, case: str, **parameters: Any) -> None:
 @few
 @given(drawn=shapes())
 def test_ids_equal_the_oracles(emulate: Run, schedule: str, drawn: list[dict[str, Any]]) -> None:
+    """An audit found: A row of logits is sampled by one SM. Now: Up to 8 blocks of a cluster; 16 that talk by memory
+    where there are no clusters.
+    """
     _check(emulate, "sample", schedule=schedule, shapes=drawn)
 
 
@@ -71,6 +74,7 @@ def test_other(emulate: Run, case: str, parameters: dict[str, Any], schedule: st
 @settings(few, max_examples=1)
 @given(drawn=shapes(), blocks=st.permutations((2, 4, 8)))
 def test_without_clusters(emulate: Run, schedule: str, drawn: list[dict[str, Any]], blocks: list[int]) -> None:
+    """It fails where this was planted: Blocks of a row that pass their barrier at once; their launch as any other."""
     shapes = [{**shape, "rows": 2, "blocks": count} for shape, count in zip(drawn[2:], blocks, strict=True)]
     shapes.append({**drawn[2], "rows": 1, "blocks": 16})
     _check(emulate, "without_clusters", schedule=schedule, settings=NO_CLUSTERS, shapes=shapes)

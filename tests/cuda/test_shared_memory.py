@@ -14,6 +14,7 @@ LAUNCHES = [
 
 
 def test_every_launch_fits(emulate: Run) -> None:
+    """It fails where this was planted: attention_wide with all its stages on every device."""
     settings = {"INFINILM_EMULATOR_RUN": "0"}
     outcome = emulate(LAUNCHES, "shared_memory_cases:every_launch_fits", settings=settings)
     assert outcome.ok, outcome.text

@@ -25,6 +25,7 @@ CORE = [
             "core/process",
             "core/tensor",
             "core/topology",
+            "ops/args",
             "ops/attention_work",
             "ops/backend_defaults",
             "ops/ops",
@@ -37,7 +38,7 @@ CORE = [
     ROOT / "src/cpu/packed_memory.cpp",
     ROOT / "src/cpu/thread_pool.cpp",
 ]
-# Of the engine, whose backend the tests make; how much memory a real one takes is asked elsewhere.
+# Sources of the engine, whose backend the tests make; the memory of a real one is tested elsewhere.
 ENGINE = [
     *(path for folder in ("engine", "model") for path in sorted((ROOT / "src" / folder).rglob("*.cpp"))),
     ROOT / "src/ops/cuda_library.cpp",
@@ -49,7 +50,7 @@ TESTS = [*ENGINE, *CPP_TESTS]
 # Sources of the core, and of the tests, that are compiled at a time, in half of the time. Names in their anonymous
 # namespaces must differ; meson.build takes four of the core.
 UNITY = 8
-BENCH = ROOT / "tests/bench/all_reduce_bench.cpp"
+BENCH = ROOT / "bench/all_reduce_bench.cpp"
 FAKE_NCCL = ROOT / "tests/cpp/fake_nccl/fake_nccl.cpp"
 WATCHED_NCCL = ROOT / "tests/cpp/fake_nccl/watched_nccl.cpp"
 HEADERS = [*ROOT.glob("src/**/*.h"), *ROOT.glob("tests/cpp/**/*.h")]

@@ -1,6 +1,6 @@
-"""A rank that fails stops them all: everybody learns why, and the engine closes.
+"""A rank that fails stops them all: everybody learns why, and the engine closes. Hooks of users fail their step alone.
 
-Failures are made with what users have: hooks that raise, tensors and steps that do not fit, caches without room.
+Other failures are made with what users have: tensors and steps that do not fit, caches without room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from infinilm import (
     WeightError,
     _core,
 )
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
@@ -60,10 +60,55 @@ def fail_on(rank_that_fails: int, *, after: float = 0) -> Callable[..., None]:
     return hook
 
 
-def hooked(engine: InferEngine, pattern: str, hook: Callable[..., Any]) -> None:
+def hooked(engine: InferEngine, pattern: str, hook: Callable[..., Any]) -> HookRegistry:
     registry = HookRegistry()
     registry.register_hook(pattern, hook, ranks="all")
     engine.set_hook_registry(registry)
+    return registry
+
+
+def fails_inside(engine: InferEngine, site: str, hook: Callable[..., Any]) -> None:
+    """A failure of one rank within the core, for which a hook stands that the engine in Python knows nothing of."""
+
+    def call(name: str, layer: int, tensor: _core.Tensor, rank: int) -> Any:
+        return hook(name, tensor, layer, rank)
+
+    engine._core.set_hooks(call, [], [site])
+
+
+# ---- hooks of users ----
+
+
+@pytest.mark.parametrize("pattern", ["embedding", "layer0_q_proj", "layer1_down_proj", "final_norm", "logits"])
+@pytest.mark.parametrize(("tp_size", "rank"), [(1, 0), (2, 0), (2, 1), (4, 2)])
+def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, rank: int) -> None:
+    """Its exception comes out of forward, no hook is called after it, and the engine goes on."""
+    with open_engine(config, tp_size) as engine:
+        expected = run_steps(engine)[1]
+        registry = hooked(engine, pattern, fail_on(rank, after=0.02))
+        for _ in range(2):
+            with pytest.raises(OnPurpose, match=f"^{pattern} on rank {rank}$"):
+                engine.forward(STEP)
+        registry.clear()
+        assert np.array_equal(run_steps(engine)[1], expected)
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+def test_hooks_that_raise_on_all_ranks(config: LlamaConfig, tp_size: int) -> None:
+    """One exception is told, of whichever rank was first; a replacement that does not fit is one, too."""
+    with open_engine(config, tp_size) as engine:
+        expected = run_steps(engine)[1]
+
+        def fail(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> None:
+            raise OnPurpose(f"rank {rank}")
+
+        for hook, kind in ((fail, OnPurpose), (lambda _name, tensor, _layer: tensor.numpy()[:, :1], InfinilmError)):
+            registry = hooked(engine, "layer0_*", hook)
+            with pytest.raises(kind) as failed:
+                engine.forward(STEP)
+            assert not isinstance(failed.value, EngineDeadError)
+            registry.clear()
+        assert np.array_equal(run_steps(engine)[1], expected)
 
 
 # ---- a rank that fails alone ----
@@ -71,14 +116,12 @@ def hooked(engine: InferEngine, pattern: str, hook: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("pattern", ["embedding", "layer0_q_proj", "layer1_down_proj", "final_norm", "logits"])
 @pytest.mark.parametrize(("tp_size", "rank"), [(2, 0), (2, 1), (4, 2)])
-def test_a_hook_that_raises(config: LlamaConfig, pattern: str, tp_size: int, rank: int) -> None:
+def test_a_rank_that_fails(config: LlamaConfig, pattern: str, tp_size: int, rank: int) -> None:
     """In the middle of a step, where the others wait for the rank in a collective."""
     with open_engine(config, tp_size) as engine:
         run_steps(engine)
-        hooked(engine, pattern, fail_on(rank, after=0.02))
-        with (
-            pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead,
-        ):
+        fails_inside(engine, pattern, fail_on(rank, after=0.02))
+        with pytest.raises(EngineDeadError, match=rf"^the ranks have stopped: \S*OnPurpose: {pattern} on") as dead:
             engine.forward(STEP)
         assert isinstance(dead.value.__cause__, OnPurpose)
         assert str(dead.value.__cause__) == f"{pattern} on rank {rank}"
@@ -111,7 +154,7 @@ def test_the_first_cause_counts(config: LlamaConfig) -> None:
         raise OnPurpose(str(rank))
 
     with open_engine(config, 4) as engine:
-        hooked(engine, "layer0_q_proj", fail)
+        fails_inside(engine, "layer0_q_proj", fail)
         with pytest.raises(EngineDeadError) as dead:
             engine.forward(STEP)
         assert str(dead.value.__cause__) == "0"
@@ -121,10 +164,10 @@ def test_errors_without_an_exception_of_python(config: LlamaConfig) -> None:
     """What the core itself refuses, on one rank: a replacement that does not fit."""
 
     def wrong(name: str, tensor: _core.Tensor, layer_idx: int, rank: int) -> Any:
-        return tensor.numpy()[:, :1] if rank == 1 else None
+        return _core.from_numpy(tensor.numpy()[:, :1].copy()) if rank == 1 else None
 
     with open_engine(config, 2) as engine:
-        hooked(engine, "layer0_q_proj", wrong)
+        fails_inside(engine, "layer0_q_proj", wrong)
         with pytest.raises(EngineDeadError, match="layer0_q_proj") as dead:
             engine.forward(STEP)
         assert type(dead.value.__cause__) is InfinilmError
@@ -354,7 +397,7 @@ def test_rounds_of_failing_and_closing_leave_nothing(config: LlamaConfig) -> Non
                 with pytest.raises(WeightError):
                     engine._core.load_param("lm_head.weight", weights["lm_head.weight"])
             case 2 | 3:
-                hooked(engine, "layer0_o_proj", fail_on(i % 2))
+                fails_inside(engine, "layer0_o_proj", fail_on(i % 2))
                 with pytest.raises(EngineDeadError):
                     engine.forward(STEP)
             case _:
@@ -377,10 +420,10 @@ def test_a_dead_engine_can_be_collected(config: LlamaConfig) -> None:
     """Though its hooks refer to it, and the exception that ended it to the frames they ran in."""
     engine = open_engine(config, 2)
 
-    def fail(name: str, tensor: _core.Tensor, layer_idx: int, keep: Any = engine) -> None:
+    def fail(name: str, tensor: _core.Tensor, layer_idx: int, rank: int, keep: Any = engine) -> None:
         raise OnPurpose(name)
 
-    hooked(engine, "logits", fail)
+    fails_inside(engine, "logits", fail)
     with pytest.raises(EngineDeadError):
         engine.forward(STEP)
     engine.close()

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from infinilm import InfinilmError, _core
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
 HERE = Path(__file__).resolve().parent
 for folder in (HERE, HERE.parent):

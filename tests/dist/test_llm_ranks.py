@@ -85,13 +85,34 @@ def test_the_plan_has_what_all_ranks_take(folder: Path) -> None:
     assert max(plan.kv_bytes for plan in (one, two, four)) <= 2**20
 
 
-def test_a_rank_that_fails_ends_everything_with_the_cause(folder: Path) -> None:
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_hook_that_raises_fails_the_requests_of_its_step(folder: Path, tp_size: int) -> None:
     registry = HookRegistry()
 
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    with LLM(folder, tensor_parallel_size=tp_size, hooks=registry) as model:
+        expected = model.generate("the", temperature=0, max_tokens=9)[0].outputs[0].token_ids
+        for ranks in (0, "all"):
+            hook = registry.register_hook("layer1_o_proj", fail, ranks=ranks)
+            for call in (
+                lambda: model.generate("the", max_tokens=9),
+                lambda: model.score("the"),
+                lambda: model.embed("the"),
+            ):
+                with pytest.raises(ValueError, match=r"^on purpose$"):
+                    call()
+            hook.remove()
+            assert model.generate("the", temperature=0, max_tokens=9)[0].outputs[0].token_ids == expected
+
+
+def test_a_rank_that_fails_ends_everything_with_the_cause(folder: Path) -> None:
+    """A failure of the core itself, for which this hook stands that the LLM knows nothing of."""
     num_steps = 0
     have_begun = threading.Event()
 
-    def fail(name: str, tensor: Any, layer_idx: int, rank: int) -> None:
+    def fail(name: str, layer: int, tensor: Any, rank: int) -> None:
         nonlocal num_steps
         if rank == 1:
             num_steps += 1
@@ -99,8 +120,8 @@ def test_a_rank_that_fails_ends_everything_with_the_cause(folder: Path) -> None:
                 assert have_begun.wait(PATIENCE)
                 raise ValueError("on purpose")
 
-    registry.register_hook("layer1_o_proj", fail, ranks="all")
-    model = LLM(folder, tensor_parallel_size=2, hooks=registry)
+    model = LLM(folder, tensor_parallel_size=2)
+    model._engine.set_hooks(fail, [], ["layer1_o_proj"])
     running = [model.submit([1, 2, 3], temperature=0, max_tokens=100, ignore_eos=True) for _ in range(3)]
     next(iter(running[0]))
     have_begun.set()

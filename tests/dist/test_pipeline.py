@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 from llm import tiny
 from llm.support import PATIENCE, run_program, sharpen
 from lora.adapters import make_adapter
@@ -28,11 +29,10 @@ from infinilm import (
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.cli.main import main
-from infinilm.config.families import build_spec
-from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.steps import InFlight
+from infinilm.config.spec import build_spec
+from infinilm.scheduling.steps import InFlight
+from infinilm.serving.engine_thread import EngineThread
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 NUM_LAYERS = 5
 COMMON = np.random.default_rng(1).integers(3, 120, 90).tolist()
 PROMPTS = [[*COMMON[:40], 5], [*COMMON[:40], 9, 4], COMMON[:70], [3, 4], COMMON[20:]]
@@ -79,13 +79,13 @@ def answers(llm: LLM, prompts: list[list[int]] = PROMPTS, **sampling: Any) -> li
     ],
 )
 def test_families(name: str) -> None:
-    with np.load(GOLDEN / name / "expected.npz") as file:
-        prompts = [file["input_ids"].tolist(), file["input_ids"].tolist()[:-3]]
-    num_layers = infinilm.AutoConfig.from_pretrained(GOLDEN / name).num_layers
+    ids = expected_of(name)["input_ids"].tolist()
+    prompts = [ids, ids[:-3]]
+    num_layers = infinilm.AutoConfig.from_pretrained(golden(name)).num_layers
     for ranks in (1, 2):
         expected = None
         for stages in range(1, min(num_layers, 3) + 1):
-            with open_llm(GOLDEN / name, stages, tensor_parallel_size=ranks, max_num_batched_tokens=9) as llm:
+            with open_llm(golden(name), stages, tensor_parallel_size=ranks, max_num_batched_tokens=9) as llm:
                 got = answers(llm, prompts)
                 expected = expected or got
                 assert got == expected, (ranks, stages)
@@ -155,7 +155,7 @@ for stages in (1, 2):
         masked = llm.submit([3, 4, 5], min_tokens=8, max_tokens=8, temperature=0)
         plain = llm.submit([6, 7, 8, 9, 10], max_tokens=1, temperature=0)
         embed.start()
-        while llm._thread._orders.num_open < 3:
+        while llm._thread._queue.num_open < 3:
             time.sleep(0.001)
     found.append([[r.result().outputs[0].token_ids for r in (masked, plain)], embed.join(), vectors])
     llm.close()
@@ -170,7 +170,7 @@ def test_masks_of_a_step_before_one_that_is_looked_at(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-llama3-rope-tied", "qwen3-5-text", "packed"])
 def test_a_stage_reads_what_it_has_alone(name: str, folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "packed" if name == "packed" else GOLDEN / name
+    path = tmp_path / "packed" if name == "packed" else golden(name)
     if name == "packed":
         assert main(["pack", str(folder), str(path)]) == 0
     config = infinilm.AutoConfig.from_pretrained(path)
@@ -240,8 +240,8 @@ def test_hooks_see_all_layers_in_order(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["tiny", "qwen3-5-text"])
 def test_aborted_steps_leave_nothing_behind(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled in the first stage, in the last one, or between: all stages agree, and go on."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
-    path = folder if name == "tiny" else GOLDEN / name
+    monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    path = folder if name == "tiny" else golden(name)
     with open_llm(path) as llm:
         expected = answers(llm)
     cancelled_at: list[str] = []
@@ -314,7 +314,7 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
     assert sum(s.weight_bytes for s in three.stages) == three.weight_bytes == one.weight_bytes
     assert sum(s.workspace_bytes for s in three.stages) == three.workspace_bytes > 0
     assert sum(s.kv_bytes_per_token for s in three.stages) == three.kv_bytes_per_token == one.kv_bytes_per_token
-    tied = GOLDEN / "llama-llama3-rope-tied"
+    tied = golden("llama-llama3-rope-tied")
     embedding = plan_memory(tied, pipeline_parallel_size=2).weight_bytes - plan_memory(tied).weight_bytes
     config = infinilm.AutoConfig.from_pretrained(tied)
     assert embedding in [size * config.vocab_size * config.hidden_size for size in (2, 4)]  # has two places
@@ -323,7 +323,7 @@ def test_the_plan_has_what_each_stage_takes(folder: Path, capsys: pytest.Capture
         assert llm.num_stages == 3
         llm.reset_cache(PagedKVCacheConfig(num_blocks=40, block_size=4, dtype="int8"))
         assert sum(s.kv_bytes_per_token for s in llm.memory.stages) == llm.memory.kv_bytes_per_token
-    states = plan_memory(GOLDEN / "qwen3-5-text", pipeline_parallel_size=2)
+    states = plan_memory(golden("qwen3-5-text"), pipeline_parallel_size=2)
     assert sum(s.state_bytes for s in states.stages) == states.state_bytes > 0
     assert main(["plan", str(folder), "--pipeline-parallel-size", "3"]) == 0
     assert "stage 2, layers 4 to 4: weights" in capsys.readouterr().out
@@ -352,15 +352,15 @@ def test_a_plan_for_several_machines_needs_their_memory(tmp_path: Path) -> None:
     assert len(plan_memory(tmp_path, memory="200TB", **settings).stages) == 8
 
 
-@pytest.mark.parametrize("name", [p.name for p in GOLDEN.glob("gemma4*")])
+@pytest.mark.parametrize("name", [name for name in GOLDENS if name.startswith("gemma4")])
 def test_layers_that_read_other_layers_are_refused(name: str) -> None:
-    config = infinilm.AutoConfig.from_pretrained(GOLDEN / name)
+    config = infinilm.AutoConfig.from_pretrained(golden(name))
     spec = build_spec(config, dtype="float32", max_model_len=64)
-    if all(layer.cache.owner < 0 for layer in spec.layers) and not spec.per_layer_size:
-        assert plan_memory(GOLDEN / name, pipeline_parallel_size=2).stages
+    if all(layer.cache.owner < 0 for layer in spec.layers) and spec.own_vectors is None:
+        assert plan_memory(golden(name), pipeline_parallel_size=2).stages
         return
     with pytest.raises(ConfigError, match="layers read the keys and values of earlier ones"):
-        plan_memory(GOLDEN / name, pipeline_parallel_size=2)
+        plan_memory(golden(name), pipeline_parallel_size=2)
 
 
 def test_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,14 +48,14 @@ def prompt(length: int) -> list[int]:
 
 
 def engine_threads() -> list[str]:
-    """Of Python, and of the core."""
+    """Names of the engine threads of Python and of the core."""
     names = [t.name for t in threading.enumerate()]
     names += [comm.read_text() for comm in Path("/proc/self/task").glob("*/comm")]
     return sorted(name for name in names if name.startswith("infinilm"))
 
 
-def fail_at(registry: HookRegistry, rng: random.Random, size: int) -> None:
-    """Have a rank fail, at some call of some site from now on."""
+def fail_at(model: LLM, registry: HookRegistry, rng: random.Random, size: int, *, is_fatal: bool) -> None:
+    """Have a hook raise on a rank, at some call of some site from now on; fatal: one that the LLM knows nothing of."""
     bad_rank, calls = rng.randrange(size), [rng.randrange(12)]
 
     def fail(name: str, tensor: Any, layer_idx: int, rank: int) -> None:
@@ -64,7 +64,11 @@ def fail_at(registry: HookRegistry, rng: random.Random, size: int) -> None:
             if calls[0] < 0:
                 raise OnPurposeError(name)
 
-    registry.register_hook(rng.choice(SITES), fail, ranks="all")
+    site = rng.choice(SITES)
+    if is_fatal:
+        model._engine.set_hooks(lambda name, layer, tensor, rank: fail(name, tensor, layer, rank), [], [site])
+    else:
+        registry.register_hook(site, fail, ranks="all")
 
 
 def run_schedule(folder: Path, seed: int, answers: dict[tuple[int, int], list[int]]) -> None:
@@ -75,6 +79,7 @@ def run_schedule(folder: Path, seed: int, answers: dict[tuple[int, int], list[in
     submitted: list[tuple[Request, int, int]] = []  # with the length of the prompt, and tokens wanted
     cancelled: set[str] = set()
     fails = closes = False
+    is_fatal = rng.random() < 0.5
     for _ in range(rng.randrange(1, 12)):
         what = rng.choice(("submit", "submit", "submit", "cancel", "pause", "fail"))
         if what == "submit":
@@ -82,7 +87,7 @@ def run_schedule(folder: Path, seed: int, answers: dict[tuple[int, int], list[in
             try:
                 request = model.submit(prompt(length), temperature=0, max_tokens=wanted, ignore_eos=True)
             except EngineDeadError:
-                assert fails
+                assert fails and is_fatal
                 break
             submitted.append((request, length, wanted))
         elif what == "cancel" and submitted:
@@ -92,7 +97,7 @@ def run_schedule(folder: Path, seed: int, answers: dict[tuple[int, int], list[in
         elif what == "pause":
             time.sleep(rng.random() * 0.003)
         elif what == "fail" and not fails and rng.random() < 0.5:
-            fail_at(registry, rng, size)
+            fail_at(model, registry, rng, size, is_fatal=is_fatal)
             fails = True
     if rng.random() < 0.3:
         model.close()
@@ -102,7 +107,10 @@ def run_schedule(folder: Path, seed: int, answers: dict[tuple[int, int], list[in
         try:
             got = request.result(PATIENCE).outputs[0]
         except EngineDeadError as error:
-            assert closes or (fails and isinstance(error.__cause__, OnPurposeError)), error
+            assert closes or (fails and is_fatal and isinstance(error.__cause__, OnPurposeError)), error
+            continue
+        except OnPurposeError:
+            assert fails and not is_fatal
             continue
         if got.finish_reason == "abort":
             assert request.request_id in cancelled

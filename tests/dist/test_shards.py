@@ -32,21 +32,31 @@ def specs(draw: st.DrawFn) -> tuple[_core.ModelSpec, int]:
     spec.hidden_size = draw(st.integers(1, 40))
     spec.num_layers, spec.max_model_len, spec.rms_norm_eps = draw(st.integers(1, 2)), 8, 1e-5
     spec.tie_word_embeddings = draw(st.booleans())
-    spec.attention.num_heads = num_heads
-    spec.attention.num_kv_heads = draw(st.sampled_from([n for n in range(1, num_heads + 1) if num_heads % n == 0]))
-    spec.attention.head_dim = 2 * draw(st.integers(1, 5))
-    spec.attention.qkv_bias, spec.attention.out_bias = draw(st.booleans()), draw(st.booleans())
-    spec.attention.qk_norm = draw(st.sampled_from(["none", "head"]))
-    spec.layers = [_core.LayerSpec()] * spec.num_layers
-    spec.mlp.intermediate_size = draw(st.integers(tp_size, 100))
-    spec.mlp.bias = draw(st.booleans())
+    attention = _core.AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=draw(st.sampled_from([n for n in range(1, num_heads + 1) if num_heads % n == 0])),
+        head_dim=2 * draw(st.integers(1, 5)),
+        qkv_bias=draw(st.booleans()),
+        out_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(["none", "head"])),
+        rope=0,
+    )
+    mlp = _core.MlpSpec(draw(st.integers(tp_size, 100)), draw(st.booleans()))
+    spec.layers = [_core.LayerSpec(attention, mlp)] * spec.num_layers
     spec.ropes = [_core.RopeSpec([1.0])]
     return spec, tp_size
 
 
+def parts(spec: _core.ModelSpec) -> tuple[_core.AttentionSpec, _core.MlpSpec]:
+    """Attention and MLP of the layers, which are alike."""
+    attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+    assert isinstance(attention, _core.AttentionSpec) and mlp is not None
+    return attention, mlp
+
+
 def check_attention(spec: _core.ModelSpec, layer: str, ranks: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     """Each query head of each rank has the kv head it has in the model."""
-    attention = spec.attention
+    attention, _ = parts(spec)
     local_heads = attention.num_heads // len(ranks)
     group = attention.num_heads // attention.num_kv_heads
 
@@ -101,27 +111,27 @@ def test_shards_are_the_whole(drawn: tuple[_core.ModelSpec, int]) -> None:
 def test_the_shape_of_a_rank(drawn: tuple[_core.ModelSpec, int]) -> None:
     """Ranks have equally many heads of each kind, and each a column of the MLP at least."""
     spec, tp_size = drawn
+    attention, mlp = parts(spec)
     local = [_core.local_spec(spec, rank, tp_size) for rank in range(tp_size)]
-    assert {s.attention.num_heads for s in local} == {spec.attention.num_heads // tp_size}
-    assert len({s.attention.num_kv_heads for s in local}) == 1
-    assert all(s.attention.num_heads % s.attention.num_kv_heads == 0 for s in local)
-    sizes = [s.mlp.intermediate_size for s in local]
-    assert sum(sizes) == spec.mlp.intermediate_size and min(sizes) >= 1
-    units = [n for n in (32, 8, 1) if spec.mlp.intermediate_size % n == 0 and spec.mlp.intermediate_size >= n * tp_size]
+    heads, sizes = [parts(s)[0] for s in local], [parts(s)[1].intermediate_size for s in local]
+    assert {own.num_heads for own in heads} == {attention.num_heads // tp_size}
+    assert len({own.num_kv_heads for own in heads}) == 1
+    assert all(own.num_heads % own.num_kv_heads == 0 for own in heads)
+    assert sum(sizes) == mlp.intermediate_size and min(sizes) >= 1
+    units = [n for n in (32, 8, 1) if mlp.intermediate_size % n == 0 and mlp.intermediate_size >= n * tp_size]
     assert max(sizes) - min(sizes) <= units[0] and all(size % units[0] == 0 for size in sizes)
     assert local[0].vocab_size == spec.vocab_size
-    if tp_size <= spec.attention.num_kv_heads and spec.attention.num_kv_heads % tp_size == 0:
-        assert local[0].attention.num_kv_heads * tp_size == spec.attention.num_kv_heads, "nothing is kept twice"
+    if tp_size <= attention.num_kv_heads and attention.num_kv_heads % tp_size == 0:
+        assert heads[0].num_kv_heads * tp_size == attention.num_kv_heads, "nothing is kept twice"
 
 
 @given(specs(), st.integers(0, 80))
 def test_sizes_that_do_not_fit(drawn: tuple[_core.ModelSpec, int], tp_size: int) -> None:
     """The error lists those that do."""
     spec, _ = drawn
+    attention, mlp = parts(spec)
     fitting = [
-        n
-        for n in range(1, spec.attention.num_heads + 1)
-        if spec.attention.num_heads % n == 0 and spec.mlp.intermediate_size >= n
+        n for n in range(1, attention.num_heads + 1) if attention.num_heads % n == 0 and mlp.intermediate_size >= n
     ]
     if tp_size in fitting:
         _core.local_spec(spec, tp_size - 1, tp_size)
@@ -137,8 +147,7 @@ def test_shards_share_the_memory_of_the_whole() -> None:
     """Rows and columns of read-only tensors are views; only kv heads that are not neighbours are copied."""
     spec = _core.ModelSpec()
     spec.dtype, spec.vocab_size, spec.hidden_size, spec.num_layers, spec.max_model_len = "float32", 32, 8, 1, 8
-    spec.attention.num_heads, spec.attention.num_kv_heads, spec.attention.head_dim = 4, 2, 2
-    spec.layers, spec.mlp.intermediate_size = [_core.LayerSpec()], 16
+    spec.layers = [_core.LayerSpec(_core.AttentionSpec(4, 2, 2, rope=0), _core.MlpSpec(16))]
     spec.ropes = [_core.RopeSpec([1.0])]
     engine = _core.InferEngine(spec, ["cpu", "cpu"], num_threads=2)
     arrays = make_weights(engine.param_shapes())

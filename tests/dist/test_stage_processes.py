@@ -20,6 +20,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from goldens import expected_of, golden
 from llm import tiny
 from llm.support import PATIENCE, sharpen
 from ports import free_port
@@ -30,10 +31,9 @@ from infinilm.cli.main import main
 from infinilm.pipeline.agent import _Agent
 from infinilm.pipeline.front import StagedEngine, StagedStep
 from infinilm.pipeline.wire import Connection, accept, connect, parse_address
-from infinilm.requests.engine_thread import EngineThread
-from infinilm.requests.steps import InFlight
+from infinilm.scheduling.steps import InFlight
+from infinilm.serving.engine_thread import EngineThread
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPTS = [list(range(3, 45)), [*range(3, 40), 9], list(range(60, 130)), [5]]
 SAMPLING: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
 KINDS: list[dict[str, Any]] = [
@@ -113,7 +113,7 @@ def num_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_layers_with_a_window_have_blocks_of_their_own() -> None:
-    model = GOLDEN / "gemma3-text"  # a layer with a window, one without; and the other stage has one with
+    model = golden("gemma3-text")  # a layer with a window, one without; and the other stage has one with
     with LLM(model, kv_cache=PagedKVCacheConfig(num_blocks=8), **SETTINGS) as one:
         assert one.memory.num_window_blocks == 0
         expected = answers(one)
@@ -172,7 +172,7 @@ def test_preemption_and_ranks_of_a_stage(folder: Path) -> None:
     ],
 )
 def test_layers_with_a_state(num_stages: int, kv_cache: int | None, has_snapshots: bool, preempts: bool) -> None:
-    model = GOLDEN / "qwen3-5"
+    model = golden("qwen3-5")
     settings = {**SETTINGS, "max_model_len": 160, "dtype": "float32"}
     common = np.random.default_rng(1).integers(3, 128, 100).tolist()
     prompts = [[*common[:75], 5], [*common[:75], 9, 4, 7], common[:98], [3, 4], common[30:]]
@@ -183,8 +183,8 @@ def test_layers_with_a_state(num_stages: int, kv_cache: int | None, has_snapshot
 
     with LLM(model, enable_prefix_caching=False, **settings) as one:
         expected, plan = answers_of(one), one.memory
-    with np.load(model / "expected.npz") as file:
-        ids, greedy = file["input_ids"].tolist(), file["greedy_ids"].tolist()
+    outputs = expected_of("qwen3-5")
+    ids, greedy = outputs["input_ids"].tolist(), outputs["greedy_ids"].tolist()
     with (
         stage_processes(model, num_stages - 1) as (addresses, processes),
         LLM(model, stages=addresses, kv_cache=kv_cache, max_num_batched_tokens=96, **settings) as llm,
@@ -249,7 +249,7 @@ def test_stages_end_with_the_first(folder: Path) -> None:
 
 
 def test_stages_end_where_the_first_cannot_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while somebody keeps the error."""
+    """Also while a program keeps the error."""
     with stage_processes(folder, 1) as (addresses, processes):
         with pytest.raises(ConfigError, match="no/such") as kept:
             LLM(folder, stages=addresses, tokenizer="no/such", **SETTINGS)

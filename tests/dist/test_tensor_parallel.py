@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 
 import infinilm
 from infinilm import (
@@ -23,7 +24,7 @@ from infinilm import (
     StaticKVCacheConfig,
     _core,
 )
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.engine.hooks import ModelSites
 
 HERE = Path(__file__).resolve().parent
@@ -32,9 +33,8 @@ if str(HERE) not in sys.path:
 
 from tiny_models import MODELS, make_config, make_weights, open_engine, run_steps, tolerance  # noqa: E402
 
-GOLDEN = sorted(p.parent for p in (HERE.parent / "golden").glob("*/expected.npz"))
 SITES_OF_QWEN3 = ModelSites(
-    build_spec(AutoConfig.from_pretrained(HERE.parent / "golden/qwen3"), dtype="float32", max_model_len=8)
+    build_spec(AutoConfig.from_pretrained(golden("qwen3")), dtype="float32", max_model_len=8)
 ).sites
 LOCAL_SITES = {
     "q_proj",
@@ -71,10 +71,10 @@ def test_logits_and_tokens_are_those_of_one_rank(tmp_path: Path, name: str) -> N
         assert np.array_equal(again_ids, got_ids) and np.array_equal(again_logits, got_logits), "every run is the same"
 
 
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
-def test_golden(folder: Path) -> None:
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden(name: str) -> None:
     """From files, which every rank reads its part of. One rank is held against transformers by tests/model."""
-    expected = np.load(folder / "expected.npz")
+    folder, expected = golden(name), expected_of(name)
     config = AutoConfig.from_pretrained(folder)
     config.dtype = "float32"
     prompt, num_tokens = expected["input_ids"].tolist(), len(expected["greedy_ids"])
@@ -258,7 +258,7 @@ def test_hooks_of_rank_0(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("site", SITES_OF_QWEN3, ids=lambda site: site.name)
 def test_a_replacement_is_what_all_ranks_go_on_with(tmp_path: Path, site: Any) -> None:
-    """Of common values rank 0's, even if other ranks make another; of local ones each its own."""
+    """A common value is rank 0's, even if other ranks make another one. A local value is each rank's own."""
     config = make_config(tmp_path, **MODELS["qk norm"][0])
     pattern = f"layer0_{site.name}" if site.in_layer else site.name
     local = site.name in LOCAL_SITES

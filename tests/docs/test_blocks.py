@@ -22,7 +22,7 @@ DOCUMENTS = [
 
 
 def test_documents_have_blocks() -> None:
-    assert {"README.md", "api.md", "guide-engine.md"} <= {path.name for path in DOCUMENTS}
+    assert {"README.md", "guide.md", "guide-engine.md"} <= {path.name for path in DOCUMENTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -46,14 +46,14 @@ def test_the_real_model_of_the_readme(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(compile(block.replace('"Qwen/Qwen3-0.6B"', '"demo"'), "README.md", "exec"), {"__name__": "document"})
 
 
-def api() -> str:
-    return (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+def guide() -> str:
+    return (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", infinilm.__all__)
 def test_public_names(name: str) -> None:
-    """api.md names every public name, and every field of those that are dataclasses."""
-    prose = re.sub(r"^```.*?^```$", "", api(), flags=re.MULTILINE | re.DOTALL)
+    """guide.md names every public name, and every field of those that are dataclasses."""
+    prose = re.sub(r"^```.*?^```$", "", guide(), flags=re.MULTILINE | re.DOTALL)
     code = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", prose))))
     value = getattr(infinilm, name)
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) and name != "LlamaConfig" else ()
@@ -62,9 +62,9 @@ def test_public_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SamplingParams", "RequestLimits"])
 def test_field_tables(name: str) -> None:
-    """The table of a class in api.md has a row for every field, with its default."""
-    (section,) = re.findall(rf"^### {name}\n(.*?)^#", api(), re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
+    """The list of a class in guide.md has an entry for every field, with its default."""
+    (section,) = re.findall(rf"^### {name}\n(.*?)^#", guide(), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^(?:\| `|- `)(\w+)(?:` \| |`\. Default: )(.*?)(?: \||\. Meaning:)", section, re.MULTILINE)
     written = {field: ast.literal_eval(default) for field, default in rows}
     assert written == {field.name: field.default for field in dataclasses.fields(getattr(infinilm, name))}
 
@@ -83,8 +83,8 @@ def test_field_tables(name: str) -> None:
     ],
 )
 def test_signatures(name: str) -> None:
-    """A signature in api.md, such as `infinilm.LLM(model, *, ...)`, names every parameter and its default."""
-    (written,) = re.findall(rf"^infinilm\.{name}\((.*?)\)\n```$", api(), re.MULTILINE | re.DOTALL)
+    """A signature in guide.md, such as `infinilm.LLM(model, *, ...)`, names every parameter and its default."""
+    (written,) = re.findall(rf"^infinilm\.{name}\((.*?)\)\n```$", guide(), re.MULTILINE | re.DOTALL)
     signature = inspect.signature(getattr(infinilm, name))
     visible = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     scope: dict[str, object] = {}

@@ -81,7 +81,7 @@ def test_every_file_is_told_of() -> None:
 
 @pytest.fixture(scope="module")
 def metric_names() -> set[str]:
-    """Of a server and a router, with the endings that their kind brings."""
+    """Metrics of a server and a router, with the endings that their kind brings."""
 
     async def of_router() -> bytes:
         settings = RouterSettings(ServerSettings(()))

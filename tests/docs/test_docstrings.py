@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ("llm", "sampling_params", "config.llama_config", "requests.chats", "requests.memory", "requests.scores")
+MODULES = ("llm", "sampling_params", "config.json.model_config", "calls.chats", "planning.memory", "calls.scores")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from infinilm import InferEngine, StaticKVCacheConfig
 from infinilm.cache import CacheConfig
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-
 
 def make_engine(folder: Path, cache_config: CacheConfig | None = None) -> InferEngine:
     engine = InferEngine(folder, device_type="cpu", cache_config=cache_config)

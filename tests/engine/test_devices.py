@@ -16,7 +16,7 @@ from infinilm.devices import system
 from infinilm.devices.system import resolve_device, usable_gpus
 from infinilm.distributed import resolve_devices
 from infinilm.errors import ConfigError, DeviceError
-from infinilm.requests.cache_plan import parse_cache_budget
+from infinilm.planning.cache_plan import parse_cache_budget
 
 
 def gpu(capability: str) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, golden
 from llm import tiny
 from llm.support import PATIENCE
 
-from engine.support import GOLDEN, Foreign, make_engine, run
+from engine.support import Foreign, make_engine, run
 from infinilm import AutoConfig, ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.engine.hooks import SITES, ModelSites, Site
 
 pytestmark = pytest.mark.skipif(not hasattr(_core.InferEngine, "set_hooks"), reason="the core has no hooks yet")
@@ -38,7 +39,7 @@ def registry(engine: InferEngine) -> Iterator[HookRegistry]:
 @pytest.fixture(scope="module", params=["qwen3", "olmo2", "glm4"])
 def golden_engine(request: pytest.FixtureRequest) -> Iterator[InferEngine]:
     """Models that together have every site that a family has."""
-    with make_engine(GOLDEN / request.param) as made:
+    with make_engine(golden(request.param)) as made:
         yield made
 
 
@@ -455,10 +456,10 @@ def test_hints_keep_the_layer(pattern: str, hint: str) -> None:
         HookRegistry().register_hook(pattern, print)
 
 
-@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("*/config.json")), ids=lambda path: path.parent.name)
-def test_every_site_of_the_core_has_names(folder: Path) -> None:
+@pytest.mark.parametrize("name", GOLDENS)
+def test_every_site_of_the_core_has_names(name: str) -> None:
     """A kind of sublayer names its sites in C++; their other names and shapes are in `SITES`."""
-    spec = build_spec(AutoConfig.from_pretrained(folder.parent), dtype="float32", max_model_len=8)
+    spec = build_spec(AutoConfig.from_pretrained(golden(name)), dtype="float32", max_model_len=8)
     sites = _core.sites(spec)
     assert len(sites) == len(set(sites))
     assert {name for name, _ in sites} <= {site.name for site in SITES}

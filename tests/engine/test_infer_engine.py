@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 from llm import tiny
 from llm.support import PATIENCE
 from reference.ops import store
 from safetensors.numpy import load_file, save_file
 
 import infinilm
-from engine.support import GOLDEN, Alone, Foreign, make_engine, run
+from engine.support import Alone, Foreign, make_engine, run
 from infinilm import (
     LLM,
     AutoConfig,
@@ -58,13 +59,13 @@ def logits(engine: InferEngine) -> Any:
 # ---- against the other ways to run a model ----
 
 
-@pytest.mark.parametrize("name", sorted(p.parent.name for p in GOLDEN.glob("*/expected.npz")))
+@pytest.mark.parametrize("name", GOLDENS)
 def test_logits_are_those_of_llm(name: str) -> None:
-    config = AutoConfig.from_pretrained(GOLDEN / name)
-    ids = np.load(GOLDEN / name / "expected.npz")["input_ids"][: config.max_position_embeddings]
+    config = AutoConfig.from_pretrained(golden(name))
+    ids = expected_of(name)["input_ids"][: config.max_position_embeddings]
     with (
-        LLM(GOLDEN / name, dtype=config.dtype, max_model_len=config.max_position_embeddings, kv_cache="1GiB") as llm,
-        make_engine(GOLDEN / name) as engine,
+        LLM(golden(name), dtype=config.dtype, max_model_len=config.max_position_embeddings, kv_cache="1GiB") as llm,
+        make_engine(golden(name)) as engine,
     ):
         expected = llm.forward(ids.tolist())
         got = run(engine, input_ids=ids[None])[1]
@@ -555,11 +556,11 @@ def test_caches_that_no_memory_holds(folder: Path, blocks: tuple[int, int]) -> N
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:
-    spec = _core.ModelSpec()
-    assert spec.mlp.activation == "silu"
+    mlp = _core.MlpSpec()
+    assert mlp.activation == "silu"
     with pytest.raises(ConfigError, match=r"activation 'gelu' is not one of silu, gelu_tanh"):
-        spec.mlp.activation = "gelu"
-    spec.mlp.activation = "silu"
+        mlp.activation = "gelu"
+    mlp.activation = "silu"
 
 
 def test_a_router_that_sees_nan_is_told() -> None:

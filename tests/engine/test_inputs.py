@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 from hypothesis import given, strategies as st
 from llm import tiny
 from reference import ops
 
 import infinilm
-from engine.support import GOLDEN, Alone, Foreign, make_engine, run
+from engine.support import Alone, Foreign, make_engine, run
 from infinilm import (
     LLM,
     CacheFullError,
@@ -61,7 +62,7 @@ def test_output(engine: InferEngine) -> None:
 
 
 def random_sampling(rng: np.random.Generator, n: int) -> dict[str, Any]:
-    """Of n requests; scalars now and then."""
+    """Parameters of n requests; some are scalars."""
     drawn = {
         "temperature": rng.choice([0.0, 0.3, 1.0, 1.7], n),
         "top_k": rng.choice([-1, 0, 1, 5, 50, 10**6], n),
@@ -197,8 +198,8 @@ def test_paged_mixes_equal_requests_alone(engine: InferEngine, alone: Alone, see
 @pytest.mark.parametrize("name", ["mistral-window", "qwen2-sliding", "qwen3"])
 def test_mixes_in_other_families(name: str) -> None:
     """Sliding windows in all layers and in some, and norms of q and k."""
-    alone = Alone(GOLDEN / name)
-    with alone.engine, make_engine(GOLDEN / name) as engine:
+    alone = Alone(golden(name))
+    with alone.engine, make_engine(golden(name)) as engine:
         for seed in range(2):
             check_static(engine, alone, seed)
             check_paged(engine, alone, seed)
@@ -206,7 +207,7 @@ def test_mixes_in_other_families(name: str) -> None:
 
 def test_blocks_before_the_window_are_not_looked_at() -> None:
     """Where every layer has a window, they may have been given to someone else."""
-    folder = GOLDEN / "mistral-window"
+    folder = golden("mistral-window")
     alone = Alone(folder)
     with alone.engine, make_engine(folder, PagedKVCacheConfig(num_blocks=30, block_size=2)) as engine:
         window = engine.config.sliding_window

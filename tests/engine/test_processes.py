@@ -175,10 +175,10 @@ CORE_AT_EXIT = """
 import threading, time
 import numpy as np
 from infinilm import AutoConfig, _core
-from infinilm.config import families
+from infinilm.config import spec as specs
 
 weights = {{}}
-spec = families.build_spec(AutoConfig.from_pretrained({folder!r}), dtype="float32", max_model_len=64)
+spec = specs.build_spec(AutoConfig.from_pretrained({folder!r}), dtype="float32", max_model_len=64)
 
 def make():  # engines that nobody closes at the end, whose weights are arrays of Python
     shapes = _core.param_shapes(spec)

@@ -16,12 +16,10 @@ import pytest
 from numpy.typing import NDArray
 from ops.test_quantised_linear import int4_weights, int8_weights, quantised_x
 from quantised_files.test_arithmetic import fp8
-from reference.checkpoint import read_checkpoint
-from reference.model import ReferenceModel
 
-from infinilm import InferEngine, StaticKVCacheConfig
+from infinilm import InferEngine, ReferenceModel, StaticKVCacheConfig
 from infinilm.checkpoint.folder import resolve_model
-from infinilm.config.llama_config import AutoConfig
+from infinilm.config.json.model_config import AutoConfig
 from infinilm.text.tokenizer import Tokenizer
 
 NUM_STORIES = 24
@@ -75,31 +73,32 @@ def fp8_weights(weight: NDArray[np.float32]) -> NDArray[np.float64]:
     return fp8(weight / scale) * scale
 
 
-class RoundedModel(ReferenceModel):
+INPUTS_OF_LINEARS = ("input_layernorm", "attention", "post_attention_layernorm", "activation", "final_norm")
+
+
+class RoundedModel:
     """The float64 model with weights rounded as `quantization` says, and x of each linear as int8: not beside fp8, and
     not with `weights_alone`."""
 
     def __init__(self, quantization: str | None, weights_alone: bool = False) -> None:
-        folder = resolve_model("demo")
-        weights = dict(read_checkpoint(folder))
-        for name, weight in weights.items():
+        self.model = ReferenceModel.from_pretrained("demo", dtype="float64")
+        for name, weight in self.model.weights.items():
             if weight.ndim == 2 and quantization is not None:
                 at_the_ends = name.startswith(("model.embed_tokens", "lm_head"))
                 rounded = int8_weights if at_the_ends or quantization == "int8" else int4_weights
                 rounded = fp8_weights if quantization == "fp8" and not at_the_ends else rounded
-                weights[name] = rounded(weight.astype(np.float32))
-        super().__init__(AutoConfig.from_pretrained(folder), weights)
+                self.model.weights[name] = rounded(weight.astype(np.float32)).astype(np.float64)
         self.quantization = None if weights_alone or quantization == "fp8" else quantization  # of x
 
-    def _linear(self, x: NDArray[np.float64], name: str, bias: bool) -> NDArray[np.float64]:
-        return super()._linear(x if self.quantization is None else quantised_x(x, self.quantization), name, bias)
-
-    def hidden(self, *inputs: NDArray[np.int64]) -> NDArray[np.float64]:
-        x = super().hidden(*inputs)
-        return x if self.quantization is None else quantised_x(x, "int8")  # of lm_head
+    def round_x(self, name: str, _layer: int, x: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """A tap."""
+        if self.quantization is None or not name.endswith(INPUTS_OF_LINEARS):
+            return None
+        rows = x.reshape(len(x), -1)  # [num_tokens, in_features]
+        return quantised_x(rows, "int8" if name == "final_norm" else self.quantization).reshape(x.shape)
 
     def log_probabilities(self, stories: list[list[int]]) -> NDArray[np.float64]:
-        logits = np.concatenate([self.forward(np.array(story)) for story in stories])
+        logits = np.concatenate([self.model.forward(story, tap=self.round_x) for story in stories])
         logits -= logits.max(axis=-1, keepdims=True)
         return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 

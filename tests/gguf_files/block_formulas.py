@@ -51,7 +51,7 @@ def _bits(blocks: Blocks, at: int, size: int) -> npt.NDArray[np.int64]:
 
 
 def _nibbles(blocks: Blocks, at: int, group: int = 16) -> npt.NDArray[np.int64]:
-    """Of each `group` bytes the low halves, then the high ones."""
+    """The low halves of each `group` bytes, then the high ones."""
     q = blocks[:, at:].reshape(len(blocks), -1, group)
     return np.concatenate([q & 15, q >> 4], axis=2).reshape(len(blocks), -1).astype(np.int64)
 

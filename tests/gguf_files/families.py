@@ -250,7 +250,7 @@ FAMILIES = {
     ),
     "smolvlm": Rules("llama", permuted=True),
 }
-"""By their folder in tests/golden."""
+"""By their name in tests/golden."""
 
 _ROUTER_SCALES = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 _USUAL = {

@@ -34,7 +34,7 @@ def test_any_bytes(type_name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows(type_name: str, dtype: str) -> None:
-    """Of several threads, rounded to nearest."""
+    """Several threads make rows, rounded to nearest."""
     rows, columns = 65, 16384
     raw = random_blocks(type_name, rows * columns // SIZES[type_name][0], seed=1)
     got = _core.gguf_dequantise(raw, type_name, [rows, columns], dtype, num_threads=3).numpy()

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Backend
 
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import open_gguf
-from infinilm.gguf.pre_tokenizers import PRE_TOKENIZERS
 from infinilm.gguf.tokenizer import tokenizer_json
+from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 
 FOLDER = os.environ.get("INFINILM_VOCABULARIES")
 SEPARATOR = "\n__ggml_vocab_test__\n"

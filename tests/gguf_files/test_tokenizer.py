@@ -19,11 +19,11 @@ from infinilm import LLM
 from infinilm.checkpoint import resolve_model
 from infinilm.config import AutoConfig
 from infinilm.errors import ConfigError
-from infinilm.gguf.pre_tokenizers import PRE_TOKENIZERS
-from infinilm.gguf.tokenizer import _merges_by_score
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS
+from infinilm.vocabulary.tokenizer_json import merges_by_score
 
 DEMO = resolve_model("demo")
 HOSTILE = [
@@ -344,7 +344,7 @@ def test_sentencepiece_with_a_list_of_merges(tmp_path: Path) -> None:
 
 
 def tried_at_every_place(vocab: dict[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """The pairs of `_merges_by_score`, found by cutting each text everywhere."""
+    """The pairs of `merges_by_score`, found by cutting each text everywhere."""
     normal = {text: i for text, i in vocab.items() if types[i] == 1}
     pairs = [(text[:at], text[at:]) for text in normal for at in range(1, len(text))]
     found = [(left, right) for left, right in pairs if left in normal and right in normal]
@@ -353,18 +353,18 @@ def tried_at_every_place(vocab: dict[str, int], scores: list[float], types: list
 
 
 @given(st.data())
-def test_merges_by_score(data: st.DataObject) -> None:
+def testmerges_by_score(data: st.DataObject) -> None:
     texts = data.draw(st.lists(st.text("ab▁é", max_size=7), min_size=1, max_size=60, unique=True))
     vocab = {text: i for i, text in enumerate(texts)}
     scores = [data.draw(st.sampled_from([-1.0, -2.0])) for _ in texts]
     types = [data.draw(st.sampled_from([1, 1, 1, 6])) for _ in texts]
-    assert _merges_by_score(vocab, scores, types) == tried_at_every_place(vocab, scores, types)
+    assert merges_by_score(vocab, scores, types) == tried_at_every_place(vocab, scores, types)
 
 
 def test_a_token_of_four_million_characters() -> None:
     """Cutting it at every place would take half an hour."""
     texts = ["a", "b", "ab", "a" * 4_000_000, "a" * 3_999_999 + "b"]
-    merges = _merges_by_score({text: i for i, text in enumerate(texts)}, [0.0] * 5, [1] * 5)
+    merges = merges_by_score({text: i for i, text in enumerate(texts)}, [0.0] * 5, [1] * 5)
     assert merges == [("a", "b")]
 
 

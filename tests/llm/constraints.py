@@ -12,8 +12,9 @@ import pytest
 
 import infinilm
 from infinilm import LLM
-from infinilm.requests import constraint as ct, prompts
+from infinilm.requests import prompts
 from infinilm.requests.request import GenerationRequest
+from infinilm.scheduling import matcher as ct
 
 
 def allowed_after(tokens: list[int], vocab_size: int, seed: int) -> np.ndarray:

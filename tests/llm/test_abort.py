@@ -1,4 +1,4 @@
-"""Cancelled work that runs is ended between layers, when nobody else has a part in it; nobody's answer changes."""
+"""Cancelled work that runs is ended between layers, when no other request has a part in it; no answer changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.001)
 
 
 class Watch:
@@ -113,7 +113,7 @@ def test_a_cancelled_prompt_ends_between_layers(llm: LLM, registry: HookRegistry
 
 
 def test_what_was_cached_before_stays(llm: LLM, registry: HookRegistry) -> None:
-    """A step that is aborted costs nobody else anything: prefixes computed before are still found."""
+    """A step that is aborted costs other requests nothing: prefixes computed before are still found."""
     watch = Watch(llm)
     stop = Stop(-1, watch.asked)  # nowhere yet; other hooks would forget the prefixes
     registry.register_hook("layer?_residual", stop)
@@ -151,8 +151,8 @@ def test_a_step_for_others_too_goes_on(llm: LLM, registry: HookRegistry) -> None
 @pytest.mark.parametrize("ahead", [0.0, 1e9], ids=["one by one", "ahead"])
 def test_cancelling_at_any_time(folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     """Whoever is not cancelled gets the tokens of a request that is alone, with company, prefixes and short steps."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._AHEAD_BELOW_SECONDS", ahead)
-    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("infinilm.serving.engine_thread._AHEAD_BELOW_SECONDS", ahead)
+    monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.0)
     rng = random.Random(int(ahead > 0))
     settings: dict[str, Any] = {"device": "cpu", "use_tqdm": False, "max_num_batched_tokens": 64}
     prompts = [LONG[:n] + tail for n in (16, 40, 80) for tail in ([3], [4, 5, 6], LONG[::-1][:20])]

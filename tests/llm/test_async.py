@@ -12,9 +12,10 @@ import pytest
 
 import infinilm
 from infinilm import LLM, SamplingParams
-from infinilm.requests.mailbox import wake_loops
-from infinilm.requests.request import Delta, News
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls.streams import AsyncRequests
+from infinilm.outputs import Delta
+from infinilm.requests.request import RequestUpdate
+from infinilm.serving.mailbox import wake_loops
 from llm.support import PATIENCE, wait_for
 
 SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -186,7 +187,7 @@ def test_deltas_are_generate(llm: LLM, rest: float, more: dict[str, Any]) -> Non
 @pytest.mark.parametrize("rest_ends", ["before the last token", "between token and end", "behind the end"])
 def test_a_rest_that_ends_with_its_stream(llm: LLM, reason: str, rest_ends: str) -> None:
     """Tokens of which a resting reader is told nothing, and the end, come whole, once and in order."""
-    idle: Any = SimpleNamespace(submit=lambda works: None, cancel=lambda works: None, check_caller=lambda: None)
+    idle: Any = SimpleNamespace(submit=lambda requests: None, cancel=lambda requests: None, check_caller=lambda: None)
     text = llm.tokenize("the fox", add_special_tokens=False)
     ids = [*text, min(llm.tokenizer.eos_token_ids)] if reason == "stop" else text
 
@@ -207,17 +208,17 @@ def test_a_rest_that_ends_with_its_stream(llm: LLM, reason: str, rest_ends: str)
 
         def end_rest(when: str) -> None:
             if when == rest_ends:
-                running._end_rest()
+                running._end_pause()
 
         reading = asyncio.ensure_future(read())
         await asyncio.sleep(0)
         for token_id in ids[:-1]:  # as the engine thread does it
             completion.sequence.output_token_ids.append(token_id)
             completion.sequence.token_times.append(0.0)
-            if completion.is_told:
-                completion.deliver(completion.next_token)
+            if completion.needs_updates:
+                completion.deliver(completion.token_update)
             await woken()
-        assert not completion.is_told
+        assert not completion.needs_updates
         end_rest("before the last token")
         await woken()
         completion.sequence.output_token_ids.append(ids[-1])
@@ -225,7 +226,7 @@ def test_a_rest_that_ends_with_its_stream(llm: LLM, reason: str, rest_ends: str)
         end_rest("between token and end")
         await woken()
         completion.finish_reason = reason
-        completion.deliver(News(completion, ids[-1], num_tokens=len(ids), finish_reason=reason))
+        completion.deliver(RequestUpdate(completion, ids[-1], num_tokens=len(ids), finish_reason=reason))
         end_rest("behind the end")
         wake_loops()
         await asyncio.wait_for(reading, PATIENCE)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from infinilm import LLM, HookRegistry, RequestError, SamplingParams
-from infinilm.requests import mailbox
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls.streams import AsyncRequests
+from infinilm.serving import mailbox
 from infinilm.text.tokenizer import Tokenizer
 from llm.support import PATIENCE, idle, wait_for
 
@@ -152,7 +152,7 @@ def test_a_stream_that_outlives_its_loop_is_told_once(
         loop.close()
         is_closed.set()
         wait_for(lambda: idle(model))
-        assert caplog.text.count("a request was cancelled, since its news cannot be delivered") == 1
+        assert caplog.text.count("a request was cancelled, since its updates cannot be delivered") == 1
         assert model.metrics().num_output_tokens < 100
         del events
 

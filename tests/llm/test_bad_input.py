@@ -316,6 +316,16 @@ def test_names_of_dtypes(folder: Path) -> None:
         infinilm.plan_memory(folder, dtype="int8")
 
 
+def test_a_plan_of_a_configuration_alone(folder: Path, tmp_path: Path) -> None:
+    """Names and shapes of the weights are known by it, so it is the plan of the whole folder."""
+    settings = {"memory": "1GiB", "device": "cpu", "dtype": "float32"}
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert infinilm.plan_memory(tmp_path, **settings) == infinilm.plan_memory(folder, **settings)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        infinilm.plan_memory(tmp_path, **settings)
+
+
 def test_unknown_settings_of_a_plan(folder: Path) -> None:
     with pytest.raises(TypeError, match="plan_memory has no parameter 'max_len'; did you mean 'max_model_len'"):
         infinilm.plan_memory(folder, max_len=3)

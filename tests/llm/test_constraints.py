@@ -23,7 +23,7 @@ BLOCK_BYTES = 16 * 2 * 2 * (2 * 8) * 4  # 16 tokens; K and V of 2 layers, 2 head
 
 @pytest.fixture(scope="module")
 def models(folder: Path) -> Iterator[dict[int, LLM]]:
-    """Of one rank and of two, which round differently."""
+    """Models of one rank and of two, which round differently."""
     with LLM(folder, seed=0, use_tqdm=False) as one, LLM(folder, tensor_parallel_size=2, use_tqdm=False) as two:
         yield {1: one, 2: two}
 
@@ -50,7 +50,7 @@ def make_requests() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def toy_of(ids: list[int]) -> Toy | None:
-    """Of every second prompt."""
+    """The constraint of every second prompt."""
     return Toy(VOCAB_SIZE, seed=ids[0]) if ids[0] % 2 else None
 
 

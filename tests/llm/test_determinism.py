@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 from hypothesis import given, settings, strategies as st
 from quantised_files.conversion import resized
 
@@ -195,7 +196,6 @@ class Models:
 
 CHANGES: dict[str, dict[str, Any]] = {"full": {}, "window": WINDOW, "experts": EXPERTS}
 # Goldens that `prompts` fit, few layers of each kind. States are so small that a snapshot is due at each block.
-GOLDEN = Path(__file__).parents[1] / "golden"
 RESIZED: dict[str, dict[str, Any]] = {
     "qwen3-5": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "deepseek-v3": {"num_hidden_layers": 2},
@@ -211,7 +211,7 @@ RESIZED: dict[str, dict[str, Any]] = {
 def make_form(name: str, folder: Path) -> Path:
     if name in CHANGES:
         return tiny.make_checkpoint(folder, **CHANGES[name])
-    made = resized(GOLDEN / name, folder, vocab_size=tiny.VOCAB_SIZE, **RESIZED[name])
+    made = resized(golden(name), folder, vocab_size=tiny.VOCAB_SIZE, **RESIZED[name])
     tiny.add_tokenizer(made)
     return made
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from reference.model import ReferenceModel
 
-from infinilm import LLM, HookRegistry, RequestError
-from infinilm.config.llama_config import LlamaConfig
-from llm import tiny
+from infinilm import LLM, HookRegistry, ReferenceModel, RequestError
 from llm.support import PATIENCE, one, run_program, wait_for
 
 PROMPTS: list[Any] = ["the", "Once upon a time there was", list(range(3, 60)), [5]]
@@ -23,8 +19,7 @@ SETTINGS: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": Tr
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> ReferenceModel:
-    config = json.loads((folder / "config.json").read_text())
-    return ReferenceModel(LlamaConfig.from_dict(config), tiny.make_weights(config))
+    return ReferenceModel.from_pretrained(folder, dtype="float64")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -33,7 +28,9 @@ def test_is_the_reference(llm: LLM, reference: ReferenceModel, pooling: str) -> 
     assert got.shape == (len(PROMPTS), llm.config.hidden_size) and got.dtype == np.float32
     for prompt, vector in zip(PROMPTS, got, strict=True):
         ids = llm.tokenize(prompt) if isinstance(prompt, str) else prompt
-        hidden = reference.hidden(np.array(ids))
+        seen: dict[str, Any] = {}
+        reference.forward(ids, tap=lambda name, _, x, seen=seen: seen.update({name: x}))
+        hidden = seen["final_norm"]
         expected = hidden.mean(0) if pooling == "mean" else hidden[-1]
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)

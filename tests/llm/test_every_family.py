@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 
 from infinilm import LLM, AutoConfig, ConfigError, HookRegistry, ReferenceModel, _core, compare
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
-GOLDEN = sorted(path.parent for path in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "logprobs": 1, "ignore_eos": True, "use_tqdm": False}
 
 
@@ -33,9 +33,9 @@ def assert_hit(llm: LLM, output: Any, ids: list[int]) -> None:
 
 
 @pytest.mark.one_rank
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
-def test_sites_and_bits(folder: Path) -> None:
-    expected = np.load(folder / "expected.npz")
+@pytest.mark.parametrize("name", GOLDENS)
+def test_sites_and_bits(name: str) -> None:
+    folder, expected = golden(name), expected_of(name)
     ids, max_model_len = expected["input_ids"].tolist(), int(expected["max_model_len"])
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": max_model_len}
     settings |= {"tensor_parallel_size": 1, "use_tqdm": False}  # hooks see the heads of a rank
@@ -67,7 +67,7 @@ def test_sites_and_bits(folder: Path) -> None:
 
 def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
     """Attention in chunks that end inside of what kernels take at a time."""
-    folder = shutil.copytree(GOLDEN[0].parent / "llama4", tmp_path / "llama4")
+    folder = shutil.copytree(golden("llama4"), tmp_path / "llama4")
     config = json.loads((folder / "config.json").read_text())
     config["text_config"] |= {"attention_chunk_size": 300, "max_position_embeddings": 1024}
     (folder / "config.json").write_text(json.dumps(config))
@@ -82,7 +82,7 @@ def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
 
 
 def test_what_gpus_have_no_kernels_for_is_refused_by_its_name() -> None:
-    config = AutoConfig.from_pretrained(GOLDEN[0].parent / "qwen3-next")
+    config = AutoConfig.from_pretrained(golden("qwen3-next"))
     config.linear_value_head_dim = 7
     spec = build_spec(config, dtype="float32", max_model_len=64)
     with pytest.raises(ConfigError, match="models with states of an odd number of columns do not run on cuda:0"):

@@ -1,4 +1,4 @@
-"""A request that nobody holds any more is freed at once, by counts of references, not by the garbage collector.
+"""A request without references is freed at once, by counts of references, not by the garbage collector.
 
 One that fails is not: its exception has a traceback, whose frames refer to it.
 """
@@ -73,13 +73,13 @@ CALLS: dict[str, Callable[[LLM], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_what_has_ended_is_freed(llm: LLM, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[weakref.ref[Any]] = []
-    put = llm._thread._orders.put
+    put = llm._thread._queue.put
 
     def look(works: list[Any]) -> None:
-        seen.extend(weakref.ref(one) for work in works for one in (work, *work.followers))
+        seen.extend(weakref.ref(one) for work in works for one in (work, *work.dependents))
         put(works)
 
-    monkeypatch.setattr(llm._thread._orders, "put", look)
+    monkeypatch.setattr(llm._thread._queue, "put", look)
     CALLS[name](llm)
     assert seen
     wait_for(lambda: idle(llm) and all(work() is None for work in seen))

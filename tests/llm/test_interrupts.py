@@ -18,7 +18,7 @@ from llm.support import PATIENCE, one
 
 SETTINGS: dict[str, Any] = {"temperature": 1, "seed": 3, "max_tokens": 6, "ignore_eos": True}
 # Where the code that waits and reads is; threading's, in case it is used again.
-FILES = ("infinilm/requests/handle.py", "infinilm/requests/request.py", "infinilm/text/detokenize.py", "/threading.py")
+FILES = ("infinilm/calls/handle.py", "infinilm/requests/request.py", "infinilm/text/detokenize.py", "/threading.py")
 
 
 class Interrupt(KeyboardInterrupt):
@@ -77,7 +77,7 @@ def test_interrupted_anywhere(llm: LLM, read: Callable[[infinilm.Request], Any],
             assert "".join(event.text for event in mine) == completion.text
             assert [event.token_id for event in mine if event.token_id is not None] == list(completion.token_ids)
     assert count > 100
-    assert not request._log._news_wakers
+    assert not request._log._update_wakers
     assert not request._log._end_wakers
 
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import expected_of, golden
 from reference.checkpoint import read_checkpoint
 
 from infinilm import LLM, HookRegistry, SamplingParams, plan_memory
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
+from infinilm.config.json.model_config import AutoConfig, LlamaConfig
 from infinilm.errors import ConfigError
 from infinilm.models.reference import ReferenceModel
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-V3 = GOLDEN / "deepseek-v3"
+V3 = "deepseek-v3"
 NAMES = ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "youtu")
 
 
-def golden(name: str) -> tuple[list[int], list[int]]:
-    with np.load(GOLDEN / name / "expected.npz") as file:
-        return file["input_ids"].tolist(), file["greedy_ids"].tolist()
+def prompt_and_answer(name: str) -> tuple[list[int], list[int]]:
+    outputs = expected_of(name)
+    return outputs["input_ids"].tolist(), outputs["greedy_ids"].tolist()
 
 
 def generate(llm: LLM, ids: list[int], **params: Any) -> list[int]:
@@ -34,10 +34,10 @@ def generate(llm: LLM, ids: list[int], **params: Any) -> list[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks(name: str) -> None:
     """Two ranks have half the heads each, and every row of the cache."""
-    ids, greedy = golden(name)
+    ids, greedy = prompt_and_answer(name)
     plans = []
     for ranks in (1, 2):
-        with LLM(GOLDEN / name, tensor_parallel_size=ranks, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
+        with LLM(golden(name), tensor_parallel_size=ranks, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
             for _ in range(2):  # the second from the prefix cache
                 assert generate(llm, ids) == greedy
             plans.append(llm.memory)
@@ -45,17 +45,17 @@ def test_ranks(name: str) -> None:
 
 
 def test_the_plan_counts_one_row_of_a_token() -> None:
-    plan = plan_memory(V3, max_model_len=64, kv_cache="1MB", kv_cache_dtype="float32")
+    plan = plan_memory(golden(V3), max_model_len=64, kv_cache="1MB", kv_cache_dtype="float32")
     assert plan.kv_bytes_per_token == 3 * 4 * (24 + 8)
-    assert plan_memory(V3, kv_cache="1MB", kv_cache_dtype="int8").kv_bytes_per_token == 3 * (24 + 8 + 4)
+    assert plan_memory(golden(V3), kv_cache="1MB", kv_cache_dtype="int8").kv_bytes_per_token == 3 * (24 + 8 + 4)
 
 
 def test_hooks_see_queries_and_rows() -> None:
     """Those of the numpy model, and what they leave there counts."""
-    ids, _ = golden("deepseek-v3")
+    ids, _ = prompt_and_answer("deepseek-v3")
     names = ("q_proj", "k_proj", "q_rope", "k_rope", "attention")
     shapes = {"q_proj": (4, 20), "k_proj": (1, 32), "q_rope": (4, 32), "k_rope": (1, 32), "attention": (4, 10)}
-    reference = ReferenceModel.from_pretrained(V3, max_model_len=128)
+    reference = ReferenceModel.from_pretrained(golden(V3), max_model_len=128)
     expected: dict[str, Any] = {}
 
     def see(name: str, layer: int, value: Any) -> Any:
@@ -77,7 +77,7 @@ def test_hooks_see_queries_and_rows() -> None:
         registry.register_hook(f"layer1_{name}", look)
     # One rank: hooks see the heads of a rank.
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "tensor_parallel_size": 1}
-    with LLM(V3, **options, hooks=registry, use_tqdm=False) as llm:
+    with LLM(golden(V3), **options, hooks=registry, use_tqdm=False) as llm:
         got = llm.forward(ids)
         with pytest.raises(ConfigError, match="fits no site of this model"):
             registry.register_hook("layer1_v_proj", look)
@@ -93,11 +93,10 @@ def test_hooks_see_queries_and_rows() -> None:
     ({"dtype": "bfloat16"}, 0.03),
 ])  # fmt: skip
 def test_other_formats_stay_near(settings: dict[str, Any], bar: float) -> None:
-    ids, _ = golden("youtu")
-    with np.load(GOLDEN / "youtu" / "expected.npz") as file:
-        want = file["logits"]
+    ids, _ = prompt_and_answer("youtu")
+    want = expected_of("youtu")["logits"]
     chosen = {"dtype": "float32", **settings}
-    with LLM(GOLDEN / "youtu", max_model_len=128, use_tqdm=False, **chosen) as llm:
+    with LLM(golden("youtu"), max_model_len=128, use_tqdm=False, **chosen) as llm:
         got = np.asarray(llm.forward(ids), np.float32)
     error = np.sqrt(np.mean((got - want[-len(got) :]) ** 2) / np.mean(want**2))
     assert 0 < error < bar
@@ -112,7 +111,7 @@ def test_answers_are_those_given_alone(name: str, dtype: str) -> None:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=30, ignore_eos=True, logprobs=2)
 
     def make(**settings: Any) -> LLM:
-        return LLM(GOLDEN / name, dtype=dtype, max_model_len=128, use_tqdm=False, **settings)
+        return LLM(golden(name), dtype=dtype, max_model_len=128, use_tqdm=False, **settings)
 
     def answers(outputs: Any) -> list[str]:
         return [repr([(o.token_ids, o.logprobs) for o in output.outputs]) for output in outputs]
@@ -130,7 +129,7 @@ def test_answers_are_those_given_alone(name: str, dtype: str) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    values = json.loads((V3 / "config.json").read_text())
+    values = json.loads((golden(V3) / "config.json").read_text())
     for changes, message in (
         ({"kv_lora_rank": -1}, "kv_lora_rank must be an integer"),
         ({"q_lora_rank": 0}, "q_lora_rank must be an integer"),
@@ -141,7 +140,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": "x"}}, "mscale_all_dim"),
     ):
-        shutil.copytree(V3, tmp_path / "bent", dirs_exist_ok=True)
+        shutil.copytree(golden(V3), tmp_path / "bent", dirs_exist_ok=True)
         (tmp_path / "bent" / "config.json").write_text(json.dumps(values | changes))
         if message is None:  # as if it were absent
             assert AutoConfig.from_pretrained(tmp_path / "bent").v_head_dim == 128
@@ -151,17 +150,21 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_kimi_k2_is_deepseek_v3() -> None:
-    values = json.loads((V3 / "config.json").read_text()) | {"model_type": "kimi_k2", "qk_head_dim": 20, "head_dim": 8}
+    values = json.loads((golden(V3) / "config.json").read_text()) | {
+        "model_type": "kimi_k2",
+        "qk_head_dim": 20,
+        "head_dim": 8,
+    }
     config = LlamaConfig.from_dict(values)
     assert config.architecture == "DeepseekV3ForCausalLM"
-    assert config.to_dict() == AutoConfig.from_pretrained(V3).to_dict()
+    assert config.to_dict() == AutoConfig.from_pretrained(golden(V3)).to_dict()
 
 
 def test_rows_of_kv_b_proj() -> None:
     """What makes keys is transposed, head by head; what makes values is as it is in the file."""
-    model = ReferenceModel.from_pretrained(V3, max_model_len=128)
+    model = ReferenceModel.from_pretrained(golden(V3), max_model_len=128)
     heads = model.weights["model.layers.0.self_attn.k_b_proj.weight"].reshape(4, 24, 12)
     values = model.weights["model.layers.0.self_attn.v_b_proj.weight"].reshape(4, 10, 24)
-    whole = read_checkpoint(V3)["model.layers.0.self_attn.kv_b_proj.weight"].reshape(4, 22, 24)
+    whole = read_checkpoint(golden(V3))["model.layers.0.self_attn.kv_b_proj.weight"].reshape(4, 22, 24)
     np.testing.assert_array_equal(heads, whole[:, :12].swapaxes(1, 2))
     np.testing.assert_array_equal(values, whole[:, 12:])

@@ -13,30 +13,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 from hypothesis import given, strategies as st
 
 import infinilm
 from infinilm import LLM, AutoConfig, SamplingParams
-from infinilm.config.families import model_facts
+from infinilm.config.spec import decoder_spec
 from llm import tiny
 from llm.support import PATIENCE, idle, one, run_program, texts, tokens, wait_for
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PROMPTS = ["the", "Once upon a time there was an answer", "ü", "a " * 25, "the other one in the inner"]
 
 
 # ---- against transformers ----
 
 
-@pytest.mark.parametrize("name", sorted(p.parent.name for p in GOLDEN.glob("*/expected.npz")))
+@pytest.mark.parametrize("name", GOLDENS)
 def test_greedy_tokens_are_those_of_transformers(name: str, pytestconfig: pytest.Config) -> None:
-    expected = np.load(GOLDEN / name / "expected.npz")
-    config = AutoConfig.from_pretrained(GOLDEN / name)
+    expected = expected_of(name)
+    config = AutoConfig.from_pretrained(golden(name))
     num_heads, size = config.num_attention_heads, pytestconfig.getoption("--tensor-parallel-size")
-    if model_facts(config, config.max_position_embeddings).qk_norm == "all":
+    if getattr(decoder_spec(config, config.max_position_embeddings).layers[0].mixer, "qk_norm", "") == "all":
         size = 1  # norms of all heads together are refused with more
     with LLM(
-        GOLDEN / name,
+        golden(name),
         dtype="float32",
         max_model_len=int(expected["max_model_len"]),
         tensor_parallel_size=size if num_heads % size == 0 else num_heads,
@@ -52,7 +52,7 @@ def test_the_choice_of_longrope_factors_is_told_where_nobody_made_it(
     max_model_len: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="infinilm"):
-        LLM(GOLDEN / "phi4-mini-long", max_model_len=max_model_len, max_num_seqs=2, use_tqdm=False).close()
+        LLM(golden("phi4-mini-long"), max_model_len=max_model_len, max_num_seqs=2, use_tqdm=False).close()
     told = [record.getMessage() for record in caplog.records if "RoPE factors" in record.getMessage()]
     assert len(told) == (max_model_len is None)
     assert not told or "with max_model_len=32 the former are" in told[0]
@@ -141,7 +141,7 @@ def test_a_failed_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         settings: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
         expected = one(model, "the", **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(model._thread.scheduler, "_build", lambda *_: fail())
+            patch.setattr(model._thread.scheduler._builder, "build", lambda *_, **__: fail())
             for call in (lambda: model.generate("the", **settings), lambda: model.forward([1, 2])):
                 with pytest.raises(RuntimeError, match="on purpose"):
                     call()

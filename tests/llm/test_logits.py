@@ -80,7 +80,7 @@ def test_the_pipeline_does_what_is_documented(
 
 
 def assert_logprobs(got: Any, logits: Array, ids: Array, top: int) -> None:
-    """Of each place, the `top` most probable tokens in order and the one of `ids`, to float32; logits [n, vocab]."""
+    """Each place has its `top` most probable tokens in order and that of `ids`, to float32; logits [n, vocab]."""
     best, want = numpy_ops.log_probs(logits, np.asarray(ids), top)
     for told, row_ids, row in zip(got, best.tolist(), want.tolist(), strict=True):
         assert list(told) == list(dict.fromkeys([*row_ids[1:], row_ids[0]]))
@@ -108,7 +108,7 @@ def test_the_host_draws_what_the_engine_draws(llm: LLM) -> None:
     expected = [llm.generate("the", p, max_tokens=1, use_tqdm=False)[0].outputs[0].token_ids[0] for p in params]
     ids = llm.tokenize("the")
     logits = np.stack([llm.forward(ids)[-1]] * len(params))
-    assert HostSampler().draw(logits, params, [0, 1, 2, 3], [len(ids)] * 4) == expected
+    assert HostSampler().sample(logits, params, [0, 1, 2, 3], [len(ids)] * 4) == expected
     assert 0 <= _core.uniform(0, 1) < 1
 
 

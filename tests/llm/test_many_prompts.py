@@ -14,7 +14,8 @@ import pytest
 
 import infinilm
 from infinilm import LLM, RequestLimits
-from infinilm.requests.feed import Drawn, Feed
+from infinilm.calls.feed import Feed
+from infinilm.requests.source import RequestSource
 from llm.support import PATIENCE, one, tokens, wait_for
 from llm.test_requests import Gate
 
@@ -32,7 +33,7 @@ def small(folder: Path) -> Iterator[LLM]:
 @pytest.fixture(autouse=True)
 def idle(small: LLM) -> None:
     """What the test before left without waiting has given back its places in the queue."""
-    wait_for(lambda: not small._thread._orders.num_open)
+    wait_for(lambda: not small._thread._queue.num_open)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_events_come_before_the_next_prompt_is_there(small: LLM) -> None:
         for i in range(4):
             assert len(ended) >= i - 1
             yield [1, 5 + i]
-            wait_for(lambda: not small._thread.scheduler.has_work and not small._thread._orders.num_open)
+            wait_for(lambda: not small._thread.scheduler.has_work and not small._thread._queue.num_open)
 
     for event in small.stream(prompts(), **SETTINGS):
         if event.finish_reason:
@@ -206,11 +207,11 @@ def test_token_ids_in_arrays_of_other_libraries(llm: LLM, expected: list[list[in
 
 
 def test_a_unit_that_waits_for_room_is_not_started_before() -> None:
-    """Here that of a queue that was full: four works, and then room for two."""
-    units = [Mock(all_works=[object()] * size) for size in (2, 4)]
-    feed: Feed[Any] = Feed(Mock(), Drawn(iter(units), None, 4), Mock())
-    assert feed._draw(4, 1) == units[:1]
-    feed._left, feed._pending = {units[0]: 2}, units[1:]
-    assert feed._draw(2, 1) == [] and feed._pending == units[1:]
-    feed._left = {}
-    assert feed._draw(4, 1) == units[1:]
+    """Here that of a queue that was full: four requests, and then room for two."""
+    units = [Mock(all_requests=[object()] * size) for size in (2, 4)]
+    feed: Feed[Any] = Feed(Mock(), RequestSource(iter(units), None, 4), Mock())
+    assert feed._next_requests(4, 1) == units[:1]
+    feed._num_ends, feed._pending = {units[0]: 2}, units[1:]
+    assert feed._next_requests(2, 1) == [] and feed._pending == units[1:]
+    feed._num_ends = {}
+    assert feed._next_requests(4, 1) == units[1:]

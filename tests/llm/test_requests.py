@@ -114,7 +114,7 @@ def test_cancel_anywhere(folder: Path) -> None:
 
 def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also who waits for others, or was not started yet; what runs goes on."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
+    monkeypatch.setattr("infinilm.serving.engine_thread._MAX_STARTS", 3)
     with LLM(folder, max_num_seqs=2) as model:
         expected = model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs
         gate = Gate()
@@ -132,12 +132,12 @@ def test_cancelling_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert running.result(PATIENCE).outputs == expected
         wait_for(lambda: model.metrics().num_waiting == 0)
         model.reset_cache("1MiB")  # nothing is left that runs
-        assert not model._thread._orders.open_works
-        assert not model._thread._orders.num_cancelled
+        assert not model._thread._queue.open_requests
+        assert not model._thread._queue.num_cancelled
 
 
 def test_many_at_once_start_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinilm.requests.engine_thread._MAX_STARTS", 3)
+    monkeypatch.setattr("infinilm.serving.engine_thread._MAX_STARTS", 3)
     with LLM(folder) as model:
         prompts = [[1 + i, 2] for i in range(20)]
         together = model.generate(prompts, use_tqdm=False, **SETTINGS)
@@ -155,11 +155,11 @@ def test_what_was_refused_leaves_nothing_behind(folder: Path) -> None:
     model = LLM(folder)
     model.generate("the", logits_processor=refused, **SETTINGS)
     model.generate("the", **SETTINGS)  # takes up what was cancelled
-    assert not model._thread._orders.num_cancelled
+    assert not model._thread._queue.num_cancelled
     model.close()
     with pytest.raises(infinilm.EngineDeadError):
         model.generate("the")
-    assert not model._thread._orders.num_cancelled
+    assert not model._thread._queue.num_cancelled
 
 
 def test_no_thread_to_be_had(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("infinilm.requests.streams.queue.SimpleQueue", Interrupted)
+            patch.setattr("infinilm.calls.streams.queue.SimpleQueue", Interrupted)
             with pytest.raises(KeyboardInterrupt):
                 model.generate(["the", "an"], logits_processor=gate, use_tqdm=False, **SETTINGS)
         gate.open()
@@ -424,7 +424,7 @@ def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, value: float) -> None:
-    """Of a token whose embedding is damaged; the others of the step, and of the one made ahead, go on."""
+    """A token's embedding is damaged. The other requests of the step, and of the one made ahead, go on."""
     folder = tiny.make_checkpoint(tmp_path / "damaged")
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][SYSTEM] = value
@@ -533,7 +533,7 @@ def test_a_failed_forward(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 with pytest.raises(RuntimeError, match="on purpose"):
                     call()
         assert model.generate("the", use_tqdm=False, **SETTINGS)[0].outputs == expected
-        assert not model._thread._orders.open_works
+        assert not model._thread._queue.open_requests
         death = infinilm.EngineDeadError("rank 0 failed")
         monkeypatch.setattr(model._thread, "_engine", Failing(model._engine, death))
         with pytest.raises(infinilm.EngineDeadError, match="rank 0 failed"):

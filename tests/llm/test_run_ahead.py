@@ -1,4 +1,4 @@
-"""Steps made one ahead: nobody can tell, except by the time."""
+"""Steps made one ahead: only the time tells them from others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def set_ahead(patch: pytest.MonkeyPatch, ahead: bool) -> None:
-    patch.setattr("infinilm.requests.engine_thread._AHEAD_BELOW_SECONDS", 1e9 if ahead else 0.0)
+    patch.setattr("infinilm.serving.engine_thread._AHEAD_BELOW_SECONDS", 1e9 if ahead else 0.0)
 
 
 class Recorder:

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 import infinilm
 from infinilm import LLM, Logprob, RequestError, Score
-from infinilm.requests.windows import sliding_windows
+from infinilm.calls.windows import sliding_windows
 from llm import tiny
 
 TEXT = "the end of the story is near and the little fox runs to the old tree"

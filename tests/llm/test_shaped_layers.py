@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import expected_of, golden
 from lora.adapters import make_adapter
 from quantised_files.writers import save
 from reference.checkpoint import read_checkpoint
@@ -20,17 +21,16 @@ from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.engine.hooks import SITES
 from infinilm.models.reference import ReferenceModel
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = ("gemma4-text", "gemma4", "gemma4-moe")
 
 
 def expected(name: str) -> tuple[list[int], list[int]]:
-    with np.load(GOLDEN / name / "expected.npz") as file:
-        return file["input_ids"].tolist(), file["greedy_ids"].tolist()
+    outputs = expected_of(name)
+    return outputs["input_ids"].tolist(), outputs["greedy_ids"].tolist()
 
 
 def answers(name: str, prompts: list[list[int]], **options: Any) -> list[tuple[list[int], str]]:
-    with LLM(GOLDEN / name, dtype="float32", max_model_len=128, use_tqdm=False, **options) as llm:
+    with LLM(golden(name), dtype="float32", max_model_len=128, use_tqdm=False, **options) as llm:
         results = llm.generate(prompts, temperature=0, max_tokens=16, ignore_eos=True, logprobs=1, use_tqdm=False)
         assert (llm.metrics().num_preemptions > 0) == ("kv_cache" in options)
         return [(list(result.outputs[0].token_ids), repr(result.outputs[0].logprobs)) for result in results]
@@ -53,9 +53,9 @@ def test_answers_do_not_depend_on_chunks_neighbours_prefixes_or_memory(name: str
 
 def test_the_text_part_of_a_model_that_also_sees(tmp_path: Path) -> None:
     """As Gemma 4 26B-A4B is published: layers of experts, under names of the text part, beside what sees."""
-    plain = GOLDEN / "gemma4-a4b"
+    plain = golden("gemma4-a4b")
     text = json.loads((plain / "config.json").read_text())
-    outer = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    outer = json.loads((golden("gemma4") / "config.json").read_text())
     del text["architectures"]
     outer["text_config"] = text | {"use_bidirectional_attention": "vision"}
     (tmp_path / "config.json").write_text(json.dumps(outer))
@@ -79,7 +79,7 @@ def test_the_text_part_of_a_model_that_also_sees(tmp_path: Path) -> None:
 def test_hooks_see_what_the_reference_computes(name: str) -> None:
     ids, _ = expected(name)
     reference: dict[str, Any] = {}
-    model = ReferenceModel.from_pretrained(GOLDEN / name)
+    model = ReferenceModel.from_pretrained(golden(name))
     model.forward(ids, tap=lambda site, layer, value: reference.__setitem__(site, value.copy()))
     seen: dict[str, Any] = {}
     hooks = HookRegistry()
@@ -89,7 +89,7 @@ def test_hooks_see_what_the_reference_computes(name: str) -> None:
         )
     # One rank: hooks see the heads of a rank.
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "tensor_parallel_size": 1}
-    with LLM(GOLDEN / name, **options, hooks=hooks, use_tqdm=False) as llm:
+    with LLM(golden(name), **options, hooks=hooks, use_tqdm=False) as llm:
         llm.generate(ids, temperature=0, max_tokens=1, use_tqdm=False)
     assert seen.keys() == reference.keys() - {"final_norm", "logits"}
     for site, value in seen.items():
@@ -109,7 +109,7 @@ def test_hooks_see_what_the_reference_computes(name: str) -> None:
 def test_adapters(name: str, tmp_path: Path) -> None:
     """One of k_proj changes the values, too, where these are keys; one of an MLP leaves the experts beside it alone."""
     base = tmp_path / "base"
-    shutil.copytree(GOLDEN / name, base)
+    shutil.copytree(golden(name), base)
     text = {key: value for key, value in read_checkpoint(base).items() if "vision" not in key}
     save_file({key: np.ascontiguousarray(value) for key, value in text.items()}, base / "model.safetensors")
     linears = tmp_path / "linears"
@@ -130,13 +130,13 @@ def test_adapters(name: str, tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_shared_keys_and_values_once() -> None:
-    plan = plan_memory(GOLDEN / "gemma4-text", max_num_seqs=2, max_model_len=64, dtype="float32", kv_cache="1MB")
+    plan = plan_memory(golden("gemma4-text"), max_num_seqs=2, max_model_len=64, dtype="float32", kv_cache="1MB")
     assert plan.kv_bytes_per_token == 4 * 2 * 2 * (16 + 16 + 24)  # of layers 0, 1 and 2
-    with LLM(GOLDEN / "gemma4-text", dtype="float32", max_model_len=64, kv_cache="1MB", use_tqdm=False) as llm:
+    with LLM(golden("gemma4-text"), dtype="float32", max_model_len=64, kv_cache="1MB", use_tqdm=False) as llm:
         assert llm.memory.kv_bytes_per_token == plan.kv_bytes_per_token
         assert llm.memory.weight_bytes == plan.weight_bytes
 
 
 def test_ranks_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="tensor parallelism of 3 does not fit"):
-        LLM(GOLDEN / "gemma4-moe", tensor_parallel_size=3, use_tqdm=False)
+        LLM(golden("gemma4-moe"), tensor_parallel_size=3, use_tqdm=False)

@@ -9,22 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import expected_of, golden
 from hypothesis import given, settings, strategies as st
 
 from infinilm import LLM, DistConfig, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig, plan_memory
 from infinilm.errors import CacheFullError, ConfigError, RequestError
-from infinilm.requests.states import StatePool, plan_states, snapshot_interval
+from infinilm.scheduling.states import StatePool, plan_states, snapshot_interval
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-FOLDER = GOLDEN / "qwen3-5"
+NAME = "qwen3-5"
 RNG = np.random.default_rng(1)
 COMMON = RNG.integers(3, 128, 100).tolist()
 OTHER = RNG.integers(3, 128, 66).tolist()
 PROMPTS = [[*COMMON[:75], 5], [*COMMON[:75], 9, 4, 7], COMMON[:40], COMMON[:98], [3, 4], OTHER]
 
 
-def open_llm(folder: Path = FOLDER, **changes: Any) -> LLM:
-    return LLM(folder, **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes})
+def open_llm(folder: Path | None = None, **changes: Any) -> LLM:
+    return LLM(
+        folder or golden(NAME),
+        **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes},
+    )
 
 
 def answers(llm: LLM, prompts: list[list[int]]) -> list[Any]:
@@ -42,7 +45,7 @@ def answers_alone(folder: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    return answers_alone(FOLDER)
+    return answers_alone(golden(NAME))
 
 
 @pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-moe", "qwen3-next"])
@@ -60,8 +63,8 @@ def expected() -> list[Any]:
 )
 def test_together_and_again(settings: dict[str, Any], name: str) -> None:
     """All at once, then from the prefixes of before, then after these are forgotten."""
-    expected = answers_alone(GOLDEN / name)
-    with open_llm(GOLDEN / name, **settings) as llm:
+    expected = answers_alone(golden(name))
+    with open_llm(golden(name), **settings) as llm:
         for _ in range(2):
             assert answers(llm, PROMPTS) == expected
         hits = llm.metrics().prefix_hit_rate
@@ -85,7 +88,7 @@ def test_an_abort_leaves_nothing_behind(expected: list[Any]) -> None:
 
 def test_an_abort_of_a_step_that_another_waits_for(expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine refuses the step behind, whose states the aborted one did not leave: it fails no other request."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.001)
     with open_llm(max_num_batched_tokens=8, max_num_seqs=1) as llm:
         engine, results = llm._engine, [lambda _: SimpleNamespace(aborted=True), refuse]
 
@@ -130,38 +133,37 @@ def refuse(_: Any) -> Any:
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3-5-text"])
 def test_ranks(name: str) -> None:
     """Two ranks have half the heads, and half the state, each."""
-    with np.load(GOLDEN / name / "expected.npz") as file:
-        ids, greedy = file["input_ids"].tolist(), file["greedy_ids"].tolist()
+    expected = expected_of(name)
+    ids, greedy = expected["input_ids"].tolist(), expected["greedy_ids"].tolist()
     plans = []
     for ranks in (1, 2):
-        with LLM(GOLDEN / name, tensor_parallel_size=ranks, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
+        with LLM(golden(name), tensor_parallel_size=ranks, dtype="float32", max_model_len=128, use_tqdm=False) as llm:
             for _ in range(2):
                 (output,) = llm.generate(ids, temperature=0, max_tokens=16, ignore_eos=True, use_tqdm=False)
                 assert list(output.outputs[0].token_ids) == greedy
             plans.append(llm.memory)
     assert plans[0].state_bytes == plans[1].state_bytes
     with pytest.raises(ConfigError, match=r"2 key heads of linear attention.*sizes that do: 1, 2"):
-        LLM(GOLDEN / name, tensor_parallel_size=4)
+        LLM(golden(name), tensor_parallel_size=4)
 
 
 def test_the_plan_counts_states() -> None:
-    plan = plan_memory(FOLDER, max_num_seqs=5, max_model_len=64, kv_cache="1MB")
+    plan = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="1MB")
     assert plan.num_states == 10 and plan.state_bytes == 3 * 4 * (3 * 80 + 4 * 12 * 8)
     assert plan.snapshot_interval == 64  # 7488 bytes are those of 59 tokens
     assert plan.kv_bytes == plan.num_blocks * 16 * plan.kv_bytes_per_token + 10 * plan.state_bytes <= 1_000_000
     assert "10 states of 7.3 KiB" in str(plan)
-    small = plan_memory(FOLDER, max_num_seqs=5, max_model_len=64, kv_cache="64KB")  # too little for snapshots
+    small = plan_memory(golden(NAME), max_num_seqs=5, max_model_len=64, kv_cache="64KB")  # too little for snapshots
     assert (small.num_states, small.snapshot_interval) == (5, 0)
     with pytest.raises(CacheFullError, match=r"states of 5 sequences take 36.6 KiB of it: lower max_num_seqs"):
-        plan_memory(FOLDER, max_num_seqs=5, kv_cache=30_000)
+        plan_memory(golden(NAME), max_num_seqs=5, kv_cache=30_000)
 
 
 def test_a_row_goes_on_where_it_was_or_begins_anew() -> None:
-    with np.load(FOLDER / "expected.npz") as file:
-        ids = file["input_ids"][:40]
+    ids = expected_of(NAME)["input_ids"][:40]
     whole_ids = ids.copy()
-    with InferEngine(FOLDER, DistConfig(tp_size=1), "cpu", StaticKVCacheConfig(2, 64)) as engine:
-        engine.load_weights(FOLDER, use_tqdm=False)
+    with InferEngine(golden(NAME), DistConfig(tp_size=1), "cpu", StaticKVCacheConfig(2, 64)) as engine:
+        engine.load_weights(golden(NAME), use_tqdm=False)
 
         def run(begin: int, end: int, cached: int) -> Any:
             both = np.stack([ids, ids[::-1]])[:, begin:end]

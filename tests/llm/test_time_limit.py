@@ -1,4 +1,4 @@
-"""`RequestLimits.max_seconds`: whoever takes longer is ended within a step, wherever it is, and others go on."""
+"""`RequestLimits.max_seconds`: a request that takes longer is ended within a step, wherever it is, and others go on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 
 import infinilm
 from infinilm import LLM, HookRegistry, RequestLimits, TimeLimitError
-from infinilm.requests.orders import Orders
-from infinilm.requests.request import Work
+from infinilm.requests.request import EngineRequest
+from infinilm.serving.request_queue import RequestQueue
 from llm import tiny
 from llm.support import PATIENCE, idle, one, wait_for
 from llm.test_abort import LONG, NUM_LAYERS, Stop, Watch
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("infinilm.requests.orders.time", made)
+    monkeypatch.setattr("infinilm.serving.request_queue.time", made)
     return made
 
 
@@ -190,7 +190,7 @@ def test_a_step_ends_between_layers(
     deep: Path, clock: Clock, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing wakes the engine thread but its own look at the clock."""
-    monkeypatch.setattr("infinilm.requests.engine_thread._LOOK_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.001)
     registry = HookRegistry()
     with open_llm(deep, hooks=registry, **engine) as llm:
         expected = one(llm, LONG, **SETTINGS)
@@ -273,7 +273,7 @@ def test_several_prompts_of_which_one_is_late(folder: Path, clock: Clock) -> Non
         assert list(late.token_ids) == list(alone.token_ids[:5]) and alone.text.startswith(late.text)
 
 
-# ---- the orders alone ----
+# ---- the queue alone ----
 
 
 @given(
@@ -291,41 +291,41 @@ def test_orders_know_who_is_late(actions: list[tuple[str, Any]]) -> None:
     """Against a list of all works that is gone through at each look."""
     patch = pytest.MonkeyPatch()
     clock = Clock()
-    patch.setattr("infinilm.requests.orders.time", clock)
-    orders, begun, late = Orders(1000, LIMIT), dict[Work, float](), set[Work]()
+    patch.setattr("infinilm.serving.request_queue.time", clock)
+    queue, begun, late = RequestQueue(1000, LIMIT), dict[EngineRequest, float](), set[EngineRequest]()
 
-    def works(count: int) -> Iterator[Work]:
+    def works(count: int) -> Iterator[EngineRequest]:
         for _ in range(count):
-            made = Work(SimpleNamespace())  # type: ignore[arg-type]
+            made = EngineRequest(SimpleNamespace())  # type: ignore[arg-type]
             begun[made] = clock.now
             yield made
 
     for action, value in [*actions, ("look", 0)]:
         if action == "put":
-            first, *followers = works(value + 1)
-            first.followers = followers
-            orders.put([first])
+            first, *dependents = works(value + 1)
+            first.dependents = dependents
+            queue.put([first])
         elif action == "pass":
             clock.now += value
         elif action == "end" and begun:
             work = list(begun)[value % len(begun)]
             work.finish_reason = "stop"
-            orders.open_works.discard(work)
+            queue.open_requests.discard(work)
             del begun[work]
         else:
-            orders.receive()
-            orders.open_works.intersection_update(begun)  # those that ended in the inbox
-            orders.cancel_late()
+            queue.receive()
+            queue.open_requests.intersection_update(begun)  # those that ended in the inbox
+            queue.cancel_late()
             wanted = {work for work, time in begun.items() if clock.now >= time + LIMIT}
             found = set()
-            for work in orders.pop_cancelled(orders.num_cancelled):
+            for work in queue.pop_cancelled(queue.num_cancelled):
                 assert isinstance(work.cancelled_by, TimeLimitError)
                 work.finish_reason = "error"
                 found.add(work)
             late |= found
             assert found == wanted
             for work in found:
-                orders.open_works.discard(work)
+                queue.open_requests.discard(work)
                 del begun[work]
     patch.undo()
-    assert orders.num_open == len(begun)
+    assert queue.num_open == len(begun)

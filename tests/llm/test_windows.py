@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from goldens import golden
 from quantised_files.conversion import resized
 
 from infinilm import LLM, PagedKVCacheConfig, plan_memory
 from infinilm.cli.main import main
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Windows of 8, 9 and 9; with shared keys and values, and experts of 8 heads with sinks.
 NAMES = ("gemma3-text", "gemma4-e2b", "gpt-oss")
 SIZE = 4  # tokens of a block
@@ -42,7 +42,7 @@ def open_llm(name: str, num_blocks: int, **options: Any) -> LLM:
     """With a second group of layers if there are few sequences."""
     settings = {"dtype": "float32", "max_model_len": LONGEST, "max_num_batched_tokens": 16, "use_tqdm": False}
     cache = PagedKVCacheConfig(block_size=SIZE, num_blocks=num_blocks)
-    return LLM(GOLDEN / name, kv_cache=cache, **(settings | options))
+    return LLM(golden(name), kv_cache=cache, **(settings | options))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,13 +73,13 @@ def test_answers_are_those_of_a_cache_that_keeps_all(name: str, ranks: int) -> N
 
 def test_more_sequences_fit() -> None:
     """In memory for two sequences of the full length if all layers kept all keys."""
-    budget = 2 * LONGEST * plan_memory(GOLDEN / "gemma3-text", dtype="float32", kv_cache="1MB").kv_bytes_per_token
+    budget = 2 * LONGEST * plan_memory(golden("gemma3-text"), dtype="float32", kv_cache="1MB").kv_bytes_per_token
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": LONGEST, "max_num_batched_tokens": 16}
     settings["tensor_parallel_size"] = 1  # two ranks would have the one head of keys twice
-    plan = plan_memory(GOLDEN / "gemma3-text", kv_cache=budget, max_num_seqs=3, **settings)
+    plan = plan_memory(golden("gemma3-text"), kv_cache=budget, max_num_seqs=3, **settings)
     assert plan.num_full_seqs == 3 and plan.kv_bytes <= budget
     assert f"{plan.num_window_blocks} of layers that keep a window" in str(plan)
-    with LLM(GOLDEN / "gemma3-text", kv_cache=budget, max_num_seqs=3, **settings, use_tqdm=False) as llm:
+    with LLM(golden("gemma3-text"), kv_cache=budget, max_num_seqs=3, **settings, use_tqdm=False) as llm:
         assert llm.memory.num_window_blocks == plan.num_window_blocks
         llm.generate([[i] * 60 for i in range(3)], max_tokens=LONGEST, ignore_eos=True, use_tqdm=False)
         assert llm.metrics().num_preemptions == 0
@@ -89,7 +89,7 @@ def test_more_sequences_fit() -> None:
 
 
 def test_the_command_says_what_layers_with_a_window_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = resized(GOLDEN / "gemma3-text", tmp_path / "long", max_position_embeddings=4096)
+    model = resized(golden("gemma3-text"), tmp_path / "long", max_position_embeddings=4096)
     assert main(["plan", str(model), "--max-num-seqs", "2", "--kv-cache", "1MB", "--dtype", "float32"]) == 0
     text = capsys.readouterr().out
     per_token, of_window = 3 * 2 * 2 * 8 * 4, 2 * 2 * 2 * 8 * 4  # three layers, of which two have a window of 8 tokens
@@ -102,11 +102,11 @@ def test_the_command_says_what_layers_with_a_window_take(capsys: pytest.CaptureF
 
 def test_a_longer_sequence_fits() -> None:
     """Where the length is what the memory allows, layers with a window leave more of it to the others."""
-    per_token = plan_memory(GOLDEN / "gemma3-text", dtype="float32", kv_cache="1MB").kv_bytes_per_token
-    plan = plan_memory(GOLDEN / "gemma3-text", dtype="float32", kv_cache=64 * per_token, max_num_seqs=1)
+    per_token = plan_memory(golden("gemma3-text"), dtype="float32", kv_cache="1MB").kv_bytes_per_token
+    plan = plan_memory(golden("gemma3-text"), dtype="float32", kv_cache=64 * per_token, max_num_seqs=1)
     assert plan.max_model_len == 64  # less than the tokens of a step: nothing to save
     plan = plan_memory(
-        GOLDEN / "gemma3-text", dtype="float32", kv_cache=64 * per_token, max_num_seqs=1, max_num_batched_tokens=1
+        golden("gemma3-text"), dtype="float32", kv_cache=64 * per_token, max_num_seqs=1, max_num_batched_tokens=1
     )
     assert plan.max_model_len > 64
     assert plan.kv_bytes <= 64 * per_token

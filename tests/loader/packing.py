@@ -10,7 +10,7 @@ import numpy as np
 
 from infinilm import InferEngine, LlamaConfig, StaticKVCacheConfig, _core
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -5,19 +5,19 @@ import json
 import os
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
+from goldens import golden
 from safetensors.numpy import save_file
 
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.errors import ConfigError, WeightError
-from infinilm.requests.memory import plan_model
+from infinilm.planning.memory import plan_model
 
 
 class FakeEngine:
@@ -69,7 +69,7 @@ def is_mapped(array):
 
 def test_a_head_of_unit_rows_is_planned_as_it_is_loaded() -> None:
     """Its rows are divided by their lengths, so that it is not as stored: float32 of bfloat16."""
-    folder = Path(__file__).parents[1] / "golden" / "baichuan2"
+    folder = golden("baichuan2")
     for dtype in ("float32", "bfloat16"):
         plan = plan_model(folder, dtype=dtype, device="cpu", max_num_seqs=1)
         spec = build_spec(plan.config, dtype=dtype, max_model_len=plan.memory.max_model_len)

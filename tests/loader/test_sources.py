@@ -5,40 +5,40 @@ import logging
 import mmap
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, config_of, expected_of, golden
 from safetensors.numpy import load_file, save_file
 
 from infinilm import LLM, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.pack_writer import pack_model
-from infinilm.config.families import FAMILIES, build_spec
-from infinilm.config.llama_config import AutoConfig
-from infinilm.config.tensor_names import LLAMA
+from infinilm.checkpoint.sources import find_by_names
+from infinilm.config.families import FAMILIES
+from infinilm.config.families.names import LLAMA, MIXTRAL
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import build_spec
+from infinilm.config.sublayers.layer_shapes import LayerShape
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import WeightError
 from infinilm.models.reference import ReferenceModel
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
-
-def architecture(folder):
-    return AutoConfig.from_pretrained(folder).architecture
+def architecture(name):
+    return config_of(name)["architectures"][0]
 
 
 # Of each family whose tensors have names of their own.
-OTHER_NAMES = sorted(
-    p.parent for p in GOLDEN.glob("*/expected.npz") if FAMILIES[architecture(p.parent)].names is not LLAMA
-)
-with_other_names = pytest.mark.parametrize("folder", OTHER_NAMES, ids=lambda p: p.name)
+OTHER_NAMES = [name for name in GOLDENS if FAMILIES[architecture(name)].names is not LLAMA]
+IDS = list(range(3, 43))
+with_other_names = pytest.mark.parametrize("name", OTHER_NAMES)
 
 
 def test_there_are_goldens_of_all_names():
     named = {name for name, family in FAMILIES.items() if family.names is not LLAMA}
-    assert named == {architecture(folder) for folder in OTHER_NAMES}
+    assert named == {architecture(name) for name in OTHER_NAMES}
 
 
 def copy(folder, to, rename):
@@ -66,9 +66,8 @@ def load_bits(file):
 
 
 def logits(folder, **settings):
-    expected = np.load(folder / "expected.npz")
     with LLM(folder, dtype="float32", max_num_seqs=2, max_model_len=128, use_tqdm=False, **settings) as llm:
-        return llm.forward(expected["input_ids"].tolist())
+        return llm.forward(IDS)
 
 
 @pytest.mark.parametrize(
@@ -86,28 +85,28 @@ def test_the_text_part_is_found_under_every_prefix(tmp_path, name, prefixes):
             return tensor
         return model + plain.removeprefix("model.") if plain.startswith("model.") else head + plain
 
-    folder = copy(GOLDEN / name, tmp_path / "copy", rename)
-    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / name))
+    folder = copy(golden(name), tmp_path / "copy", rename)
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
 
 
 @pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "mistral3"])
 def test_what_is_not_read_is_told_once(name, caplog):
     with caplog.at_level(logging.WARNING, logger="infinilm"):
-        logits(GOLDEN / name)
+        logits(golden(name))
     (record,) = caplog.records
     told = r"only a part of this model is computed; not read: \d+ tensors, such as (visual|model\.visual|multi)"
     assert re.search(told, record.getMessage())
 
 
 def test_a_tensor_of_no_part_is_refused(tmp_path):
-    folder = copy(GOLDEN / "qwen3-vl", tmp_path / "copy", lambda n: n.replace("model.visual.blocks", "model.hearing"))
+    folder = copy(golden("qwen3-vl"), tmp_path / "copy", lambda n: n.replace("model.visual.blocks", "model.hearing"))
     with pytest.raises(WeightError, match=r"unexpected in the files: model\.hearing\.0"):
         logits(folder)
 
 
 def test_a_missing_tensor_has_the_name_of_the_files(tmp_path):
     gone = "language_model.model.layers.1.mlp.up_proj.weight"
-    folder = copy(GOLDEN / "mistral3", tmp_path / "copy", lambda name: None if name == gone else name)
+    folder = copy(golden("mistral3"), tmp_path / "copy", lambda name: None if name == gone else name)
     with pytest.raises(WeightError, match=f"1 missing from the files: {gone}"):
         logits(folder)
 
@@ -140,8 +139,8 @@ def collect(folder, done=(), **settings):
 def test_rows_of_a_joined_tensor_are_used_in_place_and_let_go_of_one_by_one(monkeypatch):
     released = []
     monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append((name, rows.start, rows.stop)))
-    loaded = collect(GOLDEN / "phi3", done=("k_proj.weight", "up_proj.weight", "o_proj.weight"), dtype="float32")
-    with Checkpoint(GOLDEN / "phi3") as checkpoint:
+    loaded = collect(golden("phi3"), done=("k_proj.weight", "up_proj.weight", "o_proj.weight"), dtype="float32")
+    with Checkpoint(golden("phi3")) as checkpoint:
         whole = checkpoint.array("model.layers.1.self_attn.qkv_proj.weight").copy()  # 6 heads, 2 of k and of v, of 8
     names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
     for name, rows in zip(names, np.split(whole, [48, 64]), strict=True):
@@ -180,9 +179,9 @@ def test_only_whole_pages_of_these_rows_are_let_go_of(tmp_path, monkeypatch, row
 def test_rows_that_change_places_are_copied_and_the_file_let_go_of(monkeypatch):
     released = []
     monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append(name))
-    loaded = collect(GOLDEN / "glm", dtype="float32")
+    loaded = collect(golden("glm"), dtype="float32")
     order = [0, 2, 4, 6, 1, 3, 5, 7, *range(8, 16)]  # of a head of 16 elements, of which RoPE turns 8
-    with Checkpoint(GOLDEN / "glm") as checkpoint:
+    with Checkpoint(golden("glm")) as checkpoint:
         for kind in ("weight", "bias"):
             for part in ("q", "k"):
                 name = f"model.layers.0.self_attn.{part}_proj.{kind}"
@@ -195,7 +194,7 @@ def test_rows_that_change_places_are_copied_and_the_file_let_go_of(monkeypatch):
 
 
 def test_a_joined_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path):
-    folder = copy(GOLDEN / "phi3", tmp_path / "copy", lambda name: name)
+    folder = copy(golden("phi3"), tmp_path / "copy", lambda name: name)
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.self_attn.qkv_proj.weight"
     save_file(tensors | {name: tensors[name][:-1].copy()}, folder / "model.safetensors")
@@ -205,7 +204,7 @@ def test_a_joined_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path)
 
 def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
     """As transformers 5 keeps them, and as it writes them unless told otherwise."""
-    folder = shutil.copytree(GOLDEN / "mixtral", tmp_path / "stacked")
+    folder = shutil.copytree(golden("mixtral"), tmp_path / "stacked")
     tensors = load_bits(folder / "model.safetensors")
     for layer in range(2):
         old, new = (f"model.layers.{layer}.{name}" for name in ("block_sparse_moe", "mlp"))
@@ -216,13 +215,13 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
         )
         tensors[f"{new}.experts.gate_up_proj"], tensors[f"{new}.experts.down_proj"] = np.hstack([gate, up]), down
     save_file(tensors, folder / "model.safetensors")
-    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "mixtral"))
+    np.testing.assert_array_equal(logits(folder), logits(golden("mixtral")))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "minimax-m2", "granite-moe"])
 def test_experts_that_tools_took_apart(name, tmp_path):
     """As llm-compressor calls them."""
-    folder = shutil.copytree(GOLDEN / name, tmp_path / "apart")
+    folder = shutil.copytree(golden(name), tmp_path / "apart")
     parts = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
     tensors = {}
     for key, array in load_bits(folder / "model.safetensors").items():
@@ -240,17 +239,28 @@ def test_experts_that_tools_took_apart(name, tmp_path):
             tensors[key] = array
     assert any(".experts.1.up_proj." in key for key in tensors)
     save_file(tensors, folder / "model.safetensors")
-    np.testing.assert_array_equal(logits(folder), logits(GOLDEN / name))
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
+
+
+def test_a_missing_router_has_the_name_that_its_neighbours_imply():
+    """Mixtral's files have it under one of two names, by how they hold the experts."""
+    shape = {"model.layers.0.mlp.gate.weight": (4, 8)}
+    layers = [LayerShape(head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
+    for neighbour, name in (
+        ("model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight"),
+        ("model.layers.0.block_sparse_moe.experts.0.w1.weight", "model.layers.0.block_sparse_moe.gate.weight"),
+    ):
+        assert list(find_by_names(MIXTRAL, None, layers, shape, [neighbour]).shapes) == [name]
 
 
 def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
     """They guess at later tokens. In a family that has none of them they are an error."""
     for name in ("glm4-moe", "qwen3"):
-        folder = shutil.copytree(GOLDEN / name, tmp_path / name)
+        folder = shutil.copytree(golden(name), tmp_path / name)
         tensors = load_bits(folder / "model.safetensors")
         tensors["model.layers.3.eh_proj.weight"] = np.zeros((4, 8), np.float32)
         save_file(tensors, folder / "model.safetensors")
-    np.testing.assert_array_equal(logits(tmp_path / "glm4-moe"), logits(GOLDEN / "glm4-moe"))
+    np.testing.assert_array_equal(logits(tmp_path / "glm4-moe"), logits(golden("glm4-moe")))
     assert "not read: 1 tensors, such as model.layers.3.eh_proj.weight" in caplog.text
     with pytest.raises(WeightError, match=r"unexpected in the files: model\.layers\.3\.eh_proj\.weight"):
         logits(tmp_path / "qwen3")
@@ -259,9 +269,9 @@ def test_layers_behind_the_last_are_not_read(tmp_path, caplog):
 def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monkeypatch):
     released = []
     monkeypatch.setattr(Checkpoint, "release", lambda self, name, rows: released.append((name, rows.start, rows.stop)))
-    loaded = collect(GOLDEN / "qwen2-moe", done=("experts.4.up_proj.weight",), dtype="float32")
+    loaded = collect(golden("qwen2-moe"), done=("experts.4.up_proj.weight",), dtype="float32")
     name = "model.layers.0.mlp.experts.gate_up_proj"
-    with Checkpoint(GOLDEN / "qwen2-moe") as checkpoint:
+    with Checkpoint(golden("qwen2-moe")) as checkpoint:
         whole = checkpoint.array(name).copy()  # [6, 2 * 24, 48]
     up = loaded["model.layers.0.mlp.experts.4.up_proj.weight"]
     np.testing.assert_array_equal(up, whole[4, 24:])
@@ -270,7 +280,7 @@ def test_an_expert_of_a_stacked_tensor_is_used_in_place_and_let_go_of_alone(monk
 
 
 def test_a_stacked_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path):
-    folder = shutil.copytree(GOLDEN / "qwen2-moe", tmp_path / "copy")
+    folder = shutil.copytree(golden("qwen2-moe"), tmp_path / "copy")
     tensors = load_bits(folder / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj"
     save_file(tensors | {name: tensors[name][:5].copy()}, folder / "model.safetensors")
@@ -279,7 +289,8 @@ def test_a_stacked_tensor_of_another_size_is_told_as_it_is_in_the_files(tmp_path
 
 
 @with_other_names
-def test_the_state_dict_has_the_names_of_llama_and_loads_again(folder):
+def test_the_state_dict_has_the_names_of_llama_and_loads_again(name):
+    folder = golden(name)
     config = AutoConfig.from_pretrained(folder)
     config.dtype = "float32"
     with InferEngine(config, device_type="cpu") as engine:
@@ -288,16 +299,16 @@ def test_the_state_dict_has_the_names_of_llama_and_loads_again(folder):
     assert all(".qkv_proj." not in name and "language_model" not in name for name in state)
     model = ReferenceModel(config, dtype="float64", max_model_len=128)
     model.load_params(state)
-    ids = np.load(folder / "expected.npz")["input_ids"]
+    ids = expected_of(name)["input_ids"]
     expected = ReferenceModel.from_pretrained(folder, dtype="float64", max_model_len=128).forward(ids)
     np.testing.assert_array_equal(model.forward(ids), expected)
 
 
 @with_other_names
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_packed_folder_gives_the_same(tmp_path, folder, quantization):
+def test_a_packed_folder_gives_the_same(tmp_path, name, quantization):
+    folder = golden(name)
     out = pack_model(folder, tmp_path / "packed", quantization=quantization, use_tqdm=False)
-    shutil.copy(folder / "expected.npz", out)
     with Checkpoint(out) as packed:
         names = set(packed.tensors)
     assert any(
@@ -307,14 +318,14 @@ def test_a_packed_folder_gives_the_same(tmp_path, folder, quantization):
 
 
 def test_packing_changes_the_dtype_of_the_text_part_too(tmp_path):
-    out = pack_model(GOLDEN / "qwen3-vl", tmp_path / "packed", dtype="float16", use_tqdm=False)
+    out = pack_model(golden("qwen3-vl"), tmp_path / "packed", dtype="float16", use_tqdm=False)
     assert json.loads((out / "config.json").read_text())["text_config"]["dtype"] == "float16"
     assert AutoConfig.from_pretrained(out).dtype == "float16"
 
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_an_lm_head_that_is_said_to_be_tied_must_be_the_embedding(tmp_path, differs):
-    folder = copy(GOLDEN / "qwen3-vl", tmp_path / "copy", lambda name: name)
+    folder = copy(golden("qwen3-vl"), tmp_path / "copy", lambda name: name)
     tensors = load_file(folder / "model.safetensors")
     head = tensors["model.language_model.embed_tokens.weight"].copy()
     head[-1] += 1.0 if differs else 0.0
@@ -323,4 +334,4 @@ def test_an_lm_head_that_is_said_to_be_tied_must_be_the_embedding(tmp_path, diff
         with pytest.raises(WeightError, match=r'"tie_word_embeddings": true, but lm_head.weight and .* differ; set it'):
             logits(folder)
     else:
-        np.testing.assert_array_equal(logits(folder), logits(GOLDEN / "qwen3-vl"))
+        np.testing.assert_array_equal(logits(folder), logits(golden("qwen3-vl")))

@@ -52,13 +52,13 @@ def make_adapter(
     return folder
 
 
-def text_model(folder: Path, golden: Path) -> Path:
+def text_model(folder: Path, base: Path) -> Path:
     """Copy a golden checkpoint, its weights in float32 and without those of a vision tower."""
     weights = {
-        name: np.ascontiguousarray(w) for name, w in read_checkpoint(golden).items() if not NOT_OF_TEXT.search(name)
+        name: np.ascontiguousarray(w) for name, w in read_checkpoint(base).items() if not NOT_OF_TEXT.search(name)
     }
     folder.mkdir(parents=True)
-    shutil.copy(golden / "config.json", folder)
+    shutil.copy(base / "config.json", folder)
     save_file(weights, folder / "model.safetensors")
     return folder
 

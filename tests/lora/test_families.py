@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 
 from infinilm import LLM, AutoConfig, ReferenceModel, plan_memory
 from infinilm.errors import WeightError
 from infinilm.lora import read_adapter
 from lora.adapters import OF_REQUESTS, changed_model, make_adapter, text_model
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "gemma4-text", "qwen2-moe", "qwen3-5", "qwen3-next")
 OF_WEIGHTS = r"(?!.*(?:embed_|lm_head)).*"
 IDS = [5, 9, 33, 40, 2, 61, 7, 7, 18]
@@ -34,12 +34,12 @@ def assert_near(got: Any, want: Any) -> None:
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     at = tmp_path_factory.mktemp("families")
-    return {name: text_model(at / name, GOLDEN / name) for name in NAMES}
+    return {name: text_model(at / name, golden(name)) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_changed_weights(bases: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """Of every linear that requests can have adapters of, on one rank and on two; without one nothing changes."""
+    """Every linear that adapters can change, on one rank and on two; without an adapter nothing changes."""
     base = bases[name]
     adapter = make_adapter(tmp_path / "adapter", base, rank=3, targets=OF_REQUESTS)
     config = AutoConfig.from_pretrained(base)

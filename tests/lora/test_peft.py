@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 from llm import tiny
 
 from infinilm import LLM, AutoConfig, ReferenceModel
@@ -24,7 +25,7 @@ GOLDEN = sorted(folder for folder in (TESTS / "lora" / "golden").iterdir() if fo
 def test_logits_equal_those_of_peft(folder: Path) -> None:
     """With the adapter beside the model, merged into it, and in the numpy model; on one rank and on two."""
     with np.load(folder / "expected.npz") as file:
-        base, ids, want = TESTS / "golden" / str(file["base"]), file["input_ids"], file["logits"]
+        base, ids, want = golden(str(file["base"])), file["input_ids"], file["logits"]
 
     def assert_near(got: Any, tolerance: float = 1e-4) -> None:
         assert np.abs(got - want).max() < tolerance * np.abs(want).max()

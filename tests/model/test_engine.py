@@ -1,35 +1,35 @@
 """The engine against transformers: every golden checkpoint in every dtype; the instruction sets here take turns.
 
-The golden files hold float32 logits and greedy tokens of transformers (tools/make_golden.py made them once).
+tests/golden holds float32 logits and greedy tokens of transformers (tools/make_golden.py made them once).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import emulated_isas
 import numpy as np
 import pytest
 from covering import covering
+from goldens import GOLDENS, expected_of, golden
 
-from infinilm import LLM, _core
+from infinilm import LLM
 
-GOLDEN = sorted(p.parent for p in (Path(__file__).parents[1] / "golden").glob("*/expected.npz"))
 CHUNKED = ("granite", "llama-biases", "llama-dynamic-rope", "glm4", "gemma3", "phi4-mini-long")
-ISAS = _core.cpu_isas()
+ISAS = emulated_isas.offered()
 FLOAT32_SHARE = 2e-5  # of the largest logit: what two float32 implementations of a small model may differ by
 
 
-def load(folder: Path, **settings: Any) -> tuple[LLM, Any]:
-    expected = np.load(folder / "expected.npz")
+def load(name: str, **settings: Any) -> tuple[LLM, Any]:
+    expected = expected_of(name)
     settings = {"max_model_len": int(expected["max_model_len"]), "max_num_seqs": 2, "use_tqdm": False, **settings}
-    return LLM(folder, **settings), expected
+    return LLM(golden(name), **settings), expected
 
 
 def each(axes: dict[str, Any]) -> pytest.MarkDecorator:
     """Goldens, what else a test takes, and instruction sets, which take turns; `isa` sets its parameter."""
     rows = covering(*axes.values())
-    ids = ["-".join(getattr(value, "name", str(value)) for value in row) for row in rows]
+    ids = ["-".join(map(str, row)) for row in rows]
     return pytest.mark.parametrize(list(axes), rows, ids=ids, indirect=["isa"])
 
 
@@ -40,13 +40,9 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_golden_files_are_there() -> None:
-    assert len(GOLDEN) >= 8
-
-
-@each({"folder": GOLDEN, "isa": ISAS})
-def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
-    llm, expected = load(folder, dtype="float32")
+@each({"name": GOLDENS, "isa": ISAS})
+def test_float32_logits_and_greedy_tokens(name: str, isa: str) -> None:
+    llm, expected = load(name, dtype="float32")
     with llm:
         logits = llm.forward(expected["input_ids"].tolist())
         largest = np.abs(expected["logits"]).max()
@@ -57,10 +53,10 @@ def test_float32_logits_and_greedy_tokens(folder: Path, isa: str) -> None:
 
 
 # From the second on: of a checkpoint each dtype is on another instruction set, float32 among them.
-@each({"folder": GOLDEN, "dtype": ["bfloat16", "float16"], "isa": [*ISAS[1:], *ISAS[:1]]})
-def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
+@each({"name": GOLDENS, "dtype": ["bfloat16", "float16"], "isa": [*ISAS[1:], *ISAS[:1]]})
+def test_half_precision_is_close(name: str, dtype: str, isa: str) -> None:
     """Weights, cache and (with bfloat16) inputs of linears are rounded once each: about seven roundings a layer."""
-    llm, expected = load(folder, dtype=dtype)
+    llm, expected = load(name, dtype=dtype)
     with llm:
         logits = llm.forward(expected["input_ids"].tolist())
         num_roundings = 7 * llm.config.num_hidden_layers + 2
@@ -69,10 +65,10 @@ def test_half_precision_is_close(folder: Path, dtype: str, isa: str) -> None:
     assert error <= 4 * epsilon * np.sqrt(num_roundings)  # independent errors add in squares; 4: they feed softmaxes
 
 
-@each({"folder": [p for p in GOLDEN if p.name in CHUNKED], "chunk": [1, 5, 16], "isa": ISAS})
-def test_chunked_prefill_changes_nothing(folder: Path, chunk: int, isa: str) -> None:
-    whole, expected = load(folder)
-    chunked, _ = load(folder, max_num_batched_tokens=chunk)
+@each({"name": CHUNKED, "chunk": [1, 5, 16], "isa": ISAS})
+def test_chunked_prefill_changes_nothing(name: str, chunk: int, isa: str) -> None:
+    whole, expected = load(name)
+    chunked, _ = load(name, max_num_batched_tokens=chunk)
     ids = expected["input_ids"].tolist()
     with whole, chunked:
         assert np.array_equal(whole.forward(ids), chunked.forward(ids))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from infinilm import LlamaConfig, _core
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from infinilm.errors import ConfigError, InfinilmError
 
 HEADS, KV_HEADS, DIM, HIDDEN, LENGTH, BLOCK = 4, 2, 16, 32, 11, 4
@@ -24,10 +24,17 @@ CONFIG = LlamaConfig(
 )
 
 
-def spec_of(last: _core.CacheSpec) -> _core.ModelSpec:
-    """Two layers without RoPE; the second has a cache of its own."""
+def spec_of(**last: int) -> _core.ModelSpec:
+    """Two layers without RoPE; `last`: what attention of the second has of its own."""
     spec = build_spec(CONFIG, dtype="float32", max_model_len=32)
-    spec.layers = [_core.LayerSpec(rope=-1), _core.LayerSpec(rope=-1, cache=last)]
+    layers = spec.layers
+    for layer, own in zip(layers, ({}, last), strict=True):
+        attention = layer.mixer
+        assert isinstance(attention, _core.AttentionSpec)
+        for name, value in {"rope": -1, **own}.items():
+            setattr(attention, name, value)
+        layer.mixer = attention
+    spec.layers = layers
     return spec
 
 
@@ -39,7 +46,7 @@ def logits(
     windows: int = 0,
     num_window_blocks: int | None = None,
 ) -> Any:
-    """Of a prompt in chunks, over blocks out of order; `windows`: blocks that layers with a window use in turns."""
+    """Logits of a prompt in chunks, over blocks out of order; `windows`: blocks of layers with a window, in turns."""
     engine = _core.InferEngine(spec, ["cpu"] * num_ranks, num_ranks)
     for name, weight in weights.items():
         engine.load_param(name, _core.from_numpy(weight))
@@ -76,7 +83,7 @@ def random_weights(spec: _core.ModelSpec) -> dict[str, Any]:
 @pytest.mark.parametrize(("num_ranks", "cache_dtype"), [(1, "float32"), (1, "int8"), (2, "float32"), (4, "bfloat16")])
 def test_fewer_kv_heads(num_ranks: int, cache_dtype: str) -> None:
     """One kv head is two equal ones."""
-    own, equal = spec_of(_core.CacheSpec(num_kv_heads=1)), spec_of(_core.CacheSpec())
+    own, equal = spec_of(num_kv_heads=1), spec_of()
     weights = random_weights(own)
     twice = dict(weights)
     for name in ("k_proj", "v_proj"):
@@ -90,7 +97,7 @@ def test_fewer_kv_heads(num_ranks: int, cache_dtype: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_smaller_heads(num_ranks: int) -> None:
     """Heads of 8 elements are heads of 16 whose second half is zero."""
-    own, equal = spec_of(_core.CacheSpec(head_dim=DIM // 2)), spec_of(_core.CacheSpec())
+    own, equal = spec_of(head_dim=DIM // 2), spec_of()
     weights = random_weights(own)
     padded = dict(weights)
     for name, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS), ("o_proj", HEADS)):
@@ -105,8 +112,7 @@ def test_smaller_heads(num_ranks: int) -> None:
 
 
 def test_layers_with_a_window_have_blocks_of_their_own() -> None:
-    spec = spec_of(_core.CacheSpec())
-    spec.layers = [_core.LayerSpec(rope=-1), _core.LayerSpec(rope=-1, sliding_window=3)]
+    spec = spec_of(sliding_window=3)
     assert spec.kv_bytes_per_token("int8", windows_only=True) == 2 * KV_HEADS * (DIM + 4)
     assert 2 * spec.kv_bytes_per_token("int8", windows_only=True) == spec.kv_bytes_per_token("int8")
     weights = random_weights(spec)
@@ -124,20 +130,20 @@ def test_layers_with_a_window_have_blocks_of_their_own() -> None:
 
 
 def test_bytes_and_parts() -> None:
-    spec = spec_of(_core.CacheSpec(num_kv_heads=1, head_dim=8))
+    spec = spec_of(num_kv_heads=1, head_dim=8)
     assert spec.kv_bytes_per_token("float16") == 2 * 2 * (KV_HEADS * DIM + 8)
     assert spec.kv_bytes_per_token("int8") == 2 * (KV_HEADS * (DIM + 4) + 8 + 4)
     part = _core.local_spec(spec, 1, 2)
-    assert [layer.cache.num_kv_heads for layer in part.layers] == [0, 1]
+    assert [layer.cache.num_kv_heads for layer in part.layers] == [1, 1]
     assert part.kv_bytes_per_token("float32") == 2 * 4 * (DIM + 8)
 
 
 def test_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of num_kv"):
-        _core.InferEngine(spec_of(_core.CacheSpec(num_kv_heads=3)), ["cpu"])
-    spec = spec_of(_core.CacheSpec("shared", owner=0))
-    spec.layers = [_core.LayerSpec(rope=-1), _core.LayerSpec(rope=-1, sliding_window=3, cache=spec.layers[1].cache)]
+        _core.InferEngine(spec_of(num_kv_heads=3), ["cpu"])
     with pytest.raises(ConfigError, match="layer 0: both must have a window, or neither"):
-        _core.InferEngine(spec, ["cpu"])
-    with pytest.raises(ConfigError, match="cache kind 'ring' is not one of"):
-        _core.CacheSpec("ring")
+        _core.InferEngine(spec_of(kv_owner=0, sliding_window=3), ["cpu"])
+    with pytest.raises(ConfigError, match="layer 1 reads the keys and values of layer 1, which is no earlier one"):
+        _core.InferEngine(spec_of(kv_owner=1), ["cpu"])
+    with pytest.raises(ConfigError, match="layer 1 reads the keys and values of layer 0, whose heads are others"):
+        _core.InferEngine(spec_of(kv_owner=0, num_kv_heads=1), ["cpu"])

@@ -8,12 +8,14 @@ from infinilm import ConfigError, _core
 
 SPECS = [
     _core.AttentionSpec,
+    _core.LatentSpec,
+    _core.DeltaSpec,
     _core.MlpSpec,
     _core.ExpertsSpec,
-    _core.DeltaSpec,
-    _core.LatentSpec,
+    _core.OwnVectorsSpec,
     _core.RopeSpec,
     _core.CacheSpec,
+    _core.CostSpec,
     _core.LayerSpec,
     _core.ModelSpec,
 ]
@@ -26,10 +28,15 @@ def test_a_spec_is_made_of_its_repr(spec: type) -> None:
 
 
 def test_fields_by_position_and_by_name() -> None:
-    cache = _core.CacheSpec("shared", 2, owner=1)
-    assert (cache.kind, cache.num_kv_heads, cache.head_dim, cache.owner) == ("shared", 2, 0, 1)
-    assert _core.LayerSpec(cache=cache).cache.owner == 1
-    assert _core.ModelSpec(layers=[_core.LayerSpec(rope=-1)]).layers[0].rope == -1
+    mlp = _core.MlpSpec(16, gated=False)
+    assert (mlp.intermediate_size, mlp.bias, mlp.gated, mlp.activation) == (16, False, False, "silu")
+    layer = _core.LayerSpec(_core.AttentionSpec(rope=2), experts=_core.ExpertsSpec(count=2, shared=mlp))
+    assert layer.mlp is None and layer.experts is not None and layer.experts.shared is not None
+    assert layer.experts.shared.intermediate_size == 16
+    layer.experts = None
+    layer.mixer = _core.DeltaSpec(v_dim=3)
+    assert isinstance(layer.mixer, _core.DeltaSpec) and layer.mixer.v_dim == 3
+    assert _core.ModelSpec(layers=[_core.LayerSpec(mlp=mlp)]).layers[0].mixer.rope == -1
 
 
 def test_fields_that_cannot_be() -> None:
@@ -39,19 +46,92 @@ def test_fields_that_cannot_be() -> None:
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="MlpSpec: intermediate_size is given twice"):
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="CacheSpec: expected up to 4 fields, got 5"):
-        _core.CacheSpec("paged", 1, 2, 3, 4)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="cache kind 'ring' is not one of paged, shared, latent, state"):
-        _core.CacheSpec("ring")
+    with pytest.raises(TypeError, match="MlpSpec: expected up to 4 fields, got 5"):
+        _core.MlpSpec(1, True, True, "silu", 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"LayerSpec: mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec, got 3"):
+        _core.LayerSpec(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="qk_norm 'ring' is not one of none, head, all, head_behind_rope, turned_he"):
+        _core.AttentionSpec(qk_norm="ring")
+
+
+def test_each_kind_says_what_it_keeps_and_costs() -> None:
+    """A layer's cache and cost follow from its mixer; ranks have their part of both."""
+    attention = _core.AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=16, sliding_window=5)
+    latent = _core.LatentSpec(num_heads=8, kv_rank=24, rope_dim=8, nope_dim=4, v_dim=6)
+    delta = _core.DeltaSpec(num_k_heads=2, num_v_heads=4, k_dim=8, v_dim=6, conv_size=4)
+    shared = _core.AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=16, sliding_window=5, kv_owner=0)
+    mixers = (attention, latent, delta, shared)
+    spec = _core.ModelSpec(layers=[_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers], num_layers=4)
+
+    def kept(of: _core.ModelSpec) -> list[tuple[object, ...]]:
+        caches = [layer.cache for layer in of.layers]
+        return [(c.kind, c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim, c.owner, c.states) for c in caches]
+
+    assert kept(spec) == [
+        ("paged", 8, 2, 16, 16, -1, []),
+        ("latent", 8, 1, 32, 24, -1, []),
+        ("state", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
+        ("shared", 8, 2, 16, 16, 0, []),
+    ]
+    assert kept(_core.local_spec(spec, 1, 2)) == [
+        ("paged", 4, 1, 16, 16, -1, []),
+        ("latent", 4, 1, 32, 24, -1, []),
+        ("state", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
+        ("shared", 4, 1, 16, 16, 0, []),
+    ]
+    costs = [(layer.cost.of_pair, layer.cost.of_token) for layer in spec.layers]
+    assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0)]
+    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6)
+    assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 16 + 32)
+    with pytest.raises(
+        ConfigError, match="8 attention heads, 2 key heads of linear attention and intermediate_size 16"
+    ):
+        _core.local_spec(spec, 0, 4)
+
+
+def model_of(layer: _core.LayerSpec, **fields: object) -> _core.ModelSpec:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "max_model_len": 8}
+    return _core.ModelSpec(layers=[layer], **{**sizes, **fields})  # type: ignore[arg-type]
 
 
 def test_experts_do_not_share_the_norm_of_attention() -> None:
-    spec = _core.ModelSpec(vocab_size=32, hidden_size=16, num_layers=1, max_model_len=8, parallel_blocks=True)
-    spec.attention = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8)
-    spec.mlp.intermediate_size = 16
-    spec.experts = _core.ExpertsSpec(count=2, top_k=1, intermediate_size=16)
-    spec.layers = [_core.LayerSpec(rope=-1, experts=True)]
+    experts = _core.ExpertsSpec(count=2, top_k=1, expert=_core.MlpSpec(16))
+    layer = _core.LayerSpec(_core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8), experts=experts)
     with pytest.raises(ConfigError, match="parallel_blocks is of models whose layers all have an MLP"):
-        _core.InferEngine(spec, ["cpu"])
-    spec.parallel_blocks = False
-    _core.InferEngine(spec, ["cpu"])
+        _core.InferEngine(model_of(layer, parallel_blocks=True), ["cpu"])
+    _core.InferEngine(model_of(layer), ["cpu"])
+
+
+ATTENTION = _core.AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8)
+MLP = _core.MlpSpec(16)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (_core.LayerSpec(ATTENTION), "a layer needs an MLP or experts"),
+        (_core.LayerSpec(ATTENTION, _core.MlpSpec()), "intermediate_size must be positive, got 0"),
+        (_core.LayerSpec(_core.AttentionSpec(), MLP), r"num_heads \(0\) must be a multiple of num_kv_heads \(0\)"),
+        (_core.LayerSpec(_core.AttentionSpec(2, 2, 8, rope=0), MLP), "a layer has rope 0 of 0"),
+        (_core.LayerSpec(_core.AttentionSpec(2, 2, 8, chunked=True), MLP), "chunked needs the size as sliding_window"),
+        (_core.LayerSpec(_core.AttentionSpec(2, 2, 8, v_norm=True), MLP), "v_norm needs a norm of each head of k"),
+        (_core.LayerSpec(_core.LatentSpec(2), MLP), "latent attention needs heads, latents and an even number"),
+        (_core.LayerSpec(_core.DeltaSpec(2, 3), MLP), "heads of v in multiples of those of k"),
+        (_core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 3)), "needs 1 to 2 experts per token .* got 3 and 0"),
+        (
+            _core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 1, MLP, num_groups=3)),
+            "groups of experts do not fit: 2 experts in 3",
+        ),
+        (
+            _core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 1, _core.MlpSpec(16, gated=False))),
+            "experts have a gate",
+        ),
+        (
+            _core.LayerSpec(ATTENTION, MLP, _core.ExpertsSpec(2, 1, MLP)),
+            "experts beside an MLP need norms before and after",
+        ),
+    ],
+)
+def test_each_kind_refuses_what_cannot_be(layer: _core.LayerSpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _core.InferEngine(model_of(layer), ["cpu"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import golden
 from llm import tiny
 from safetensors.numpy import save_file
 
@@ -26,9 +27,9 @@ from infinilm import (
     compare,
     tensor_stats,
 )
-from infinilm.models import EngineModel, reference
+from infinilm.models import EngineModel
+from infinilm.models.reference import attention
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 IDS = [5, 6, 7, 200, 1, 1, 33]
 SAMPLE_OF_FAMILIES = (
     "cohere2",
@@ -84,8 +85,8 @@ def faulty(folder: Path, name: str, position: tuple[int, ...] = (3, 5)) -> Refer
 @pytest.mark.parametrize("name", SAMPLE_OF_FAMILIES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])  # float32, of all families: llm/test_every_family.py
 def test_the_engine_agrees_with_the_reference(name: str, dtype: str) -> None:
-    oracle = ReferenceModel.from_pretrained(GOLDEN / name, dtype="float64")
-    with open_engine(GOLDEN / name, dtype=dtype) as engine:
+    oracle = ReferenceModel.from_pretrained(golden(name), dtype="float64")
+    with open_engine(golden(name), dtype=dtype) as engine:
         result = compare(engine, oracle)
     assert result.equal, str(result)
     assert result.first is None and result.layer is None and result.site is None
@@ -179,8 +180,8 @@ def test_a_wrong_embedding_shows_at_its_token(folder: Path, engine: InferEngine)
 
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
 def test_a_wrong_norm_of_heads(name: str) -> None:
-    wrong = faulty(GOLDEN / "qwen3", f"model.layers.1.self_attn.{name}.weight")
-    with open_engine(GOLDEN / "qwen3") as engine:
+    wrong = faulty(golden("qwen3"), f"model.layers.1.self_attn.{name}.weight")
+    with open_engine(golden("qwen3")) as engine:
         result = compare(engine, wrong)
     assert (result.layer, result.site) == (1, name) and len(result.diverging) == 1
 
@@ -198,13 +199,13 @@ def test_a_fault_of_the_engine_under_test(folder: Path, tmp_path: Path, oracle: 
 def test_wrong_math_is_found_where_it_is(folder: Path, engine: InferEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that forgets the softmax scale in layer 1, by a hook."""
     wrong = ReferenceModel.from_pretrained(folder)
-    original = reference.attend
+    original = attention.attend
     calls = iter(range(99))
 
     def attend(q: Any, *rest: Any) -> Any:
         return original(q * 1.1 if next(calls) % 2 else q, *rest)
 
-    monkeypatch.setattr(reference, "attend", attend)
+    monkeypatch.setattr(attention, "attend", attend)
     result = compare(engine, wrong, IDS)
     assert (result.layer, result.site) == (1, "attention") and len(result.diverging) == 1
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from infinilm import DistConfig, HookRegistry, InferEngine, LlamaConfig, ReferenceModel, StaticKVCacheConfig, compare
-from infinilm.config import family_table
-from infinilm.config.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+from infinilm.config.families import table
+from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
 
 ARCHITECTURE = "LlamaForCausalLM"
 KEYS = (
@@ -116,9 +116,9 @@ def test_any_mix(patch: pytest.MonkeyPatch, row: dict[str, Any], values: dict[st
     """Every site is as in the numpy model, and hooks at all of them change no bit; so too with two ranks."""
     row = dict(row)
     row["pre_norms"], row["post_norms"] = row.pop("norms")
-    llama = family_table.FAMILIES[ARCHITECTURE]
+    llama = table.FAMILIES[ARCHITECTURE]
     mixed = dataclasses.replace(llama, keys=KEYS, windows="layer_types", **row)
-    patch.setattr(family_table, "FAMILIES", {ARCHITECTURE: mixed})
+    patch.setattr(table, "FAMILIES", {ARCHITECTURE: mixed})
     num_experts = values["num_experts"]
     num_groups = math.gcd(values["n_group"], num_experts) if num_experts else 1
     top_groups = min(values["topk_group"], num_groups)

@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from goldens import GOLDENS, expected_of, golden
 from hypothesis import given, strategies as st
 from llm import tiny
 
 import infinilm
 from infinilm import CacheFullError, ConfigError, DynamicCache, LlamaConfig, ReferenceModel, RequestError, WeightError
 
-GOLDEN = sorted(p.parent for p in (Path(__file__).resolve().parents[1] / "golden").glob("*/expected.npz"))
 FLOAT32_SHARE = 1e-5  # of the largest logit: transformers computed the goldens in float32, through two or three layers
 EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
 
-each_golden = pytest.mark.parametrize("folder", GOLDEN, ids=lambda p: p.name)
+each_golden = pytest.mark.parametrize("name", GOLDENS)
 
 
-def load(folder: Path, dtype: str = "float64") -> tuple[ReferenceModel, dict[str, Any]]:
-    expected = dict(np.load(folder / "expected.npz"))
-    return ReferenceModel.from_pretrained(folder, dtype=dtype, max_model_len=int(expected["max_model_len"])), expected
+def load(name: str, dtype: str = "float64") -> tuple[ReferenceModel, dict[str, Any]]:
+    expected = expected_of(name)
+    max_model_len = int(expected["max_model_len"])
+    return ReferenceModel.from_pretrained(golden(name), dtype=dtype, max_model_len=max_model_len), expected
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def close(got: Any, want: Any, dtype: str = "float64") -> bool:
 
 @each_golden
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path, dtype: str) -> None:
-    model, expected = load(folder, dtype)
+def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, dtype: str) -> None:
+    model, expected = load(name, dtype)
     logits = model.forward(expected["input_ids"])
     assert logits.dtype == dtype and logits.shape == expected["logits"].shape
     assert np.abs(logits - expected["logits"]).max() <= FLOAT32_SHARE * np.abs(expected["logits"]).max()
@@ -52,8 +53,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path, dtype:
 
 
 @each_golden
-def test_in_chunks_equals_whole(folder: Path) -> None:
-    model, expected = load(folder)
+def test_in_chunks_equals_whole(name: str) -> None:
+    model, expected = load(name)
     ids = expected["input_ids"]
     whole = model.forward(ids)
     for cuts in ([5], list(range(1, len(ids)))):  # a chunk and the rest; token by token
@@ -64,8 +65,8 @@ def test_in_chunks_equals_whole(folder: Path) -> None:
 
 
 @each_golden
-def test_rows_of_different_lengths_equal_single_rows(folder: Path) -> None:
-    model, expected = load(folder)
+def test_rows_of_different_lengths_equal_single_rows(name: str) -> None:
+    model, expected = load(name)
     ids = expected["input_ids"].tolist()
     first, second = [ids[:7], ids[2:14], ids[5:6]], [ids[7:10], [], ids[6:11]]
     cache = model.new_cache(3)
@@ -126,8 +127,8 @@ def test_a_failed_forward_leaves_the_cache_as_it_was(model: ReferenceModel) -> N
 # ---- the tap ----
 
 
-def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
-    model, _ = load(folder)
+def sites_of(name: str) -> tuple[list[str], ReferenceModel]:
+    model, _ = load(name)
     seen: list[str] = []
 
     def tap(name: str, layer: int, activation: Any) -> None:
@@ -140,13 +141,13 @@ def sites_of(folder: Path) -> tuple[list[str], ReferenceModel]:
 
 @pytest.mark.parametrize("name", ["cohere2", "glm4", "llama-mha", "olmo2", "qwen2-moe", "qwen3", "starcoder2"])
 def test_the_tap_sees_every_site_of_the_hooks_in_order(name: str) -> None:
-    seen, model = sites_of(GOLDEN[0].parent / name)
+    seen, model = sites_of(name)
     expected = [aliases[0] for aliases in model._sites._aliases]  # site by site, and of each all layers
     assert sorted(seen) == sorted(expected) and len(set(seen)) == len(seen)
     order = {
         name: number for number, name in enumerate(site.aliases(0)[0] for site in model._sites.sites if site.in_layer)
     }
-    if model.facts.post_norms:  # what is normed is added then
+    if model.spec.post_norms:  # what is normed is added then
         before, behind = "layer0_attention_residual", "layer0_post_attention_layernorm"
         assert order[behind] == order[before] + 1
         order[before], order[behind] = order[behind], order[before]
@@ -175,7 +176,7 @@ def test_the_tap_sees_what_is_computed(model: ReferenceModel) -> None:
 def test_the_tap_replaces_and_writes_in_place(model: ReferenceModel) -> None:
     ids = [1, 2, 3]
     plain = model.forward(ids)
-    for name in sites_of(GOLDEN[0])[0]:
+    for name in sites_of(GOLDENS[0])[0]:
         if name.startswith("layer2"):
             continue
         replaced = model.forward(ids, tap=lambda n, _, x, name=name: x * 1.5 + 0.25 if n == name else None)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import emulated_isas
 import numpy as np
 import pytest
 from covering import covering
@@ -21,7 +22,7 @@ from reference.ops import F64, FLOATING, Array, load, store
 
 from infinilm import _core
 
-ISAS: tuple[str, ...] = tuple(_core.cpu_isas())
+ISAS = emulated_isas.offered()
 SIZES = (1, 2, 3, 7, 8, 15, 16, 19, 31, 33, 64, 111, 128, 500, 989)
 BATCHES = tuple(n for n in SIZES if n <= 128)
 THREADS = (1, 2, 3)
@@ -129,7 +130,7 @@ SENTINEL: dict[str, Any] = {"f": -12345.0, "u": 0xC0DE, "i": 0x1234567}
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
-    """What stands where nobody looks."""
+    """The value that stands where no op may look."""
     return -128 if dtype == np.int8 else POISON[dtype.kind]
 
 

@@ -191,7 +191,7 @@ def test_experts(
 def test_a_token_does_not_depend_on_its_company(
     isa: str, format: str, data: st.DataObject, hidden: int, inner: int, seed: int
 ) -> None:
-    """The same bits alone, in any chunk, with any threads, and whoever else goes to the same experts."""
+    """The same bits alone, in any chunk, with any threads, and whichever tokens go to the same experts."""
     rng = np.random.default_rng(seed)
     num_tokens, num_experts = 40, 5
     layer = make_layer(backend(isa), rng, format, num_experts, hidden, inner)

@@ -72,6 +72,11 @@ def printed(kernel: str, arch: str, code: list[str]) -> list[str]:
     ],
 )
 def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[str], fault: str) -> None:
+    """An audit found: Dependent launch was dead code, and ptxas moved the wait in front of the weights. Now: Every
+    kernel waits; linears for few tokens, and those of Hopper, ask for weights before.
+
+    It fails where this was planted: The rule for dependent launch in the order of the code alone.
+    """
     faults = kernel_resources.check_code(printed(kernel, arch, code))
     assert len(faults) == bool(fault) and all(fault in each for each in faults), faults
 

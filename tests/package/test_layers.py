@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,22 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 # From the ground up. A name is a module or package of `infinilm`; those of one line know nothing of each other.
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
-    ("checks", "extras", "files", "keywords", "logs", "progress", "signatures"),
+    ("checks", "extras", "files", "keywords", "logs", "progress", "signatures", "unsupported"),
     ("json_keywords", "json_references", "json_strings", "type_schemas"),
     ("json_disjoint",),
     ("json_schema", "patterns"),
     ("grammar_text",),
     ("constraint",),
-    ("sampling_params", "outputs", "devices", "token_ids", "gguf"),
+    ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
+    ("gguf",),
     ("model_files", "hub"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
     ("engine", "generation", "lora"),
-    ("models", "requests"),
-    ("pipeline",),
+    ("models", "scheduling"),
+    ("planning", "requests"),
+    ("pipeline", "serving"),
+    ("calls",),
     ("llm",),
     ("bench", "debug"),
     ("server",),
@@ -84,6 +88,17 @@ def test_imports_go_down(module: str) -> None:
         assert floor == home or FLOOR_OF[floor] < FLOOR_OF[home], f"{module} imports {imported}, which is not below it"
 
 
+# Rooms of `config`, from the ground up.
+CONFIG_ROOMS = ("sublayers", "fields", "families", "spec", "json")
+
+
+@pytest.mark.parametrize("module", sorted(name for name in EDGES if name.startswith("config.")))
+def test_rooms_of_config(module: str) -> None:
+    room = CONFIG_ROOMS.index(module.split(".")[1])
+    for imported in (name for name in EDGES[module] if name.startswith("config.")):
+        assert CONFIG_ROOMS.index(imported.split(".")[1]) <= room, f"{module} imports {imported}, which is not below it"
+
+
 def test_no_circles() -> None:
     """Inside a package, too, and also not for type checking alone."""
     done: set[str] = set()
@@ -98,3 +113,26 @@ def test_no_circles() -> None:
 
     for module in EDGES:
         visit(module, ())
+
+
+def test_sublayers_of_the_reference_know_no_other_kind() -> None:
+    """As in C++: a kind knows the step and what it is made of, and the decoder knows all kinds."""
+    rooms = {name for name in MODULES if name.startswith("models.reference.")}
+    made_of = {"latent": {"attention"}, "experts": {"mlp"}}
+    for kind in ("attention", "latent", "delta", "mlp", "experts", "own_vectors", "stream"):
+        known = {name.rpartition(".")[2] for name in EDGES[f"models.reference.{kind}"] & rooms}
+        assert known <= {"step", "ops"} | made_of.get(kind, set()), kind
+
+
+def test_the_page_has_the_same_floors() -> None:
+    """docs/architecture.md lists the modules from the top to the ground."""
+    page = (PACKAGE.parent / "docs/architecture.md").read_text()
+    section = page.partition("## Python modules")[2].partition("\n# ")[0]
+    listed = [
+        re.findall(r"`([\w.]+)`", entry.partition("`:")[0] + "`")
+        for entry in re.findall(r"^- (.*)", section, re.MULTILINE)
+    ]
+    names = [name.removesuffix(".py") for entry in listed for name in entry]
+    floors = [FLOOR_OF[name] for name in names]
+    assert floors == sorted(floors, reverse=True)
+    assert set(FLOOR_OF) - set(names) == {"_source_tree", "_version", "__main__"}

@@ -126,7 +126,13 @@ def test_setup_asks_the_compiler(tmp_path: Path, version: str, fails: str, reaso
 @needs_meson
 @pytest.mark.parametrize(("version", "compressed"), [("12.9", False), ("13.0", True)])
 def test_only_what_every_driver_reads_is_compressed(tmp_path: Path, version: str, compressed: bool) -> None:
-    """Compressed kernels take a driver of CUDA 12.4, and programs built by toolkits of 12 run with older ones, too."""
+    """Compressed kernels take a driver of CUDA 12.4, and programs built by toolkits of 12 run with older ones, too.
+
+    An audit found: Compressed binaries of CUDA 12.8 and 12.9 need newer drivers than the toolkit. Now: Compressed from
+    CUDA 13 on, whose drivers all read it.
+
+    It fails where this was planted: Binaries compressed from CUDA 12.8 on.
+    """
     done = setup(tmp_path, "enabled", version, "no-file")
     assert done.returncode == 0, done.stdout
     lines = (tmp_path / "build/build.ninja").read_text().splitlines()
@@ -140,7 +146,11 @@ def test_only_what_every_driver_reads_is_compressed(tmp_path: Path, version: str
 @needs_meson
 @needs_compiler
 def test_a_build_goes_on_without_cuda(tmp_path: Path) -> None:
-    """Where it is a later kernel that fails, as one may that needs too much of an old compiler."""
+    """Where it is a later kernel that fails, as one may that needs too much of an old compiler.
+
+    An audit found: A toolkit that fails ends the installation, also of who wants the CPU. Now: The package goes without
+    CUDA and says why in a line.
+    """
     done = setup(tmp_path, "auto", "12.6", "linear_decode.cu")
     assert done.returncode == 0 and "CUDA 12.6 builds no wgmma for attention with heads of 128" in done.stdout
     target = "cuda/libinfinilm_cuda.so"

@@ -14,7 +14,7 @@ from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config import AutoConfig
-from infinilm.config.families import build_spec
+from infinilm.config.spec import build_spec
 from quantised_files.writers import Format, Tensors, ct_fp4, of_bf16, save
 
 # The few rows that make gates of states (in_proj_b, in_proj_a) stay as they are.

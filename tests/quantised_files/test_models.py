@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.support import run
+from goldens import golden
 
 from infinilm import LLM, _core, plan_memory
 from infinilm.checkpoint import loading, resolve_model
@@ -31,9 +32,14 @@ from quantised_files.writers import (
     gptq,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 DEMO = resolve_model("demo")
-ROUNDS = _core.cpu_multiplies_bf16()  # then inputs are rounded to it beside weights of bfloat16 and FP8
+
+
+def rounds() -> bool:
+    """Whether inputs are rounded to bfloat16 beside weights of bfloat16 and FP8."""
+    return bool(_core.cpu_multiplies_bf16())
+
+
 IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
 
 
@@ -168,7 +174,7 @@ def test_packed(tmp_path: Path) -> None:
         (
             fp8_block((128, 128), "F32"),
             "fp8 128x128 used as they are (inputs of linears "
-            f"{'rounded to bfloat16' if ROUNDS else 'not rounded'}; the format asks for fp8 per 128 of a token)",
+            f"{'rounded to bfloat16' if rounds() else 'not rounded'}; the format asks for fp8 per 128 of a token)",
         ),
         (
             ct_int8(sym=False),
@@ -184,7 +190,7 @@ def test_what_info_tells(form: Format, told: str, tmp_path: Path, capsys: pytest
     assert run("info", tmp_path / "quantised", "--device", "cpu") == 0
     scheme, _, _ = told.replace(" made ", " used ").partition(" used ")
     stored = f"stored as {scheme} (84.3 %), bfloat16 (15.7 %)"  # the embedding
-    assert f"{stored}, {told}, computed in {'bfloat16' if ROUNDS else 'float32'} on cpu" in capsys.readouterr().out
+    assert f"{stored}, {told}, computed in {'bfloat16' if rounds() else 'float32'} on cpu" in capsys.readouterr().out
     assert run("info", tmp_path / "quantised", "--device", "cpu", "--dtype", "float32") == 0
     out = capsys.readouterr().out
     assert "made float32 (inputs of linears not rounded; the format asks for" in out
@@ -203,8 +209,8 @@ def test_what_info_tells(form: Format, told: str, tmp_path: Path, capsys: pytest
 )
 def test_other_names(name: str, form: Format, tmp_path: Path) -> None:
     """Parts of one tensor, rows in another order, experts, keys that are transposed."""
-    weights = quantise(GOLDEN / name, tmp_path / "quantised", form)
-    expected = logits(write_plain(GOLDEN / name, tmp_path / "plain", weights))
+    weights = quantise(golden(name), tmp_path / "quantised", form)
+    expected = logits(write_plain(golden(name), tmp_path / "plain", weights))
     np.testing.assert_allclose(logits(tmp_path / "quantised"), expected, rtol=0, atol=2e-5 * rms(expected))
     auto = logits(tmp_path / "quantised", "auto")
     assert rms(auto - expected) < 0.05 * rms(expected)
@@ -214,7 +220,7 @@ def test_other_names(name: str, form: Format, tmp_path: Path) -> None:
 def test_integers_of_other_families(name: str, form: Format, tmp_path: Path) -> None:
     """Parts of one tensor, rows in another order, and biases beside integers, in sizes that fit groups of 32."""
     shapes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "head_dim": 32}
-    plain = resized(GOLDEN / name, tmp_path / "source", **shapes, num_key_value_heads=1)
+    plain = resized(golden(name), tmp_path / "source", **shapes, num_key_value_heads=1)
     weights = quantise(plain, tmp_path / "quantised", form)
     exact = logits(write_plain(plain, tmp_path / "plain", weights))
     with LLM(tmp_path / "quantised", max_model_len=32, use_tqdm=False) as llm:
@@ -230,7 +236,7 @@ def test_integers_of_other_families(name: str, form: Format, tmp_path: Path) -> 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     """Its experts in MXFP4, as they are downloaded: outputs are rows there, and columns where they are plain."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
-    plain = resized(GOLDEN / "gpt-oss", tmp_path / "source", **sizes)
+    plain = resized(golden("gpt-oss"), tmp_path / "source", **sizes)
     folder = tmp_path / "quantised"
     weights = quantise_experts(plain, folder)
     exact_logits = logits(write_plain(plain, tmp_path / "plain", weights))

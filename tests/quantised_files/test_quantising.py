@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.compare_models import to_quantised
+from goldens import golden
 from hypothesis import given, settings, strategies as st
 
+from bench.compare_models import to_quantised
 from infinilm import LLM, _core
 from infinilm.checkpoint import Checkpoint, resolve_model
 from infinilm.checkpoint.opening import open_checkpoint
@@ -29,7 +30,6 @@ from quantised_files.conversion import quantise
 from quantised_files.writers import Format, awq, bnb4, bnb8, ct_fp4, of_bf16
 
 DEMO = resolve_model("demo")
-GOLDEN = Path(__file__).parents[1] / "golden"
 IDS = [1, 5, 9, 77, 3, 21, 40, 8, 2, 6, 13, 90]
 
 
@@ -136,7 +136,7 @@ def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: 
 @pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "gemma4-moe"])
 def test_what_a_calibration_sees(name: str) -> None:
     """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
-    model = DEMO if name == "demo" else GOLDEN / name
+    model = DEMO if name == "demo" else golden(name)
     layer = 3 if name == "qwen3-5" else 1  # whose first three keep a state
     hooks, outputs = HookRegistry(), {}
     sites = {"self_attn.v_proj": "v_proj", "self_attn.o_proj": "o_proj", "mlp.up_proj": "up_proj"}
@@ -169,7 +169,7 @@ def test_what_a_calibration_sees(name: str) -> None:
 
 
 def test_calibration_costs_less(tmp_path: Path, stories: list[str]) -> None:
-    """Of the bundled model, with stories that are not those it is judged by."""
+    """The bundled model is calibrated by stories other than those it is judged by."""
     out = tmp_path / "searched", tmp_path / "calibrated"
     quantise_model("demo", out[0], "w4a16-g32", use_tqdm=False)
     with Calibration("demo", "\n".join(stories[4:])) as calibration:

@@ -24,14 +24,16 @@ NF4 = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.0
 NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
 
 
-def save(path: Path, tensors: Tensors) -> Path:
-    header, data, at = {}, [], 0
+def save(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> Path:
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    data, at = [], 0
     for name, (dtype, array) in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + len(raw)]}
         data.append(raw)
         at += len(raw)
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8, as the library writes it
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
     return path
 

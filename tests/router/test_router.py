@@ -74,7 +74,7 @@ def test_a_client_that_leaves_is_left_by_the_replica(router: HostedRouter, repli
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_fills_a_silence_is_passed_on(demo: LLM, n: int) -> None:
-    """Of streams that could go on elsewhere, whose comments the router reads, and of others."""
+    """The router reads comments of streams that could go on elsewhere, and passes them on as those of others."""
     body = {**CHAT, "model": "tiny", "max_tokens": 8, "n": n}
     with hosted(demo, sse_ping_interval=0.02) as replica, routed((replica.url, None)) as router, Gate(demo) as gate:
         text = ""

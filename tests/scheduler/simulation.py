@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import infinilm.requests.scheduler as sched
 from infinilm import SamplingParams
-from infinilm.requests.steps import Sequence, Step
+from infinilm.scheduling import scheduler as sched, step_builder
+from infinilm.scheduling.sequence import Sequence
+from infinilm.scheduling.steps import Step
 
 MODULUS = 2**61 - 1
 VOCAB_SIZE = 97
@@ -62,7 +63,7 @@ def has_ended(sequence: Sequence) -> bool:
 def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps be plain objects, whose arrays can be read."""
     plain = SimpleNamespace(Batch=SimpleNamespace, fill_uniform=lambda *_: None)
-    monkeypatch.setattr(sched, "_core", plain)
+    monkeypatch.setattr(step_builder, "_core", plain)
 
 
 @dataclass
@@ -113,13 +114,13 @@ class Engine:
         for sequence in alive:
             assert len(sequence.token_times) == len(sequence.output_token_ids)
             assert sequence.token_times[-1] == self.num_steps
-        taken = [sequence for sequence in alive if not sequence.owner_sees_end_only or has_ended(sequence)]
+        taken = [sequence for sequence in alive if not sequence.is_plain or has_ended(sequence)]
         assert [(sequence, sequence.output_token_ids[-1]) for sequence in taken] == [
-            (s, t) for s, _, t in sampled.owner_tokens
+            (s, t) for s, _, t in sampled.request_tokens
         ]
-        assert all(step.samples[row] is sequence for sequence, row, _ in sampled.owner_tokens)
+        assert all(step.samples[row] is sequence for sequence, row, _ in sampled.request_tokens)
         assert sampled.streamed == [sequence for sequence in alive if sequence.is_streamed and sequence not in taken]
-        return sampled.owner_tokens
+        return sampled.request_tokens
 
     def forward(self, step: Step) -> Any:
         batch, manager = step.batch, self.scheduler.blocks
@@ -193,7 +194,7 @@ def check_blocks(scheduler: sched.Scheduler) -> None:
         assert not set(group._free) & set(group._ids)
         assert {chain_id: block for block, chain_id in group._ids.items()} == group._blocks
     for slot in (s.slot for s in scheduler.running):
-        ahead = blocks.num_remembered[slot] * blocks.block_size - scheduler._num_computed[slot]
+        ahead = blocks.num_remembered[slot] * blocks.block_size - scheduler._running.num_computed[slot]
         assert ahead <= 0, "a prefix is known that no step has computed, or will"
     assert blocks._keys.keys() == blocks.groups[0]._blocks.keys()
     assert {chain_id: key for key, chain_id in blocks._known.items()} == blocks._keys

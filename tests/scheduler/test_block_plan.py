@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from infinilm.requests.block_group import blocks_of_window
-from infinilm.requests.block_plan import BlockPlan, divide_blocks, least_of
+from infinilm.planning.block_plan import BlockPlan, divide_blocks, least_of
+from infinilm.scheduling.block_group import blocks_of_window
 
 CASES: dict[str, Any] = {
     "window": st.integers(1, 600),

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from covering import covering
 
-import infinilm.requests.scheduler as sched
+import infinilm.scheduling.scheduler as sched
 from infinilm import CacheFullError
-from infinilm.requests.block_group import blocks_of_window
-from infinilm.requests.block_manager import BlockManager
-from infinilm.requests.steps import Sequence
+from infinilm.scheduling.block_group import blocks_of_window
+from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.sequence import Sequence
 from scheduler.simulation import (
     VOCAB_SIZE,
     Engine,
@@ -92,7 +92,7 @@ def test_anything_that_arrives_is_served_right(
             sequence = make_sequence(
                 prompt,
                 int(rng.integers(1, MAX_LEN - len(prompt) + 1)),
-                owner_sees_end_only=rng.random() < 0.7,
+                is_plain=rng.random() < 0.7,
                 is_streamed=rng.random() < 0.5,
                 stop_token_ids=frozenset(rng.integers(0, VOCAB_SIZE, rng.integers(0, 3)).tolist()),
             )
@@ -105,7 +105,7 @@ def test_anything_that_arrives_is_served_right(
             scheduler.remove(sequence)
             scheduler.remove(sequence)  # twice does no harm
             cancelled += 1
-        if steps[0] == 1 and engine.may_abort() and rng.random() < 0.03:  # nobody wants the steps in flight
+        if steps[0] == 1 and engine.may_abort() and rng.random() < 0.03:  # no request wants the steps in flight
             for sequence in engine.abort():
                 scheduler.remove(sequence)
                 if sequence in alive:
@@ -166,10 +166,10 @@ def test_a_step_is_not_undone_when_a_sequence_of_it_has_left() -> None:
     step = scheduler.schedule(1.0)
     assert step is not None and step.sequences == sequences
     scheduler.remove(sequences[1])
-    computed = scheduler._num_computed.copy()
+    computed = scheduler._running.num_computed.copy()
     with pytest.raises(AssertionError, match="a sequence left before its step was undone"):
         scheduler.undo(step)
-    np.testing.assert_array_equal(scheduler._num_computed, computed)
+    np.testing.assert_array_equal(scheduler._running.num_computed, computed)
 
 
 def test_equal_prompts_of_one_step_are_computed_once() -> None:
@@ -199,7 +199,7 @@ def test_what_a_failed_step_did_not_compute_is_not_shared(
         scheduler.add(make_sequence(list(range(21)), 5))
     if fail_at == "build":
         with monkeypatch.context() as patch:
-            patch.setattr(scheduler, "_build", lambda *_: 1 / 0)
+            patch.setattr(scheduler._builder, "build", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 scheduler.schedule(0.0)
         assert scheduler.running == [old]
@@ -383,7 +383,7 @@ def test_cancelled_while_the_step_runs() -> None:
     assert step is not None
     output = engine.forward(step)
     scheduler.remove(sequences[1])
-    assert [s for s, _, _ in scheduler.update(step, output, 1.0).owner_tokens] == [sequences[0]]
+    assert [s for s, _, _ in scheduler.update(step, output, 1.0).request_tokens] == [sequences[0]]
     sequences.pop(1)
     drain(engine, sequences)
     check_empty(scheduler)

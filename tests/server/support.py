@@ -22,7 +22,7 @@ import httpx
 import uvicorn
 
 from infinilm import LLM
-from infinilm.requests.streams import AsyncRequests
+from infinilm.calls.streams import AsyncRequests
 from infinilm.server.run import make_config
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
@@ -116,7 +116,7 @@ class Hosted:
 
     @property
     def num_connections(self) -> int:
-        """Of clients, now."""
+        """Open connections of clients."""
         return len(self._server.server_state.connections)
 
     def call(self, function: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from infinilm import LLM
 from infinilm.server.bodies import Body
 from infinilm.server.chat import _thinking
-from server.support import SECONDS, Hosted, hosted
+from server.support import SECONDS, Hosted, hosted, http_post
 from server.templates import QWEN
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -306,6 +307,30 @@ def test_long_texts_are_refused_before_they_are_tokenised(host: Hosted, monkeypa
     ):
         error = post(host, path, body).json()["error"]
         assert error["code"] == "context_length_exceeded" and "prompt is too long: at least" in error["message"]
+
+
+def test_what_is_only_tokenised_has_a_bound(host: Hosted) -> None:
+    """It may be longer than the context, but not by any number; what is too long is refused before the work."""
+    root = host.url
+    for path, body, name in (
+        ("tokenize", {"prompt": "a" * (1 << 20)}, "prompt"),
+        ("detokenize", {"tokens": [5] * (1 << 20)}, "tokens"),
+    ):
+        assert http_post(f"{root}/{path}", json=body).status_code == 200
+        answer = http_post(f"{root}/{path}", json={name: [*body[name], 5] if name == "tokens" else f"{body[name]}a"})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name
+        assert "expected at most 1048576" in answer.json()["error"]["message"]
+
+
+def test_long_texts_that_are_only_tokenised_hold_up_no_answer(host: Hosted) -> None:
+    """A long body that asks for an answer is read while /tokenize is busy with others."""
+    may_end = threading.Event()
+    busy = host.service.long_tokenizer.submit(may_end.wait, SECONDS)
+    try:
+        body = {"prompt": [5], "max_tokens": 1, "metadata": {"x": "a" * (1 << 19)}}
+        assert post(host, "completions", body).status_code == 200 and not busy.done()
+    finally:
+        may_end.set()
 
 
 def test_types_of_errors(host: Hosted) -> None:

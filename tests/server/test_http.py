@@ -426,7 +426,7 @@ def test_tokenizer_info(host: Hosted, llm: LLM) -> None:
 
 
 def test_the_page_has_no_other_origin(host: Hosted) -> None:
-    """It asks nobody but this server, and runs no script and shows no style but its own."""
+    """It asks this server alone, and runs no script and shows no style but its own."""
     status, headers, body = ask(host, head("GET / HTTP/1.1", "Host: a"))
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert (status, policy["default-src"], policy.pop("connect-src")) == (200, "'none'", "'self'")

@@ -1,4 +1,4 @@
-"""Many clients, clients that leave, hang or send what they should not: nobody harms another."""
+"""Many clients, clients that leave, hang or send what they should not: none harms another."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_too_many_prompt_tokens(llm: LLM) -> None:
 
 
 def test_a_prompt_that_is_computed_waits_no_more(llm: LLM) -> None:
-    """Also where nobody reads what it gives."""
+    """Also where no client reads what it gives."""
     with hosted(llm, max_queued_tokens=50) as host:
         slow = raw(host, "/v1/completions", LONG | {"prompt": "x" * 60, "n": 64, "stream": True, "logprobs": 20})
         wait_for(lambda: gauge(host.url, "num_requests_running") > 0)
@@ -351,7 +351,7 @@ def test_one_prompt_of_several_that_fails(host: Hosted, llm: LLM, monkeypatch: p
 
 
 def test_a_stream_that_breaks_has_no_end(host: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody foresaw in the middle of it closes the connection."""
+    """An unforeseen error in the middle of it closes the connection."""
 
     def broken(*_: Any) -> Any:
         raise SystemError("a secret")

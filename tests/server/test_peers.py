@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from server.support import SECONDS, ServerProcess
+from server.support import KEY, SECONDS, ServerProcess
 
 BOOK: Any = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
 
@@ -100,3 +102,104 @@ def test_several_prompts(client: openai.OpenAI) -> None:
     assert texts == [batch.choices[0].text] * 2
     with pytest.raises(openai.BadRequestError):
         client.completions.create(prompt=[], **call)
+
+
+@pytest.mark.parametrize("shown", [{}, {"Authorization": "Bearer invalid-key"}])
+def test_keys(server: ServerProcess, shown: dict[str, str]) -> None:
+    """llama.cpp, test_security.py: test_access_public_endpoint, test_access_static_assets_without_api_key,
+    test_incorrect_api_key, test_correct_api_key_anthropic_header.
+
+    Its list of models is open, too; ours tells the names of adapters, so it needs the key.
+    """
+    for path in ("/health", "/"):
+        assert httpx.get(f"{server.url}{path}", headers=shown, timeout=SECONDS).status_code == 200
+    body = {"prompt": "I believe the meaning of life is", "max_tokens": 1}
+    refused = httpx.post(f"{server.url}/completions", json=body, headers=shown, timeout=SECONDS)
+    assert refused.status_code == 401 and refused.json()["error"]["message"]
+    taken = httpx.post(f"{server.url}/completions", json=body, headers={"X-Api-Key": KEY}, timeout=SECONDS)
+    assert taken.status_code == 200 and "error" not in taken.json()
+
+
+def test_a_text_there_and_back(server: ServerProcess, headers: dict[str, str]) -> None:
+    """llama.cpp, test_tokenize.py: test_tokenize_detokenize, test_tokenize_with_pieces; by the fields of vLLM."""
+    for text in ("What is the capital of France ?", "This is a test string with unicode 媽 and emoji 🤗"):
+        body = {"prompt": text, "return_token_strs": True}
+        answer = httpx.post(f"{server.url}/tokenize", json=body, headers=headers, timeout=SECONDS).json()
+        assert len(answer["tokens"]) == answer["count"] == len(answer["token_strs"]) > 5 and all(answer["token_strs"])
+        body = {"tokens": answer["tokens"]}
+        back = httpx.post(f"{server.url}/detokenize", json=body, headers=headers, timeout=SECONDS).json()
+        assert back["prompt"].endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {"const": "42"}}}, r'"42"'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "foooooo"}}}}, r'"foooooo"'),
+        ({"response_format": {"type": "json_object"}}, r"\{.*"),
+        ({"json_schema": {"const": "42"}}, r'"42"'),
+        ({"grammar": 'root ::= "a"{5,5}'}, "a{5}"),
+        ({"response_format": {"type": "sound"}}, None),
+        ({"response_format": {"type": "json_object", "schema": 123}}, None),
+        ({"response_format": {"type": "json_object", "schema": {"type": 123}}}, None),
+        ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, None),
+    ],
+)
+def test_formats(server: ServerProcess, headers: dict[str, str], fields: dict[str, Any], expected: str | None) -> None:
+    """llama.cpp, test_chat_completion.py: test_completion_with_response_format, test_completion_with_json_schema,
+    test_completion_with_grammar.
+    """
+    body = {"messages": BOOK, "max_tokens": 24, **fields}
+    answer = httpx.post(f"{server.url}/chat/completions", json=body, headers=headers, timeout=SECONDS)
+    if expected is None:
+        assert answer.status_code == 400 and answer.json()["error"]["message"]
+    else:
+        content = answer.json()["choices"][0]["message"]["content"]
+        assert re.fullmatch(expected, content, re.DOTALL), content
+
+
+def test_an_answer_of_the_library(client: openai.OpenAI) -> None:
+    """llama.cpp, test_chat_completion.py: test_chat_completion (parts of a content are one text),
+    test_chat_completion_with_openai_library.
+    """
+    parts: Any = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the best book"}]
+    call: Any = {"model": "demo", "max_tokens": 8, "seed": 42, "temperature": 0.8}
+    answers = [
+        client.chat.completions.create(messages=[BOOK[0], {"role": "user", "content": content}], **call)
+        for content in (BOOK[1]["content"], parts)
+    ]
+    for answer in answers:
+        assert "cmpl" in answer.id and answer.system_fingerprint
+        assert answer.usage is not None and answer.usage.completion_tokens == 8
+        assert (answer.choices[0].message.role, answer.choices[0].finish_reason) == ("assistant", "length")
+    assert answers[0].choices[0].message.content
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_timings(server: ServerProcess, headers: dict[str, str], route: str) -> None:
+    """llama.cpp, test_chat_completion.py: test_chat_completion_with_timings_per_token; here once, at the end."""
+    body: dict[str, Any] = {"messages": BOOK} if route.startswith("chat") else {"prompt": ["Book", "Boat"]}
+    body |= {"max_tokens": 10, "ignore_eos": True}
+
+    def post(**more: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/{route}", json=body | more, headers=headers, timeout=SECONDS)
+
+    assert "timings" not in post().json()
+    whole = post(timings_per_token=True).json()
+    streamed = post(timings_per_token=True, stream=True, stream_options={"include_usage": True}).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert [chunk for chunk in chunks if "timings" in chunk] == [chunks[-1]] and chunks[-1]["choices"] == []
+    for answer in (whole, chunks[-1]):
+        told, counted = answer["timings"], answer["usage"]
+        assert told["predicted_n"] == counted["completion_tokens"] > 0
+        assert told["prompt_n"] + told["cache_n"] == counted["prompt_tokens"]
+        for name in ("prompt", "predicted"):
+            assert told[f"{name}_ms"] > 0
+            rate = told[f"{name}_n"] * 1e3 / told[f"{name}_ms"]
+            assert told[f"{name}_per_second"] == pytest.approx(rate)
+    for other in ("responses", "messages"):
+        fields = {"input": "a"} if other == "responses" else {"messages": BOOK[1:], "max_tokens": 2}
+        refused = httpx.post(
+            f"{server.url}/v1/{other}", json={**fields, "timings_per_token": True}, headers=headers, timeout=SECONDS
+        )
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "timings_per_token"

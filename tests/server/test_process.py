@@ -12,17 +12,21 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from gguf_files.writer import File, Stored
 
-from infinilm import LLM, RequestLimits
+from infinilm import LLM, HookRegistry, RequestLimits
 from infinilm.cli.main import main
+from infinilm.engine import ControlVector
 from infinilm.server.keys import Keys
 from infinilm.server.settings import ServerSettings
-from server.support import KEY, SECONDS, ServerProcess, http_get, served, started, wait_for
+from server.support import KEY, SECONDS, ServerProcess, http_get, http_post, served, started, wait_for
 
 BROKEN = """
 import sys, infinilm.llm
@@ -339,7 +343,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_option_of_the_llm(start: Any) -> None:
     """But for those that are objects of Python."""
-    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown", "hooks", "use_tqdm"}
+    of_library = inspect.signature(LLM.__init__).parameters.keys() - {"self", "unknown"}
     _, keywords = start()
     assert keywords.keys() == of_library
     arguments = "--tokenizer t --chat-template c --generation-config none --load-format dummy --max-model-len 7"
@@ -349,7 +353,34 @@ def test_every_option_of_the_llm(start: Any) -> None:
     expected |= {"load_format": "dummy", "max_model_len": 7}
     assert changed == expected | {"enable_prefix_caching": False}
     assert keywords["limits"] == RequestLimits()
+    assert keywords["hooks"] is None  # --control-vector has a test of its own
+    assert (keywords["use_tqdm"], start("--quiet")[1]["use_tqdm"]) == (True, False)
     assert start("--request-timeout", "2.5")[1]["limits"] == RequestLimits(max_seconds=2.5)
+
+
+def test_control_vectors(tiny_folder: Path, tmp_path: Path, headers: dict[str, str]) -> None:
+    """They change the answers of a server as those of the library; one of another model is refused."""
+    size = json.loads((tiny_folder / "config.json").read_text())["hidden_size"]
+    files = {}
+    for name, width in (("calm", size), ("wrong", size + 1)):
+        direction = Stored("F32", (width,), np.full(width, 3, np.float32).tobytes())
+        files[name] = File({"general.architecture": "controlvector"}, {"direction.1": direction}).write(
+            tmp_path / f"{name}.gguf"
+        )
+    body = {"prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0, "return_token_ids": True}
+    hooks = HookRegistry()
+    with LLM(tiny_folder, hooks=hooks) as llm:
+        plain = llm.generate([1, 2, 3], max_tokens=9, temperature=0)[0].outputs[0].token_ids
+        (ControlVector.from_gguf(files["calm"]) * 2).register(hooks, llm.config)
+        expected = llm.generate([1, 2, 3], max_tokens=9, temperature=0)[0].outputs[0].token_ids
+    with served(str(tiny_folder), "--control-vector", f"{files['calm']}:2", folder=tmp_path) as server:
+        while http_get(f"{server.url}/health").status_code != 200:
+            time.sleep(0.01)
+        answer = http_post(f"{server.url}/v1/completions", json=body, headers=headers).json()
+    assert answer["choices"][0]["token_ids"] == list(expected) != list(plain)
+    command = [sys.executable, "-m", "infinilm", "serve", str(tiny_folder), "--port", "0", "--control-vector"]
+    done = subprocess.run([*command, files["wrong"]], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2 and "it was made for another model" in done.stderr
 
 
 def test_where_keys_come_from(start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

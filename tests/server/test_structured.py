@@ -1,7 +1,8 @@
-"""Structured output and forced calls over HTTP: what OpenAI's and Anthropic's clients send, and what nobody should."""
+"""Structured output and forced calls over HTTP: requests of OpenAI's and Anthropic's clients, and hostile ones."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -16,8 +17,9 @@ import openai
 import pydantic
 import pytest
 
-from infinilm import LLM, RequestLimits
+from infinilm import LLM, Constraint, RequestLimits
 from infinilm.errors import RequestError, TimeLimitError
+from infinilm.server.bodies import ApiError
 from infinilm.server.chat import read_chat
 from infinilm.server.service import Service
 from server.support import KEY, SECONDS, Hosted, ServerProcess, hosted
@@ -513,7 +515,12 @@ def test_other_chats_meanwhile(server: ServerProcess) -> None:
     assert server.process.poll() is None
 
 
-def test_a_constraint_that_is_late_without_a_time_limit() -> None:
-    service = Mock(_llm=Mock(limits=RequestLimits()))
-    answer = Service.failed(service, TimeLimitError("the constraint was not compiled in time"))
-    assert answer.status == 504 and "the constraint was not compiled in time" in str(answer)
+@pytest.mark.parametrize("max_seconds", [None, 300.0])
+def test_a_constraint_that_is_late_by_its_own_limit(max_seconds: float | None) -> None:
+    """The limit that has passed is told, and not that of the request, which is longer."""
+    service = Mock(compilers=None)
+    error = TimeLimitError("the constraint was not compiled within 60 s, the limit of every constraint")
+    llm = Mock(limits=RequestLimits(max_seconds=max_seconds), **{"grammars.matcher.side_effect": error})
+    with pytest.raises(ApiError, match="within 60 s, the limit of every constraint; try again") as late:
+        asyncio.run(Service._compile(service, llm, Constraint.regex("a")))
+    assert late.value.status == 504 and "300" not in str(late.value)

@@ -12,6 +12,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from goldens import golden
 from hypothesis import example, given, settings, strategies as st
 from llm import tiny
 from quantised_files.conversion import resized
@@ -51,7 +52,7 @@ def thinker(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
     if request.param != "tiny":
         ends = {"bos_token_id": tiny.BOS, "eos_token_id": tiny.EOS}
         sizes = {"vocab_size": tiny.VOCAB_SIZE, "max_position_embeddings": 4096}
-        folder = resized(Path(__file__).parents[1] / "golden" / request.param, tmp_path / "model", **ends, **sizes)
+        folder = resized(golden(request.param), tmp_path / "model", **ends, **sizes)
         tiny.add_tokenizer(folder)
     with ScriptedLLM(folder, chat_template=THINKING) as llm, hosted(llm) as host:
         yield llm, host

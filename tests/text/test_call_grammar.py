@@ -13,7 +13,7 @@ import pytest
 import infinilm
 from infinilm import Constraint
 from infinilm.text.call_grammar import AnswerGrammar, Tool
-from infinilm.text.constraint import GrammarMatcher, Grammars
+from infinilm.text.grammars import GrammarMatcher, Grammars
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallDelta, ToolCallFormat, ToolCallParser, tool_call_format

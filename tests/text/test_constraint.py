@@ -16,8 +16,8 @@ import pytest
 
 import infinilm
 from infinilm import ConfigError, Constraint, RequestError, SamplingParams
-from infinilm.text import constraint as ct
-from infinilm.text.constraint import Grammars
+from infinilm.text import grammars as ct
+from infinilm.text.grammars import Grammars
 from infinilm.text.tokenizer import Tokenizer
 
 J = Constraint.json_schema

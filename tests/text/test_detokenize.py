@@ -155,7 +155,7 @@ def test_deltas_join_to_the_whole(stream, skip):
 
 
 def earliest_stop(text, stops):
-    """Of all stop strings in a text: (end, begin, stop) of the one that completes first, ties: begins first."""
+    """(end, begin, stop) of the stop string that completes first in a text; of ties, the one that begins first."""
     found = [
         (begin + len(stop), begin, stop) for stop in stops for begin in range(len(text)) if text.startswith(stop, begin)
     ]

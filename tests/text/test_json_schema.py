@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 import infinilm
 from infinilm import Constraint, RequestError
 from infinilm.json_schema import enforceable_schema
-from infinilm.text.constraint import Grammars
+from infinilm.text.grammars import Grammars
 from infinilm.text.tokenizer import Tokenizer
 
 J = Constraint.json_schema

@@ -14,8 +14,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from cyclonedx.builder.this import this_component
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.contrib.this.builders import this_component
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output import make_outputter

@@ -105,7 +105,7 @@ def main(architecture: str, folder: Path) -> None:
     # linker finds their symbols in the stub of libc, too.
     own = "-Wl,--push-state,--no-as-needed -lpthread -ldl -lrt -Wl,--pop-state"
     always = f"-L{folder} -Wl,--allow-shlib-undefined {own}"
-    # What the driver links as -lc: what the stub of the C library has, what it lacks, and what is always linked in.
+    # The driver links this as -lc: the stub of the C library, the parts it lacks, and those always linked in.
     (folder / "libc.so").unlink()
     loader = folder / LOADERS[architecture]
     parts = f"{folder}/libc.so.6 {folder}/libcompat.a {find('libc_nonshared.a')} AS_NEEDED ( {loader} )"

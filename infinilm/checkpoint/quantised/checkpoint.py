@@ -66,7 +66,7 @@ class QuantisedCheckpoint(Checkpoint):
     def __init__(self, folder: str | os.PathLike[str], linears: QuantisedLinears) -> None:
         super().__init__(folder)
         self._linears = linears
-        # Of what was read last: the next source may be another part of it.
+        # The tensor that was read last: the next source may be another part of it.
         self._last: tuple[tuple[str, int | None], Codes] | None = None
         self._weights: dict[str, _Weight] = {}
         stored = self.tensors
@@ -128,7 +128,7 @@ class QuantisedCheckpoint(Checkpoint):
         return _Weight(scheme, shape, parts)
 
     def is_quantised(self, name: str) -> bool:
-        """Whether a tensor is made of several."""
+        """True if a tensor is made of several."""
         return name in self._weights
 
     def array(self, name: str) -> npt.NDArray[Any]:
@@ -275,18 +275,18 @@ class QuantisedCheckpoint(Checkpoint):
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
     def rounded_inputs(self) -> tuple[str, ...]:
-        """What the schemes of this checkpoint round the inputs of linears to."""
+        """The formats to which the schemes of this checkpoint round the inputs of linears."""
         return tuple(sorted({w.scheme.inputs for w in self._weights.values() if w.scheme.inputs}))
 
     def is_zero_bias(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros of a quantised linear, as some tools write where a model has none."""
+        """True if a tensor is a bias of zeros of a quantised linear, which some tools write where a model has none."""
         weight = name.removesuffix(".bias") + ".weight"
         is_bias = self._linears.zero_biases and name.endswith(".bias") and weight in self._weights
         return is_bias and self.tensors[name].dtype in FLOATS and not self.array(name).any()
 
 
 def _share_scales(source: Source, block_rows: int) -> bool:
-    """Whether 8 rows, from a multiple of 8 on, lie in the same blocks of so many rows of the tensor, in any order."""
+    """True if 8 rows, from a multiple of 8 on, lie in the same blocks of the tensor's rows, in any order."""
     if source.step != 1 or source.columns or source.transposed:
         return False
     rows = np.arange(source.end - source.begin) if source.order is None else source.order

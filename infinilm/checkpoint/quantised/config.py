@@ -27,7 +27,7 @@ CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinears:
-    """Which scheme a linear has.
+    """The schemes of the linears of a checkpoint.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ def _everything(module: str) -> bool:
 
 
 def _matcher(path: str, text: Any) -> Callable[[str], bool]:
-    """What says whether a module's name begins with a pattern."""
+    """Return a function that tells if a module's name begins with a pattern."""
     try:
         return Pattern(text if isinstance(text, str) else "(").matches
     except ValueError as error:
@@ -275,7 +275,7 @@ def _compressed_tensors(config: _Keys) -> QuantisedLinears:
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
             raise group.fail("targets", "a list of strings")
-        if group.get("weights") is None:  # of attention: what goes in is rounded, no weight is
+        if group.get("weights") is None:  # a group for attention: its inputs are rounded, and no weight
             logger.warning("%s: what goes into %s is not rounded, as the checkpoint asks for", group.path, targets)
             continue
         scheme = _ct_scheme(group, group.get("format", usual))
@@ -380,7 +380,7 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
 }
-"""What `quant_method` may be."""
+"""The values of `quant_method` that are read."""
 
 
 def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLinears:
@@ -408,7 +408,7 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
 
 
 def _is_mlx(values: Any) -> bool:
-    """Whether these are settings as MLX writes them: bits and groups without a method, and those of single layers."""
+    """True if these are settings as MLX writes them: bits and groups without a method, and those of single layers."""
     if not isinstance(values, Mapping) or not {"bits", "group_size"} <= values.keys():
         return False
     return all(

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 _FLOATS = ("float32", "bfloat16", "float16")
 _POWER_DTYPES = ("uint8", "float8_e8m0")  # powers of two by their exponents
-_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight codes in a word, lowest first
+_AWQ_ROWS = (0, 2, 4, 6, 1, 3, 5, 7)  # the rows of the eight codes in a word, lowest bits first
 
 
 def _fp8_values() -> Floats:

@@ -67,7 +67,9 @@ def _widen(scales: npt.NDArray[np.uint16]) -> Floats:
 
 def _nearest(weights: Floats, scales: Floats, bits: int) -> npt.NDArray[np.int8]:
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=np.abs(scales) > 2.0**-119)
-    return np.clip(np.rint(weights * inverse), -8 if bits == 4 else -127, 7 if bits == 4 else 127).astype(np.int8)
+    low, high = (-8, 7) if bits == 4 else (-127, 127)
+    codes: npt.NDArray[np.int8] = np.clip(np.rint(weights * inverse), low, high).astype(np.int8)
+    return codes
 
 
 def _compensated(
@@ -97,7 +99,7 @@ def _inverse_factor(gram: npt.NDArray[np.floating[Any]]) -> Floats:
     """The upper triangular factor U of the inverse of a damped Gram matrix: U^T U; [inputs, inputs]."""
     damped = gram.astype(np.float64)
     diagonal = np.einsum("ii->i", damped)
-    diagonal[diagonal == 0] = 1  # of an input that was always 0: its weights go with no other
+    diagonal[diagonal == 0] = 1  # an input that was always 0 has no influence on others
     diagonal += _DAMPING * diagonal.mean()
     # With rows and columns in reverse order, the lower factor of the matrix is the upper factor of another product,
     # whose inverse is U: no inverse of the whole matrix is needed.

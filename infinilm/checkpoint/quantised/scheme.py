@@ -1,4 +1,4 @@
-"""What a quantised checkpoint says of a linear, and what its tensors become: codes with tables.
+"""The format of a linear in a quantised checkpoint, and its tensors brought to codes with tables.
 
 `Scheme` comes from the config (`config.py`). A `Layout` (`layouts.py`) says which tensors a linear has then, and makes
 `Codes` of them, which the C++ core turns into plain numbers, or into blocks that CPUs compute with.
@@ -143,7 +143,7 @@ class Codes:
         )
 
     def _is_symmetric(self) -> bool:
-        """Whether codes stand for integers around the middle one."""
+        """True if codes stand for integers around the middle one."""
         signed = np.arange(2**self.bits, dtype=np.float32)
         if self.values[0] == 0 and self.values[-1] == -1:  # two's complement
             signed = signed.astype(np.uint8).view(np.int8).astype(np.float32)

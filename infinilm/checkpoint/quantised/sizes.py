@@ -1,4 +1,4 @@
-"""What weights that are not kept as stored become in an engine, and the bytes they take there, from headers alone."""
+"""Bytes that weights take in an engine which does not keep them as they are stored, from headers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from infinilm import _core
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.config.families import family_of
-from infinilm.config.llama_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 
 __all__ = ["dtype_of_quantised", "packed_bytes", "plain_size", "sums_of_parts"]
 
@@ -24,7 +24,7 @@ def dtype_of_quantised(computed: str, quantization: str | None, *, is_auto: bool
 
 def packed_bytes(
     checkpoint: QuantisedCheckpoint,
-    config: LlamaConfig,
+    config: ModelConfig,
     part: _core.ModelSpec,
     quantised_dtype: str,
     num_ranks: int,
@@ -56,7 +56,7 @@ def packed_bytes(
     return packed, tuple(sorted({checkpoint.info(sources[name].tensor).dtype for name in native}))
 
 
-def plain_size(part: _core.ModelSpec, config: LlamaConfig, kept: str, head: str, sharing: int) -> int:
+def plain_size(part: _core.ModelSpec, config: ModelConfig, kept: str, head: str, sharing: int) -> int:
     """Return the bytes of plain weights in the dtype `kept`; an lm_head whose rows get length 1 is in the dtype `head`.
 
     `sharing`: ranks that each have their part.

@@ -21,15 +21,15 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, resolve_model
+from infinilm.checkpoint.new_folder import check_room, copy_texts, new_folder, weights_file
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.checkpoint.pack_writer import check_room, copy_texts, new_folder
 from infinilm.checkpoint.quantised.rounding import quantise_linear
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES, TensorInfo
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.checks import short_repr
-from infinilm.config.families import build_spec
-from infinilm.config.llama_config import AutoConfig, LlamaConfig
-from infinilm.errors import ConfigError, DeviceError, WeightError
+from infinilm.config.json.model_config import AutoConfig, ModelConfig
+from infinilm.config.spec import build_spec
+from infinilm.errors import ConfigError, WeightError
 from infinilm.files import FETCH_AGAIN
 from infinilm.progress import progress_bar
 
@@ -38,13 +38,12 @@ __all__ = ["SCHEMES", "default_scheme", "quantise_model"]
 Array = npt.NDArray[Any]
 GramOf = Callable[[str], Array | None]
 
-_WEIGHTS = "model.safetensors"
 _PLAIN = (".embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight", ".shared_expert_gate.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What weights become: integers of `bits`, with a scale for `group_size` inputs (0: all) of an output."""
+    """The format to write: integers of `bits`, with a scale for `group_size` inputs (0: all) of an output."""
 
     bits: int
     group_size: int
@@ -176,18 +175,13 @@ def quantise_model(
             check_room(out, len(header) + size)
             copy_texts(source, out, checkpoint.checkpoint_dtype())
             _say_quantised(out / "config.json", target, checkpoint, linears)
-            partial = out / f"{_WEIGHTS}.partial"
-            try:
-                with partial.open("wb") as file:
-                    file.write(header)
-                    with progress_bar(len(checkpoint.tensors), "Quantising", "tensors", wanted=use_tqdm) as advance:
-                        for name, info in stored:
-                            gram = gram_of(linears[name]) if gram_of and name in linears else None
-                            _write(file, checkpoint, info, target if name in linears else None, gram)
-                            advance(1)
-            except OSError as error:
-                raise DeviceError(f"{partial}: cannot be written: {error.strerror or error}") from error
-            partial.rename(out / _WEIGHTS)
+            with weights_file(out) as file:
+                file.write(header)
+                with progress_bar(len(checkpoint.tensors), "Quantising", "tensors", wanted=use_tqdm) as advance:
+                    for name, info in stored:
+                        gram = gram_of(linears[name]) if gram_of and name in linears else None
+                        _write(file, checkpoint, info, target if name in linears else None, gram)
+                        advance(1)
         checkpoint.check_unchanged()
     return out
 
@@ -209,7 +203,7 @@ def _layer_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _linears(config: LlamaConfig, checkpoint: Checkpoint) -> dict[str, str]:
+def _linears(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, str]:
     """Names of the tensors that are quantised, and of a parameter that is in each."""
     spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
     expected = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}

@@ -32,7 +32,7 @@ class ChatPage:
     gzipped : bytes
         The same, compressed.
     headers : mapping
-        Of the response, whichever of the two it carries.
+        Headers of the response, whichever of the two it carries.
     """
 
     html: bytes

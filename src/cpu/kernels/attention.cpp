@@ -47,7 +47,7 @@ struct Workspace {
 
     // Visits every array with its size in floats; arrays begin at cache lines.
     template <class F>
-    void for_arrays(const AttentionArgs& a, F f) {
+    void for_arrays(const CpuAttentionArgs& a, F f) {
         const int64_t rows = max_rows(a), dim = padded_dim(a), longs = sizeof(int64_t) / sizeof(float);
         f(row, rows * (int64_t)(sizeof(Row) / sizeof(float)));
         f(q, rows * a.head_dim), f(scores, strip_rows * chunk_keys);
@@ -56,20 +56,20 @@ struct Workspace {
         f(keys, chunk_keys * a.head_dim), f(values, chunk_keys * dim), f(copied, 2 * width * a.head_dim);
         f(at, chunk_keys * longs), f(slots, chunk_keys * longs);
     }
-    static size_t bytes(const AttentionArgs& a) {
+    static size_t bytes(const CpuAttentionArgs& a) {
         int64_t floats = 0;
         Workspace{}.for_arrays(a, [&](auto*&, int64_t size) { floats += round_up(size, 16); });
         return (size_t)floats * sizeof(float);
     }
     Workspace() = default;
-    Workspace(const AttentionArgs& a, void* scratch) {
+    Workspace(const CpuAttentionArgs& a, void* scratch) {
         float* p = (float*)scratch;
         for_arrays(a, [&]<class T>(T*& array, int64_t size) { array = (T*)p, p += round_up(size, 16); });
     }
 };
 
 struct Block {
-    const AttentionArgs& a;
+    const CpuAttentionArgs& a;
     const Cursor& seq;
     const Workspace& w;
     int64_t first_query, num_tokens;  // queries [first_query, first_query + num_tokens) of the sequence
@@ -358,7 +358,7 @@ static void copy_row(const Results& to, const Results& from, int64_t dim) {
     memcpy(to.sums, from.sums, (size_t)dim * sizeof(float));
 }
 
-static void write_row(const AttentionArgs& a, const Results& row, int64_t head, float* out) {
+static void write_row(const CpuAttentionArgs& a, const Results& row, int64_t head, float* out) {
     float weight = *row.weight;
     // Scores are times log2(e). A sink far above them makes it infinite, and the row zero.
     if (a.sinks) weight += exp(set1(a.sinks[head] - *row.largest * 0x1.62e430p-1f))[0];
@@ -371,7 +371,7 @@ static void write_row(const AttentionArgs& a, const Results& row, int64_t head, 
 static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
 
 // The chunks that the query at `position` takes part in.
-static Interval visible_chunks(const AttentionArgs& a, int64_t position) {
+static Interval visible_chunks(const CpuAttentionArgs& a, int64_t position) {
     const Interval keys = visible_keys(a, position);
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
@@ -420,11 +420,11 @@ static void stage(const Block& b, int64_t kv) {
 // What a row is computed from, and where its result goes.
 static const float* query(const Block& b, int64_t row) {
     const Row& of = b.w.row[row];
-    return b.a.q + (b.seq.first_token + of.query) * b.a.q_stride + of.head * b.a.head_dim;
+    return (const float*)b.a.q + (b.seq.first_token + of.query) * b.a.q_stride + of.head * b.a.head_dim;
 }
 static float* output(const Block& b, int64_t row) {
     const Row& of = b.w.row[row];
-    return b.a.out + (b.seq.first_token + of.query) * b.a.out_stride + of.head * b.a.value_dim;
+    return (float*)b.a.out + (b.seq.first_token + of.query) * b.a.out_stride + of.head * b.a.value_dim;
 }
 
 // Rows of the result are far apart: asked for while they are computed.
@@ -435,7 +435,7 @@ static void fetch_outputs(const Block& b) {
 
 // Scaled so that weights are powers of two. Asks for the queries of the next strip.
 static void load_queries(const Block& b) {
-    const AttentionArgs& a = b.a;
+    const CpuAttentionArgs& a = b.a;
     const vec scale = set1(a.softmax_scale * 0x1.715476p0f);  // log2(e)
     const int head_dim = a.head_dim;
     for (int64_t row = b.strip.begin; row < b.strip.end; ++row) {
@@ -472,7 +472,7 @@ static void attend_chunk(Block& b, bool first, bool last) {
 }
 
 template <class E>
-static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& seq, int64_t item) {
+static void run_item(const CpuAttentionArgs& a, const Workspace& w, const Cursor& seq, int64_t item) {
     const int64_t first_kv = item % seq.num_kv_groups * seq.kv_per_item;
     const int64_t rest = item / seq.num_kv_groups;
     // The last block sees the most keys: first, so that the shortest items come at the end.
@@ -502,9 +502,9 @@ static void run_item(const AttentionArgs& a, const Workspace& w, const Cursor& s
 
 }  // namespace
 
-size_t attention_scratch_bytes(const AttentionArgs& args) { return Workspace::bytes(args); }
+size_t attention_scratch_bytes(const CpuAttentionArgs& args) { return Workspace::bytes(args); }
 
-size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
+size_t attention_shared_scratch_bytes(const CpuAttentionArgs& args) {
     Cursor seq;
     seq.start(args, 1);
     while (seq.next(args)) {
@@ -512,14 +512,14 @@ size_t attention_shared_scratch_bytes(const AttentionArgs& args) {
     return (size_t)(seq.partial_end * partial_stride(args)) * sizeof(float);
 }
 
-size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len) {
+size_t attention_most_shared_scratch_bytes(const CpuAttentionArgs& args, int64_t num_tokens, int64_t max_context_len) {
     const int64_t num_chunks = (max_context_len + chunk_keys - 1) / chunk_keys;
     if (num_chunks <= 1) return 0;  // nothing to split
     const int64_t partials = smaller(num_tokens * args.num_heads * num_chunks, max_partials);
     return (size_t)(partials * partial_stride(args)) * sizeof(float);
 }
 
-void attention(const AttentionArgs& args, Share share) {
+void attention(const CpuAttentionArgs& args, Share share) {
     const Workspace workspace(args, args.scratch[share.thread]);
     Cursor seq;
     seq.start(args, share.count);
@@ -533,7 +533,7 @@ void attention(const AttentionArgs& args, Share share) {
     });
 }
 
-void attention_merge(const AttentionArgs& args, Share share) {
+void attention_merge(const CpuAttentionArgs& args, Share share) {
     const int64_t dim = padded_dim(args);
     Cursor seq;
     seq.start(args, share.count);
@@ -548,7 +548,7 @@ void attention_merge(const AttentionArgs& args, Share share) {
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);
             write_row(args, total, head,
-                      args.out + (seq.first_token + query) * args.out_stride + head * args.value_dim);
+                      (float*)args.out + (seq.first_token + query) * args.out_stride + head * args.value_dim);
         }
     }
 }

@@ -15,12 +15,12 @@ constexpr int64_t items_per_share = 4;  // at least, where items take several kv
 // split.
 constexpr int64_t max_partials = 32768;
 
-static int group_size(const AttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
-static int64_t most_block_queries(const AttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
-static int64_t max_rows(const AttentionArgs& a) { return larger(block_rows, group_size(a)); }
-static int64_t padded_dim(const AttentionArgs& a) { return round_up(a.value_dim, width); }
+static int group_size(const CpuAttentionArgs& a) { return a.num_heads / a.num_kv_heads; }
+static int64_t most_block_queries(const CpuAttentionArgs& a) { return larger(1, block_rows / group_size(a)); }
+static int64_t max_rows(const CpuAttentionArgs& a) { return larger(block_rows, group_size(a)); }
+static int64_t padded_dim(const CpuAttentionArgs& a) { return round_up(a.value_dim, width); }
 // A partial result: padded_dim sums, then the largest score, then the sum of weights.
-static int64_t partial_stride(const AttentionArgs& a) { return round_up(a.value_dim, 16) + 16; }
+static int64_t partial_stride(const CpuAttentionArgs& a) { return round_up(a.value_dim, 16) + 16; }
 
 namespace {
 
@@ -30,7 +30,7 @@ struct Interval {
 };
 
 // Positions of the keys that the query at `position` sees.
-static Interval visible_keys(const AttentionArgs& a, int64_t position) {
+static Interval visible_keys(const CpuAttentionArgs& a, int64_t position) {
     if (a.chunked) return {position / a.sliding_window * a.sliding_window, position + 1};
     return {a.sliding_window > 0 ? larger(0, position + 1 - a.sliding_window) : 0, position + 1};
 }
@@ -46,7 +46,7 @@ struct Cursor {
     bool split = false;
     int64_t item_begin = 0, item_end = 0, partial_begin = 0, partial_end = 0;
 
-    void load(const AttentionArgs& a, int64_t s) {
+    void load(const CpuAttentionArgs& a, int64_t s) {
         seq = s;
         first_token = a.cu_seqlens_q[s];
         num_queries = a.cu_seqlens_q[s + 1] - first_token;
@@ -55,10 +55,10 @@ struct Cursor {
         num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
     }
     // Whether items of so many queries would be too large for the threads.
-    bool too_few_items(const AttentionArgs& a, int64_t queries) const {
+    bool too_few_items(const CpuAttentionArgs& a, int64_t queries) const {
         return smaller(num_queries, queries) * num_chunks * fine_items * a.num_threads > total_work;
     }
-    void start(const AttentionArgs& a, int shares) {
+    void start(const CpuAttentionArgs& a, int shares) {
         int64_t work = 0;
         for (int64_t s = 0; s < a.num_seqs; ++s) {
             load(a, s);
@@ -70,7 +70,7 @@ struct Cursor {
     }
     // kv heads that one item takes. A paged cache has the heads of a block side by side, and is read fastest in that
     // order; a long block has one head's keys side by side.
-    int64_t choose_kv_heads(const AttentionArgs& a) const {
+    int64_t choose_kv_heads(const CpuAttentionArgs& a) const {
         if (a.block_size >= chunk_keys) return 1;
         const int64_t tokens = smaller(num_queries, block_queries), chunks = split ? 1 : num_chunks;
         const int64_t fit = strip_rows / larger(tokens * group_size(a), 1);
@@ -78,7 +78,7 @@ struct Cursor {
         const int64_t most = larger(1, smaller(smaller(fit, fair), a.num_kv_heads));
         return (a.num_kv_heads + (a.num_kv_heads + most - 1) / most - 1) / ((a.num_kv_heads + most - 1) / most);
     }
-    bool next(const AttentionArgs& a) {
+    bool next(const CpuAttentionArgs& a) {
         if (seq + 1 >= a.num_seqs) return false;
         load(a, seq + 1);
         const int64_t partials = num_queries * a.num_heads * num_chunks;
@@ -94,7 +94,7 @@ struct Cursor {
         if (split) partial_end += partials;
         return true;
     }
-    float* partial(const AttentionArgs& a, int64_t query, int64_t head, int64_t chunk) const {
+    float* partial(const CpuAttentionArgs& a, int64_t query, int64_t head, int64_t chunk) const {
         const int64_t index = partial_begin + (query * a.num_heads + head) * num_chunks + (chunk - first_chunk);
         return (float*)a.shared_scratch + index * partial_stride(a);
     }

@@ -14,13 +14,13 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
     const int64_t kept = a.taps - 1;
     // Inputs of the sequence, from the kept-th before this step's first on; null: zeros.
     const auto input = [&](int64_t i) __attribute__((always_inline)) -> const float* {
-        if (i >= kept) return a.x + (begin + i - kept) * a.x_stride + first;
+        if (i >= kept) return (const float*)a.x + (begin + i - kept) * a.x_stride + first;
         return in < 0 ? nullptr : a.state + (in * kept + i) * a.channels + first;
     };
     for (int64_t t = 0; t < num_tokens; ++t) {
         const float* rows[most_taps];
         for (int j = 0; j < a.taps; ++j) rows[j] = input(t + j);
-        float* const to = a.out + (begin + t) * a.out_stride + first;
+        float* const to = (float*)a.out + (begin + t) * a.out_stride + first;
         for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
             vec sum = zero();
             for (int j = 0; j < a.taps; ++j)
@@ -40,11 +40,12 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
 
 void causal_conv(const CausalConvArgs& args, Share share) {
     constexpr int64_t columns = 512;
-    const int64_t pieces = (args.channels + columns - 1) / columns, units = args.sequences.num_seqs * pieces;
+    const int64_t channels = args.channels, pieces = (channels + columns - 1) / columns,
+                  units = args.sequences.num_seqs * pieces;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit % pieces * columns;
-        conv_channels(args, unit / pieces, first, smaller(args.channels - first, columns));
+        conv_channels(args, unit / pieces, first, smaller(channels - first, columns));
     }
 }
 
@@ -144,14 +145,14 @@ static void gated_norm(float* x, const float* norm, const float* z, int64_t n, f
 }
 
 // The state that a head of a sequence begins with; null: zeros.
-static const float* state_before(const DeltaRuleArgs& a, int64_t s, int64_t head) {
+static const float* state_before(const CpuDeltaRuleArgs& a, int64_t s, int64_t head) {
     const int32_t in = a.sequences.state_in[s];
     return in < 0 ? nullptr : a.state + (in * int64_t{a.num_v_heads} + head) * a.k_dim * a.v_dim;
 }
 
 // One head of one sequence. Columns of the state go through several tokens while they are in the cache. next: the state
 // that this thread needs behind it, or null.
-static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
+static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
     constexpr int vectors = 4;
     const int64_t k_dim = a.k_dim, v_dim = a.v_dim, state_size = k_dim * v_dim;
     const int64_t k_head = head / (a.num_v_heads / a.num_k_heads), k_size = a.num_k_heads * k_dim;
@@ -168,7 +169,7 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head, const fl
     for (int64_t begin = a.sequences.cu_seqlens_q[s]; begin < end; begin += tokens_at_once) {
         const int n = (int)smaller(end - begin, tokens_at_once);
         for (int t = 0; t < n; ++t) {
-            const float* const q = a.qkv + (begin + t) * a.qkv_stride + k_head * k_dim;
+            const float* const q = (const float*)a.qkv + (begin + t) * a.qkv_stride + k_head * k_dim;
             l2_norm(q, keys.q[t], k_dim, scale);
             l2_norm(q + k_size, keys.k[t], k_dim, 1);
             keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
@@ -187,8 +188,9 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head, const fl
                 columns.template pass<false, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
             for (int t = 0; t < n; ++t) {
                 const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
-                const float* const v = a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
-                float* const out = a.out + (begin + t) * a.out_stride + head * v_dim + column;
+                const float* const v =
+                    (const float*)a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
+                float* const out = (float*)a.out + (begin + t) * a.out_stride + head * v_dim + column;
                 const float decay = gates[0], beta = gates[a.num_v_heads];
                 columns.finish(v, decay, beta, keys.dot[t], out);
                 if (t + 1 < n)
@@ -201,19 +203,19 @@ static void delta_head(const DeltaRuleArgs& a, int64_t s, int64_t head, const fl
         for (; column + vectors * width <= v_dim; column += vectors * width) run(Number<vectors>(), column, width);
         for (; column < v_dim; column += width) run(Number<1>(), column, (int)smaller(v_dim - column, width));
         for (int t = 0; t < n; ++t)
-            gated_norm(a.out + (begin + t) * a.out_stride + head * v_dim, a.norm,
-                       a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps);
+            gated_norm((float*)a.out + (begin + t) * a.out_stride + head * v_dim, a.norm,
+                       (const float*)a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps);
     }
 }
 
-void delta_rule(const DeltaRuleArgs& args, Share share) {
-    const int64_t units = args.sequences.num_seqs * args.num_v_heads;
+void delta_rule(const CpuDeltaRuleArgs& args, Share share) {
+    const int64_t num_heads = args.num_v_heads, units = args.sequences.num_seqs * num_heads;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     const auto before = [&](int64_t unit) {
-        return unit < end ? state_before(args, unit / args.num_v_heads, unit % args.num_v_heads) : nullptr;
+        return unit < end ? state_before(args, unit / num_heads, unit % num_heads) : nullptr;
     };
     for (int64_t unit = begin; unit < end; ++unit)
-        delta_head(args, unit / args.num_v_heads, unit % args.num_v_heads, before(unit + 1));
+        delta_head(args, unit / num_heads, unit % num_heads, before(unit + 1));
 }
 
 }  // namespace infinilm::cpu::INFINILM_ISA

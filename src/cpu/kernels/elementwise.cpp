@@ -127,9 +127,9 @@ static void act_mul_piece(Activation activation, const float* gate, const float*
 
 void act_mul(const ActMulArgs& args, Share share) {
     for_pieces(args.num_tokens, args.intermediate_size, share, [&](int64_t token, int64_t first, int64_t n) {
-        const float* gate = args.gate + token * args.gate_stride + first;  // [n]
-        const float* up = args.up ? args.up + token * args.up_stride + first : nullptr;
-        act_mul_piece(args.activation, gate, up, args.out + token * args.out_stride + first, n);
+        const float* gate = (const float*)args.gate + token * args.gate_stride + first;  // [n]
+        const float* up = args.up ? (const float*)args.up + token * args.up_stride + first : nullptr;
+        act_mul_piece(args.activation, gate, up, (float*)args.out + token * args.out_stride + first, n);
     });
 }
 
@@ -154,10 +154,11 @@ void combine(const CombineArgs& args, Share share) {
                                 __attribute__((always_inline)) { return load_partial(row + i, count); };
             vec sum = zero();
             for (int64_t k = 0; k < args.top_k; ++k)
-                sum = fma(set1(weights ? weights[k] : 1), at(args.parts + part_of[k] * args.parts_stride), sum);
-            if (args.shared) sum = fma(gate, at(args.shared + t * args.shared_stride), sum);
-            if (args.residual) sum += at(args.residual + t * args.residual_stride);
-            store_partial(args.out + t * args.out_stride + i, sum, count);
+                sum = fma(set1(weights ? weights[k] : 1), at((const float*)args.parts + part_of[k] * args.parts_stride),
+                          sum);
+            if (args.shared) sum = fma(gate, at((const float*)args.shared + t * args.shared_stride), sum);
+            if (args.residual) sum += at((const float*)args.residual + t * args.residual_stride);
+            store_partial((float*)args.out + t * args.out_stride + i, sum, count);
         }
     });
 }

@@ -28,17 +28,17 @@ void pack(const PackArgs& args, Share share);
 extern const LinearKernels linear_floats;
 
 // norm.cpp
-void norm(const NormArgs& args, Share share);
+void norm(const CpuNormArgs& args, Share share);
 
 // rope.cpp
-void rope_store(const RopeStoreArgs& args, Share share);
+void rope_store(const CpuRopeStoreArgs& args, Share share);
 
 // attention.cpp
-size_t attention_scratch_bytes(const AttentionArgs& args);
-size_t attention_shared_scratch_bytes(const AttentionArgs& args);
-size_t attention_most_shared_scratch_bytes(const AttentionArgs& args, int64_t num_tokens, int64_t max_context_len);
-void attention(const AttentionArgs& args, Share share);
-void attention_merge(const AttentionArgs& args, Share share);
+size_t attention_scratch_bytes(const CpuAttentionArgs& args);
+size_t attention_shared_scratch_bytes(const CpuAttentionArgs& args);
+size_t attention_most_shared_scratch_bytes(const CpuAttentionArgs& args, int64_t num_tokens, int64_t max_context_len);
+void attention(const CpuAttentionArgs& args, Share share);
+void attention_merge(const CpuAttentionArgs& args, Share share);
 
 // elementwise.cpp
 void embedding(const EmbeddingArgs& args, Share share);
@@ -48,7 +48,7 @@ void combine(const CombineArgs& args, Share share);
 
 // delta.cpp
 void causal_conv(const CausalConvArgs& args, Share share);
-void delta_rule(const DeltaRuleArgs& args, Share share);
+void delta_rule(const CpuDeltaRuleArgs& args, Share share);
 
 }  // namespace infinilm::cpu::INFINILM_FLOATS
 

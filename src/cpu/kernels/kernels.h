@@ -10,17 +10,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-namespace infinilm::cpu {
+#include "args/attention.h"
+#include "args/rows.h"
+#include "args/state.h"
 
-// How a weight or a cache entry is stored; int8: a cache entry alone.
-enum class Element : uint8_t { f32, bf16, f16, int8 };
+namespace infinilm::cpu {
 
 struct Share {
     int index, count;  // this share of the work, and how many there are
     int thread;        // who does it: owns scratch[thread]
 };
-
-enum class Activation : uint8_t { silu, gelu_tanh, clamped_swiglu, relu2, sigmoid };  // as core/activation.h has them
 
 // How the weights of a linear are stored once they are packed: pack.h has the layout. Those behind int4 have the names
 // of the types of GGUF files, whose integers and scales they keep.
@@ -100,61 +99,19 @@ struct LinearArgs {
     void* shared_scratch;  // LinearKernels::shared_scratch_bytes: x as the tiles read it
 };
 
-struct NormArgs {
-    const float* x;  // [num_tokens, hidden_size]
-    int64_t x_stride;
-    float* residual;  // [num_tokens, hidden_size] updated in place, or null
-    int64_t residual_stride;
-    float multiplier;    // of x where it is added to the residual
-    float scale;         // of that sum
-    const void* weight;  // [hidden_size] or null: nothing is normed
-    const void* bias;    // [hidden_size] of LayerNorm, or null: RMSNorm
-    Element element;
-    float* mean_square;  // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
-    float* out;          // [num_tokens, hidden_size]
-    int64_t out_stride;
-    int64_t num_tokens, hidden_size;
-    float eps;
+// The structs of args/ with what a CPU reads besides. Their activations are float32 here.
+struct CpuNormArgs : NormArgs {
+    Element element;  // of weight and bias
 };
 
-struct RopeStoreArgs {
-    float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; without v where v_cache is null
-    int64_t qkv_stride;
-    const float* q_turned;  // [num_tokens, num_heads, rotary_dim] or null: the beginnings of the heads of qkv
-    int64_t q_turned_stride, q_turned_head_stride;
-    const float *cos_sin, *q_cos_sin;  // [num_tokens, rotary_dim]; rotary_dim 0: nothing is turned; a null one: not k
-    int64_t rotary_dim;
-    const void *q_norm, *k_norm, *v_norm;  // [head_dim] or null
-    Element norm_element;
-    const int64_t* slot_mapping;  // [num_tokens] or null
-    void *k_cache, *v_cache;      // [num_blocks, num_kv_heads, block_size, head_dim] contiguous; v_cache or null
-    float *k_scales, *v_scales;   // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
-    Element cache_element;
-    int64_t num_tokens, block_size;
-    int num_heads, num_kv_heads, head_dim;
-    float eps;
+struct CpuRopeStoreArgs : QkNormRopeStoreArgs {
+    float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
+    Element norm_element, cache_element;
 };
 
-struct AttentionArgs {
-    const float* q;  // [num_tokens, num_heads, head_dim]
-    int64_t q_stride;
-    // [num_blocks, num_kv_heads, block_size, head_dim] contiguous; where value_dim is less, v_cache is inside k_cache.
-    const void *k_cache, *v_cache;
+struct CpuAttentionArgs : AttentionArgs {
     const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
     Element cache_element;
-    const int32_t* block_table;  // [num_seqs, block_table_stride]
-    int64_t block_table_stride;
-    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
-    const int32_t* context_lens;  // [num_seqs]
-    const float* sinks;           // [num_heads] or null
-    float* out;                   // [num_tokens, num_heads, value_dim]
-    int64_t out_stride;
-    int64_t num_seqs, block_size;
-    int num_heads, num_kv_heads, head_dim;
-    int value_dim;                   // of the rows of v_cache, which lie head_dim apart
-    float softmax_scale, score_cap;  // score_cap 0: none
-    int sliding_window;
-    bool chunked;          // see AttentionParams
     int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it
     void* const* scratch;  // [num_threads], attention_scratch_bytes each
@@ -171,79 +128,9 @@ struct EmbeddingArgs {
     int64_t out_stride;
 };
 
-struct ActMulArgs {
-    const float* gate;  // [num_tokens, intermediate_size]
-    int64_t gate_stride;
-    const float* up;  // the same, or null
-    int64_t up_stride;
-    float* out;  // [num_tokens, intermediate_size]; without up it may be gate
-    int64_t out_stride;
-    int64_t num_tokens, intermediate_size;
-    Activation activation;
+struct CpuDeltaRuleArgs : DeltaRuleArgs {
+    const float* gates;  // [num_tokens, 2 * num_v_heads]: decay, then beta, made of a and b
 };
-
-struct SoftCapArgs {
-    float* x;  // [num_rows, n]
-    int64_t x_stride;
-    int64_t num_rows, n;
-    float cap;
-};
-
-// See ExpertsParams in ops/backend.h.
-struct CombineArgs {
-    const float* parts;  // [num_tokens * top_k, hidden_size]
-    int64_t parts_stride;
-    const int32_t* part_of;  // [num_tokens, top_k]: rows of parts
-    const float* weights;    // [num_tokens, top_k], or null: all are 1
-    int64_t weights_stride;
-    const float* shared;  // [num_tokens, hidden_size] or null
-    int64_t shared_stride;
-    const float* shared_gate;  // [num_tokens] or null
-    int64_t shared_gate_stride;
-    const float* residual;  // [num_tokens, hidden_size] or null; may be out
-    int64_t residual_stride;
-    float* out;  // [num_tokens, hidden_size]; may be shared
-    int64_t out_stride;
-    int64_t num_tokens, top_k, hidden_size;
-};
-
-// See StateSteps, CausalConvParams and DeltaRuleParams in ops/backend.h.
-struct StateArgs {
-    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
-    const int32_t* state_in;      // [num_seqs]
-    const int32_t* state_out;     // [num_seqs]
-    int64_t num_seqs;
-};
-
-struct CausalConvArgs {
-    const float* x;  // [num_tokens, channels]
-    int64_t x_stride;
-    const float* weight;  // [taps, channels]
-    float* state;         // [num_states, taps - 1, channels]
-    StateArgs sequences;
-    float* out;  // [num_tokens, channels]
-    int64_t out_stride;
-    int64_t channels;
-    int taps;  // 1 to most_taps
-};
-constexpr int most_taps = 8;
-
-struct DeltaRuleArgs {
-    const float* qkv;  // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim]
-    int64_t qkv_stride;
-    const float* z;  // [num_tokens, num_v_heads * v_dim]
-    int64_t z_stride;
-    const float* gates;  // [num_tokens, 2 * num_v_heads]: decay, then beta
-    const float* norm;   // [v_dim]
-    float* state;        // [num_states, num_v_heads, k_dim, v_dim]
-    StateArgs sequences;
-    float* out;  // [num_tokens, num_v_heads * v_dim]
-    int64_t out_stride;
-    int num_k_heads, num_v_heads;
-    int k_dim, v_dim;  // k_dim: at most most_k_dim
-    float eps;
-};
-constexpr int most_k_dim = 256;
 
 // Linears of some formats.
 struct LinearKernels {
@@ -272,20 +159,20 @@ struct Kernels {
             default: return *linear_integers;
         }
     }
-    void (*norm)(const NormArgs&, Share);
-    void (*rope_store)(const RopeStoreArgs&, Share);
-    size_t (*attention_scratch_bytes)(const AttentionArgs&);
-    size_t (*attention_shared_scratch_bytes)(const AttentionArgs&);  // 0: no attention_merge needed
+    void (*norm)(const CpuNormArgs&, Share);
+    void (*rope_store)(const CpuRopeStoreArgs&, Share);
+    size_t (*attention_scratch_bytes)(const CpuAttentionArgs&);
+    size_t (*attention_shared_scratch_bytes)(const CpuAttentionArgs&);  // 0: no attention_merge needed
     // The most that is, whatever the sequences of num_tokens tokens; of the arguments only heads and head_dim count.
-    size_t (*attention_most_shared_scratch_bytes)(const AttentionArgs&, int64_t num_tokens, int64_t max_context_len);
-    void (*attention)(const AttentionArgs&, Share);        // one partial result per (token, head, fixed chunk of keys)
-    void (*attention_merge)(const AttentionArgs&, Share);  // sums the partial results in order
+    size_t (*attention_most_shared_scratch_bytes)(const CpuAttentionArgs&, int64_t num_tokens, int64_t max_context_len);
+    void (*attention)(const CpuAttentionArgs&, Share);  // one partial result per (token, head, fixed chunk of keys)
+    void (*attention_merge)(const CpuAttentionArgs&, Share);  // sums the partial results in order
     void (*embedding)(const EmbeddingArgs&, Share);
     void (*act_mul)(const ActMulArgs&, Share);
     void (*soft_cap)(const SoftCapArgs&, Share);
     void (*combine)(const CombineArgs&, Share);
     void (*causal_conv)(const CausalConvArgs&, Share);
-    void (*delta_rule)(const DeltaRuleArgs&, Share);
+    void (*delta_rule)(const CpuDeltaRuleArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -300,9 +187,10 @@ extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx5
 // that it was compiled from other declarations than the caller.
 using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
-constexpr uint64_t kernels_layout =
-    sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^ sizeof(NormArgs) << 20 ^
-    sizeof(RopeStoreArgs) << 16 ^ sizeof(AttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
-    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^ sizeof(CausalConvArgs) << 14 ^ sizeof(DeltaRuleArgs) << 18;
+constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
+                                    sizeof(CpuNormArgs) << 20 ^ sizeof(CpuRopeStoreArgs) << 16 ^
+                                    sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
+                                    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^
+                                    sizeof(CausalConvArgs) << 14 ^ sizeof(CpuDeltaRuleArgs) << 18;
 
 }  // namespace infinilm::cpu

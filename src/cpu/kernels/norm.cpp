@@ -21,13 +21,13 @@ static void layer_norm_row(const float* x, const W* weight, const W* bias, float
 }
 
 template <class W>
-static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
+static void norm_rows(const CpuNormArgs& a, int64_t begin, int64_t end) {
     const W *weight = (const W*)a.weight, *bias = (const W*)a.bias;  // [hidden_size]
     for (int64_t t = begin; t < end; ++t) {
-        const float* x = a.x + t * a.x_stride;  // [hidden_size]
+        const float* x = (const float*)a.x + t * a.x_stride;  // [hidden_size]
         float sum;
         if (a.residual) {
-            float* residual = a.residual + t * a.residual_stride;  // [hidden_size]
+            float* residual = (float*)a.residual + t * a.residual_stride;  // [hidden_size]
             sum = sum_squares<true>(x, residual, a.hidden_size, a.multiplier, a.scale);
             x = residual;
         } else {
@@ -35,7 +35,7 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
         }
         if (a.mean_square && !weight) a.mean_square[t] = sum / (float)a.hidden_size * a.multiplier;
         if (a.mean_square) sum = a.mean_square[t] * (float)a.hidden_size;
-        float* const out = a.out + t * a.out_stride;
+        float* const out = (float*)a.out + t * a.out_stride;
         if (bias)
             layer_norm_row(x, weight, bias, out, a.hidden_size, a.eps);
         else if (weight)
@@ -43,9 +43,9 @@ static void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
     }
 }
 
-void norm(const NormArgs& args, Share share) {
-    const int64_t begin = args.num_tokens * share.index / share.count;
-    const int64_t end = args.num_tokens * (share.index + 1) / share.count;
+void norm(const CpuNormArgs& args, Share share) {
+    const int64_t num_tokens = args.num_tokens;
+    const int64_t begin = num_tokens * share.index / share.count, end = num_tokens * (share.index + 1) / share.count;
     visit_element(args.element, [&](auto element) { norm_rows<decltype(element)>(args, begin, end); });
 }
 

@@ -43,40 +43,43 @@ static void store_head(const float* x, E* cache, float*, int head_dim) {
     if (d < head_dim) store_partial(cache + d, load_partial(x + d, head_dim - d), head_dim - d);
 }
 
-static void normalise(float* x, const void* weight, const RopeStoreArgs& a) {
-    const float scale = rms_scale(sum_squares<false>(x, nullptr, a.head_dim), a.head_dim, a.eps);
-    visit_element(a.norm_element, [&](auto w) { scale_row(x, scale, (const decltype(w)*)weight, x, a.head_dim); });
+static void normalise(float* x, const void* weight, const CpuRopeStoreArgs& a) {
+    const float scale = rms_scale(sum_squares<false>(x, nullptr, a.rope.head_dim), a.rope.head_dim, a.rope.eps);
+    visit_element(a.norm_element, [&](auto w) { scale_row(x, scale, (const decltype(w)*)weight, x, a.rope.head_dim); });
 }
 
-static void rope_head(const RopeStoreArgs& a, int64_t token, int head) {
-    float* x = a.qkv + token * a.qkv_stride + (int64_t)head * a.head_dim;  // [head_dim]
-    const int value_begin = a.num_heads + a.num_kv_heads;
-    const void* const weight = head < a.num_heads ? a.q_norm : head < value_begin ? a.k_norm : a.v_norm;
+static void rope_head(const CpuRopeStoreArgs& a, int64_t token, int head) {
+    float* x = (float*)a.qkv + token * a.qkv_stride + (int64_t)head * a.rope.head_dim;  // [head_dim]
+    const int value_begin = a.rope.num_heads + a.rope.num_kv_heads;
+    const void* const weight = head < a.rope.num_heads ? a.rope.q_norm
+                               : head < value_begin    ? a.rope.k_norm
+                                                       : a.rope.v_norm;
     if (weight) normalise(x, weight, a);
     if (head < value_begin) {
-        const float* const table = head < a.num_heads ? a.q_cos_sin : a.cos_sin;
-        const float* const from = a.q_turned && head < a.num_heads
-                                      ? a.q_turned + token * a.q_turned_stride + head * a.q_turned_head_stride
-                                      : x;
-        if (a.rotary_dim && table) rotate(from, x, table + token * a.rotary_dim, a.rotary_dim / 2);
+        const float* const table = head < a.rope.num_heads ? a.rope.q_cos_sin : a.rope.cos_sin;
+        const float* const from =
+            a.rope.q_turned && head < a.rope.num_heads
+                ? (const float*)a.rope.q_turned + token * a.rope.q_turned_stride + head * a.rope.q_turned_head_stride
+                : x;
+        if (a.rope.rotary_dim && table) rotate(from, x, table + token * a.rope.rotary_dim, a.rope.rotary_dim / 2);
     }
-    if (head < a.num_heads || !a.slot_mapping) return;
-    const int64_t slot = a.slot_mapping[token];
+    if (head < a.rope.num_heads || !a.rope.slot_mapping) return;
+    const int64_t slot = a.rope.slot_mapping[token];
     if (slot < 0) return;
     const bool is_key = head < value_begin;
-    const int kv_head = head - (is_key ? a.num_heads : value_begin);
-    const int64_t block = slot / a.block_size, offset = slot % a.block_size;
-    const int64_t row = (block * a.num_kv_heads + kv_head) * a.block_size + offset;  // of the cache
+    const int kv_head = head - (is_key ? a.rope.num_heads : value_begin);
+    const int64_t block = slot / a.rope.block_size, offset = slot % a.rope.block_size;
+    const int64_t row = (block * a.rope.num_kv_heads + kv_head) * a.rope.block_size + offset;  // of the cache
     float* const scales = is_key ? a.k_scales : a.v_scales;
     visit_cache_element(a.cache_element, [&](auto e) {
-        store_head(x, (decltype(e)*)(is_key ? a.k_cache : a.v_cache) + row * a.head_dim, scales ? scales + row : scales,
-                   a.head_dim);
+        store_head(x, (decltype(e)*)(is_key ? a.rope.k_cache : a.rope.v_cache) + row * a.rope.head_dim,
+                   scales ? scales + row : scales, a.rope.head_dim);
     });
 }
 
-void rope_store(const RopeStoreArgs& args, Share share) {
-    const int heads = args.num_heads + (args.v_cache ? 2 : 1) * args.num_kv_heads;
-    const int64_t units = args.num_tokens * heads;
+void rope_store(const CpuRopeStoreArgs& args, Share share) {
+    const int heads = args.rope.num_heads + (args.rope.v_cache ? 2 : 1) * args.rope.num_kv_heads;
+    const int64_t units = (int64_t)args.num_tokens * heads;
     const int64_t begin = units * share.index / share.count, end = units * (share.index + 1) / share.count;
     for (int64_t unit = begin; unit < end; ++unit) rope_head(args, unit / heads, (int)(unit % heads));
 }

@@ -1,6 +1,7 @@
 #include "model/sublayers/attention.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "model/prepare_vectors.h"
 #include "ops/ops.h"
@@ -8,6 +9,22 @@
 namespace infinilm {
 
 namespace {
+
+// Query heads of a rank that read the same kv head: they may not cross a group of the model's.
+int local_group(const AttentionSpec& model, Shard shard) {
+    return std::gcd(model.num_heads / shard.size, model.num_heads / model.num_kv_heads);
+}
+
+// For each of a rank's kv heads the one of the model. They serve equally many consecutive query heads of the rank;
+// where there are more ranks than kv heads, or the ratio is odd, several ranks have the same one.
+std::vector<int> kv_heads_of(const AttentionSpec& model, Shard shard) {
+    const int group = local_group(model, shard);
+    const int num_heads = model.num_heads / shard.size;  // consecutive ones, as many on every rank
+    std::vector<int> heads;
+    for (int head = shard.rank * num_heads; head < (shard.rank + 1) * num_heads; head += group)
+        heads.push_back(head / (model.num_heads / model.num_kv_heads));
+    return heads;
+}
 
 // Rows of kv heads: only those that are neighbours are one range.
 Cut kv_rows(const AttentionSpec& model) {
@@ -21,9 +38,44 @@ Cut kv_rows(const AttentionSpec& model) {
 
 }  // namespace
 
-Attention::Attention(const ModelSpec& spec, int layer, BufferPlan& plan)
-    : own_(spec, layer), hidden_size_(spec.hidden_size) {
-    const AttentionSpec& heads = own_.heads;
+void AttentionSpec::check(const ModelSpec& model) const {
+    require_spec(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_heads (", num_heads,
+                 ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
+    require_spec(head_dim > 0 && head_dim % 2 == 0, "head_dim must be positive and even, got ", head_dim);
+    require_spec(sliding_window >= 0, "sliding_window must be 0 or positive, got ", sliding_window);
+    require_spec(sliding_window > 0 || !chunked, "a layer that is chunked needs the size as sliding_window");
+    require_spec(!v_norm || qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
+    for (const int own : {rope, q_rope}) check_rope(model, own, head_dim);
+}
+
+AttentionSpec AttentionSpec::local(Shard shard) const {
+    AttentionSpec own = *this;
+    own.num_heads = num_heads / shard.size;
+    own.num_kv_heads = own.num_heads / local_group(*this, shard);
+    return own;
+}
+
+CacheSpec AttentionSpec::cache() const {
+    return {.kind = own_kv() ? CacheKind::paged : CacheKind::shared,
+            .num_heads = num_heads,
+            .num_kv_heads = num_kv_heads,
+            .head_dim = head_dim,
+            .value_dim = head_dim,
+            .sliding_window = sliding_window,
+            .chunked = chunked,
+            .owner = kv_owner,
+            .states = {}};
+}
+
+Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferPlan& plan)
+    : spec_(heads),
+      own_{.cache = heads.cache(),
+           .softmax_scale = heads.softmax_scale,
+           .score_cap = heads.score_cap,
+           .rope = heads.rope,
+           .q_rope = heads.q_rope,
+           .eps = model.rms_norm_eps},
+      hidden_size_(model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
     mixed_ = plan.add({.name = "mixed", .columns = heads.q_dim()});
     gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.q_dim() : 0});
@@ -32,29 +84,29 @@ Attention::Attention(const ModelSpec& spec, int layer, BufferPlan& plan)
 }
 
 void Attention::declare(ParamTable& table) {
-    const AttentionSpec model = table.model().attention_of(table.layer());
+    const auto& model = std::get<AttentionSpec>(table.layer_spec().mixer);
     const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.head_dim;
     const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);
     std::vector<ParamTable::Part> parts{{at + "q_proj", q_dim, q_rows}};
-    if (model.own_kv)
+    if (model.own_kv())
         parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model)}, {at + "v_proj", kv_dim, kv_rows(model)}});
-    table.linear(qkv_proj_, {.name = at + (model.own_kv ? "qkv_proj" : "q_proj"),
+    table.linear(qkv_proj_, {.name = at + (model.own_kv() ? "qkv_proj" : "q_proj"),
                              .in_features = hidden_size_,
                              .parts = parts,
                              .timed = "qkv_proj",
                              .bias = model.qkv_bias,
-                             .kind = model.own_kv ? LinearKind::qkv : LinearKind::plain,
-                             .head_dim = model.own_kv ? model.head_dim : 0});
+                             .kind = model.own_kv() ? LinearKind::qkv : LinearKind::plain,
+                             .head_dim = model.own_kv() ? model.head_dim : 0});
     if (model.qk_norm == QkNorm::turned_heads) {
         const auto ones = [head_dim](Backend&, const VectorWeights&) {
             return ones_like(allocate_host(DType::float32, {head_dim}));
         };
-        if (own_.layer.rope >= 0) table.made(q_norm_, ones), table.made(k_norm_, ones);
+        if (spec_.rope >= 0) table.made(q_norm_, ones), table.made(k_norm_, ones);
     } else if (model.qk_norm != QkNorm::none) {
         const bool all = model.qk_norm == QkNorm::all;
         table.norm(q_norm_, at + "q_norm", all ? q_dim : head_dim, all ? q_rows : Cut());
-        if (model.own_kv) table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model) : Cut());
+        if (model.own_kv()) table.norm(k_norm_, at + "k_norm", all ? kv_dim : head_dim, all ? kv_rows(model) : Cut());
     }
     if (model.v_norm)
         table.made(v_norm_, [this](Backend&, const VectorWeights&) {
@@ -75,11 +127,11 @@ void Attention::declare(ParamTable& table) {
 }
 
 std::vector<Site> Attention::sites() const {
-    const AttentionSpec& heads = own_.heads;
-    const bool norms = heads.qk_norm == QkNorm::turned_heads ? own_.layer.rope >= 0 : heads.qk_norm != QkNorm::none;
+    const AttentionSpec& heads = spec_;
+    const bool norms = heads.qk_norm == QkNorm::turned_heads ? spec_.rope >= 0 : heads.qk_norm != QkNorm::none;
     std::vector<Site> out{sites::q_proj, sites::q_rope, sites::attention};
     if (norms) out.push_back(sites::q_norm);
-    if (!heads.own_kv) return out;
+    if (!heads.own_kv()) return out;
     out.insert(out.end(), {sites::k_proj, sites::v_proj, sites::k_rope});
     if (norms) out.push_back(sites::k_norm);
     if (heads.v_norm) out.push_back(sites::v_norm);
@@ -87,15 +139,15 @@ std::vector<Site> Attention::sites() const {
 }
 
 std::vector<LinearCall> Attention::calls() const {
-    const int64_t q_dim = own_.heads.q_dim();
-    return {{.in_features = hidden_size_, .out_features = std::max<int64_t>(q_dim, own_.heads.kv_dim())},
+    const int64_t q_dim = spec_.q_dim();
+    return {{.in_features = hidden_size_, .out_features = std::max<int64_t>(q_dim, spec_.kv_dim())},
             {.in_features = q_dim, .out_features = hidden_size_}};
 }
 
 // Norm, q, k and v, RMSNorm of their heads, RoPE; keys and values into the cache.
 template <class Tap>
 void Attention::project(const Step<Tap>& s, Input in) const {
-    const AttentionSpec& heads = own_.heads;
+    const AttentionSpec& heads = spec_;
     if (heads.output_gate) {  // two linears read the norm
         in = {.x = s.whole(in)};
         s.linear(gate_proj_, in.x, s.view(gated_).slice(1, 0, heads.q_dim()));
@@ -107,7 +159,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     if (!wide) params.q_norm = q_norm_.prepared, params.k_norm = k_norm_.prepared;  // else norm_all_heads does it
     params.v_norm = v_norm_.prepared;
     const bool in_parts = Tap::active || wide || behind_rope;
-    if (!in_parts && heads.own_kv)
+    if (!in_parts && heads.own_kv())
         return ops::linear_rope_store_kv(
             s.backend, {.x = in.x, .weight = *qkv_proj_.prepared, .norm = in.norm, .residual = {}, .out = qkv}, params);
     s.linear(qkv_proj_, in.x, qkv, in.norm);
@@ -118,11 +170,11 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     };
     const auto tap_q_and_k = [&](Site q, Site k) {
         tap_heads(q, 0, params.num_heads);
-        if (heads.own_kv) tap_heads(k, params.num_heads, params.num_kv_heads);
+        if (heads.own_kv()) tap_heads(k, params.num_heads, params.num_kv_heads);
     };
     const auto tap_v = [&](Site v) { tap_heads(v, params.num_heads + params.num_kv_heads, params.num_kv_heads); };
     tap_q_and_k(sites::q_proj, sites::k_proj);
-    if (heads.own_kv) tap_v(sites::v_proj);
+    if (heads.own_kv()) tap_v(sites::v_proj);
     if (wide) {
         norm_all_heads(s, qkv);
         if constexpr (!Tap::active) return ops::qk_norm_rope_store_kv(s.backend, params);
@@ -141,7 +193,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
     ops::qk_norm_rope_store_kv(s.backend, part);
     tap_q_and_k(sites::q_rope, sites::k_rope);
     if (behind_rope) norm_heads();
-    if (!heads.own_kv) return;
+    if (!heads.own_kv()) return;
     part.cos_sin = part.q_cos_sin = {};
     part.slot_mapping = params.slot_mapping;
     ops::qk_norm_rope_store_kv(s.backend, part);
@@ -151,7 +203,7 @@ void Attention::project(const Step<Tap>& s, Input in) const {
 // model's.
 template <class Tap>
 void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const {
-    const int64_t num_tokens = s.num_tokens(), q_dim = own_.heads.q_dim(), kv_dim = own_.heads.kv_dim();
+    const int64_t num_tokens = s.num_tokens(), q_dim = spec_.q_dim(), kv_dim = spec_.kv_dim();
     const TensorView parts[] = {qkv.slice(1, 0, q_dim), qkv.slice(1, q_dim, q_dim + kv_dim)};
     const TensorView means = s.view(mean_squares_);
     const auto of_part = [&](int i) { return means.slice(0, i * num_tokens, (i + 1) * num_tokens); };
@@ -173,7 +225,7 @@ void Attention::norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const 
 template <class Tap>
 void Attention::begin(const Step<Tap>& s, Input in) const {
     project(s, in);
-    const AttentionSpec& heads = own_.heads;
+    const AttentionSpec& heads = spec_;
     const TensorView mixed = s.view(mixed_), gated = s.view(gated_);
     const TensorView result = of_heads(mixed, heads.num_heads, heads.head_dim, 0, heads.head_dim);
     const TensorView out =

@@ -15,7 +15,7 @@ class Attention {
 public:
     static constexpr Site site = sites::o_proj;  // of what it gives
 
-    Attention(const ModelSpec& spec, int layer, BufferPlan& plan);
+    Attention(const ModelSpec& model, const AttentionSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
@@ -33,6 +33,7 @@ private:
     template <class Tap>
     void norm_all_heads(const Step<Tap>& s, const TensorView& qkv) const;
 
+    AttentionSpec spec_;
     PagedLayer own_;
     int64_t hidden_size_;
     Buffer qkv_;           // [num_tokens, qkv_dim]

@@ -42,8 +42,31 @@ Tensor by_tap(Backend& backend, const VectorWeights& conv) {
 
 }  // namespace
 
-Delta::Delta(const ModelSpec& spec, BufferPlan& plan)
-    : spec_(spec.delta), hidden_size_(spec.hidden_size), eps_(spec.rms_norm_eps) {
+void DeltaSpec::check(const ModelSpec&) const {
+    require_spec(num_k_heads > 0 && num_v_heads > 0 && num_v_heads % num_k_heads == 0 && k_dim > 0 && k_dim <= 256 &&
+                     v_dim > 0 && conv_size > 0 && conv_size <= 8,
+                 "layers with a state need heads of v in multiples of those of k, of 1 to 256 elements, and a "
+                 "convolution of 1 to 8 tokens; got ",
+                 num_k_heads, " and ", num_v_heads, " heads of ", k_dim, " and ", v_dim, " elements, and ", conv_size,
+                 " tokens");
+}
+
+DeltaSpec DeltaSpec::local(Shard shard) const {
+    DeltaSpec own = *this;
+    own.num_k_heads = num_k_heads / shard.size;
+    own.num_v_heads = num_v_heads / shard.size;
+    return own;
+}
+
+CacheSpec DeltaSpec::cache() const {
+    return {.kind = CacheKind::state, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
+}
+
+// Of an element of the state: the decay; a product and a sum for S^T k, the update and S^T q each.
+CostSpec DeltaSpec::cost() const { return {.of_token = int64_t{7} * v_size() * k_dim}; }
+
+Delta::Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan)
+    : spec_(spec), hidden_size_(model.hidden_size), eps_(model.rms_norm_eps) {
     in_ = plan.add({.name = "delta_in", .columns = spec_.padded_in_dim()});
     conv_ = plan.add({.name = "conv", .columns = spec_.conv_dim()});
     gates_ = plan.add({.name = "delta_gates", .columns = 2 * spec_.num_v_heads, .dtype = DType::float32});
@@ -51,7 +74,7 @@ Delta::Delta(const ModelSpec& spec, BufferPlan& plan)
 }
 
 void Delta::declare(ParamTable& table) {
-    const DeltaSpec& model = table.model().delta;
+    const auto& model = std::get<DeltaSpec>(table.layer_spec().mixer);
     const std::string at = table.prefix() + "linear_attn.";
     const Cut qkv = qkv_rows(model), rows = Cut::rows(equal_parts);
     table.linear(in_proj_, {.name = at + "in_proj",
@@ -88,7 +111,7 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
         .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
     ops::causal_conv(s.backend, {.x = in.slice(1, 0, z),
                                  .weight = conv_weight_.prepared,
-                                 .state = s.cache.conv_state(s.layer),
+                                 .state = s.cache.state(s.layer, 0),
                                  .sequences = sequences,
                                  .out = conv});
     s.tap_own(sites::conv, conv, conv_);
@@ -99,7 +122,7 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .decay_rate = decay_rate_.prepared,
                                 .dt_bias = dt_bias_.prepared,
                                 .norm = norm_.prepared,
-                                .state = s.cache.delta_state(s.layer),
+                                .state = s.cache.state(s.layer, 1),
                                 .sequences = sequences,
                                 .gates = s.view(gates_),
                                 .out = out,

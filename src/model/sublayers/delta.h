@@ -13,7 +13,7 @@ class Delta {
 public:
     static constexpr Site site = sites::o_proj;  // of what it gives
 
-    Delta(const ModelSpec& spec, BufferPlan& plan);
+    Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;

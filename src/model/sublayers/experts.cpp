@@ -6,30 +6,54 @@
 
 namespace infinilm {
 
-Experts::Experts(const ModelSpec& spec, BufferPlan& plan)
-    : spec_(spec.experts),
-      hidden_size_(spec.hidden_size),
-      pre_norms_(spec.pre_norms),
-      activation_(spec.mlp.activation),
+void ExpertsSpec::check(const ModelSpec& model) const {
+    require_spec(top_k > 0 && top_k <= count && expert.intermediate_size > 0, "a layer with experts needs 1 to ", count,
+                 " experts per token and their intermediate_size, got ", top_k, " and ", expert.intermediate_size);
+    require_spec(num_groups > 0 && count % num_groups == 0 && top_groups > 0 && top_groups <= num_groups &&
+                     group_best >= 1 && group_best <= 2 && top_k <= count / num_groups * top_groups,
+                 "groups of experts do not fit: ", count, " experts in ", num_groups, ", of which ", top_groups,
+                 " have the ", top_k, " of a token");
+    require_spec(expert.gated, "experts have a gate");
+    if (shared) shared->check(model);
+}
+
+std::vector<Divided> ExpertsSpec::divided() const {
+    std::vector<Divided> all = expert.divided();
+    if (shared) all.push_back(shared->divided()[0]);
+    return all;
+}
+
+ExpertsSpec ExpertsSpec::local(Shard shard) const {
+    ExpertsSpec own = *this;
+    own.expert = expert.local(shard);
+    if (shared) own.shared = shared->local(shard);
+    return own;
+}
+
+Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& plan)
+    : spec_(spec),
+      hidden_size_(model.hidden_size),
+      pre_norms_(model.pre_norms),
       gate_up_(static_cast<size_t>(spec_.count)),
       down_(static_cast<size_t>(spec_.count)) {
     const int top_k = spec_.top_k;
     logits_ = plan.add({.name = "router_logits", .columns = (spec_.count + 7) / 8 * 8, .dtype = DType::float32});
     ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
     weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
-    inner_ = plan.add({.name = "expert_inner", .columns = spec_.intermediate_size, .rows = top_k});
+    inner_ = plan.add({.name = "expert_inner", .columns = spec_.expert.intermediate_size, .rows = top_k});
     parts_ = plan.add({.name = "expert_parts", .columns = hidden_size_, .rows = top_k});
     lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
-    if (spec_.shared_intermediate_size == 0) return;
-    shared_.emplace(spec, spec_.shared_intermediate_size, plan, false);
+    if (!spec_.shared) return;
+    shared_.emplace(model, *spec_.shared, plan, false);
     shared_out_ = plan.add({.name = "shared", .columns = hidden_size_});
     shared_gate_ = plan.add({.name = "shared_gate", .columns = spec_.shared_gate ? 8 : 0, .dtype = DType::float32});
 }
 
 void Experts::declare(ParamTable& table) {
-    const ExpertsSpec& model = table.model().experts;
+    const LayerSpec& layer = table.layer_spec();
+    const ExpertsSpec& model = *layer.experts;
     const std::string at = table.prefix() + "mlp.";
-    if (model.beside_mlp) {
+    if (layer.mlp) {
         const float scale = 1 / std::sqrt(static_cast<float>(hidden_size_));
         table.wide(router_norm_, at + "gate.scale", hidden_size_, {}, scale);
         table.wide(expert_scales_, at + "gate.per_expert_scale", model.count);
@@ -38,15 +62,14 @@ void Experts::declare(ParamTable& table) {
                            .in_features = hidden_size_,
                            .parts = {{at + "gate", model.count}},
                            .timed = "router",
-                           .bias = model.bias,
+                           .bias = model.router_bias,
                            .quantised = false,
                            .adaptable = false});
     if (model.correction_bias) table.wide(correction_, at + "gate.e_score_correction_bias", model.count);
     for (size_t e = 0; e < down_.size(); ++e)
-        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.intermediate_size, model.bias,
-                    true);
+        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.expert, true);
     if (!shared_) return;
-    shared_->declare(table, at + "shared_expert.", model.shared_intermediate_size, false);
+    shared_->declare(table, at + "shared_expert.", *model.shared);
     if (model.shared_gate)
         table.linear(shared_gate_proj_, {.name = at + "shared_expert_gate",
                                          .in_features = hidden_size_,
@@ -70,7 +93,7 @@ std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
 std::vector<LinearCall> Experts::calls() const {
     std::vector<LinearCall> calls{
         {.in_features = hidden_size_, .out_features = spec_.count, .adaptable = false}};  // the router
-    for (const int64_t in_features : {hidden_size_, int64_t{spec_.intermediate_size}})
+    for (const int64_t in_features : {hidden_size_, int64_t{spec_.expert.intermediate_size}})
         calls.push_back({.in_features = in_features,
                          .out_features = 0,
                          .rows = spec_.top_k,
@@ -119,7 +142,7 @@ void Experts::finish(const Step<Tap>& s, const TensorView& residual, const Tenso
                              .ids = s.view(ids_),
                              .weights = s.view(weights_),
                              .experts = *prepared_,
-                             .activation = activation_,
+                             .activation = spec_.expert.activation,
                              .shared = shared,
                              .shared_gate = shared_gate,
                              .residual = residual,
@@ -130,11 +153,11 @@ void Experts::finish(const Step<Tap>& s, const TensorView& residual, const Tenso
                              .weigh_inputs = spec_.weigh_inputs});
 }
 
-MlpAndExperts::MlpAndExperts(const ModelSpec& spec, int layer, BufferPlan& plan)
-    : mlp_(spec, spec.intermediate_size_of(layer), plan),
-      experts_(spec, plan),
-      hidden_size_(spec.hidden_size),
-      eps_(spec.rms_norm_eps),
+MlpAndExperts::MlpAndExperts(const ModelSpec& model, const MlpSpec& mlp, const ExpertsSpec& experts, BufferPlan& plan)
+    : mlp_(model, mlp, plan),
+      experts_(model, experts, plan),
+      hidden_size_(model.hidden_size),
+      eps_(model.rms_norm_eps),
       experts_out_(plan.add({.name = "shared", .columns = hidden_size_})),
       branch_(plan.add({.name = "branch", .columns = hidden_size_, .tapped = true})) {}
 

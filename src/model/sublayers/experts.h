@@ -21,7 +21,7 @@ class Experts {
 public:
     static constexpr Site site = sites::experts;  // of what it gives
 
-    Experts(const ModelSpec& spec, BufferPlan& plan);
+    Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
     void prepare(Backend& backend);  // once all tensors are
     void clear() { prepared_.reset(); }
@@ -43,7 +43,6 @@ private:
     ExpertsSpec spec_;
     int64_t hidden_size_;
     bool pre_norms_;
-    Activation activation_;
     Buffer logits_;       // [num_tokens, count rounded up to 8] float32
     Buffer ids_;          // [num_tokens, top_k] int32
     Buffer weights_;      // [num_tokens, top_k] float32
@@ -69,7 +68,7 @@ public:
     static constexpr std::optional<Site> site = std::nullopt;  // the sum has none
     static constexpr bool is_whole = true;                     // on every rank
 
-    MlpAndExperts(const ModelSpec& spec, int layer, BufferPlan& plan);
+    MlpAndExperts(const ModelSpec& model, const MlpSpec& mlp, const ExpertsSpec& experts, BufferPlan& plan);
     void declare(ParamTable& table);
     void prepare(Backend& backend) { experts_.prepare(backend); }
     void clear() { experts_.clear(); }

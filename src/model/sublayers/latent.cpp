@@ -6,9 +6,36 @@
 
 namespace infinilm {
 
-Latent::Latent(const ModelSpec& spec, int layer, BufferPlan& plan)
-    : own_(spec, layer), spec_(spec.latent), hidden_size_(spec.hidden_size), num_heads_(own_.heads.num_heads) {
-    qkv_ = plan.add({.name = "qkv", .columns = own_.heads.qkv_dim()});
+void LatentSpec::check(const ModelSpec& model) const {
+    require_spec(
+        num_heads > 0 && q_rank >= 0 && kv_rank > 0 && rope_dim > 0 && rope_dim % 2 == 0 && nope_dim > 0 && v_dim > 0,
+        "latent attention needs heads, latents and an even number of elements that RoPE turns; got ", num_heads,
+        " heads of ", rope_dim, " + ", nope_dim, " and ", v_dim, " elements, and latents of ", q_rank, " and ",
+        kv_rank);
+    check_rope(model, rope, rope_dim);
+}
+
+LatentSpec LatentSpec::local(Shard shard) const {
+    LatentSpec own = *this;
+    own.num_heads = num_heads / shard.size;
+    return own;
+}
+
+CacheSpec LatentSpec::cache() const {
+    return {.kind = CacheKind::latent,
+            .num_heads = num_heads,
+            .num_kv_heads = 1,
+            .head_dim = row_dim(),
+            .value_dim = kv_rank,
+            .states = {}};
+}
+
+Latent::Latent(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan)
+    : own_{.cache = spec.cache(), .softmax_scale = spec.softmax_scale, .rope = spec.rope, .eps = model.rms_norm_eps},
+      spec_(spec),
+      hidden_size_(model.hidden_size),
+      num_heads_(spec.num_heads) {
+    qkv_ = plan.add({.name = "qkv", .columns = (num_heads_ + 1) * spec_.row_dim()});
     mixed_ = plan.add({.name = "mixed", .columns = num_heads_ * spec_.v_dim});
     q_latent_ = plan.add({.name = "q_latent", .columns = spec_.q_rank});
     queries_ = plan.add({.name = "queries", .columns = num_heads_ * spec_.query_dim()});
@@ -16,7 +43,7 @@ Latent::Latent(const ModelSpec& spec, int layer, BufferPlan& plan)
 }
 
 void Latent::declare(ParamTable& table) {
-    const AttentionSpec model = table.model().attention_of(table.layer());
+    const auto& model = std::get<LatentSpec>(table.layer_spec().mixer);
     const int64_t num_heads = model.num_heads;
     const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);
@@ -25,7 +52,7 @@ void Latent::declare(ParamTable& table) {
                             .in_features = hidden_size_,
                             .parts = {{at + "q_a_proj", spec_.q_rank}},
                             .timed = "qkv_proj",
-                            .bias = model.qkv_bias});
+                            .bias = model.latent_bias});
         table.norm(q_latent_norm_, at + "q_a_layernorm", spec_.q_rank);
     }
     const std::string q_b = at + (spec_.q_rank > 0 ? "q_b_proj" : "q_proj");
@@ -37,7 +64,7 @@ void Latent::declare(ParamTable& table) {
                          .in_features = hidden_size_,
                          .parts = {{at + "kv_a_proj", spec_.row_dim()}},
                          .timed = "qkv_proj",
-                         .bias = model.qkv_bias});
+                         .bias = model.latent_bias});
     table.norm(latent_norm_, at + "kv_a_layernorm", spec_.kv_rank);
     const auto by_head = [&](LinearWeights& weights, const std::string& name, int out, int in) {
         table.linear(weights, {.name = name,

@@ -9,7 +9,7 @@ class Latent {
 public:
     static constexpr Site site = sites::o_proj;  // of what it gives
 
-    Latent(const ModelSpec& spec, int layer, BufferPlan& plan);
+    Latent(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan);
     void declare(ParamTable& table);
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;

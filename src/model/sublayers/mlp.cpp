@@ -5,9 +5,9 @@
 namespace infinilm {
 
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 int intermediate_size, bool bias, bool is_expert) {
-    const int64_t hidden = table.model().hidden_size;
-    const bool gated = table.model().mlp.gated;
+                 const MlpSpec& whole, bool is_expert) {
+    const int64_t hidden = table.model().hidden_size, intermediate_size = whole.intermediate_size;
+    const bool gated = whole.gated;
     const Cut rows = Cut::rows(inner_parts);
     std::vector<ParamTable::Part> parts{{at + "up_proj", intermediate_size, rows}};
     if (gated) parts.insert(parts.begin(), {at + "gate_proj", intermediate_size, rows});
@@ -15,35 +15,42 @@ void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down,
                            .in_features = hidden,
                            .parts = parts,
                            .timed = is_expert ? "" : "gate_up_proj",
-                           .bias = bias,
+                           .bias = whole.bias,
                            .kind = gated ? LinearKind::act_mul : LinearKind::plain,
                            .adaptable = !is_expert});
     table.linear(down, {.name = at + "down_proj",
                         .in_features = intermediate_size,
                         .parts = {{at + "down_proj", hidden, Cut::columns(inner_parts)}},
                         .timed = is_expert ? "" : "down_proj",
-                        .bias = bias,
+                        .bias = whole.bias,
                         .adaptable = !is_expert});
 }
 
-Mlp::Mlp(const ModelSpec& spec, int intermediate_size, BufferPlan& plan, bool hooked)
-    : hidden_size_(spec.hidden_size),
-      inner_size_(intermediate_size),
-      gated_(spec.mlp.gated),
+void MlpSpec::check(const ModelSpec&) const {
+    require_spec(intermediate_size > 0, "intermediate_size must be positive, got ", intermediate_size);
+}
+
+MlpSpec MlpSpec::local(Shard shard) const {
+    MlpSpec own = *this;
+    own.intermediate_size = static_cast<int>(inner_of(intermediate_size, shard).size());
+    return own;
+}
+
+Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked)
+    : hidden_size_(model.hidden_size),
+      inner_size_(spec.intermediate_size),
+      gated_(spec.gated),
       hooked_(hooked),
-      activation_(spec.mlp.activation) {
+      activation_(spec.activation) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
     gate_up_ = plan.add({.name = "gate_up", .columns = 2 * inner_size_, .tapped = true});
 }
 
-void Mlp::declare(ParamTable& table, const std::string& at, int intermediate_size, bool bias) {
-    declare_mlp(table, gate_up_proj_, down_proj_, at, intermediate_size, bias);
+void Mlp::declare(ParamTable& table, const std::string& at, const MlpSpec& whole) {
+    declare_mlp(table, gate_up_proj_, down_proj_, at, whole);
 }
 
-void Mlp::declare(ParamTable& table) {
-    const ModelSpec& model = table.model();
-    declare(table, table.prefix() + "mlp.", model.intermediate_size_of(table.layer()), model.mlp.bias);
-}
+void Mlp::declare(ParamTable& table) { declare(table, table.prefix() + "mlp.", *table.layer_spec().mlp); }
 
 std::vector<Site> Mlp::sites() const {
     std::vector<Site> out{sites::up_proj, sites::activation};

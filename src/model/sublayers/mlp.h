@@ -16,10 +16,10 @@ class Mlp {
 public:
     static constexpr Site site = sites::down_proj;  // of what it gives
 
-    // intermediate_size: of the rank. hooked: whether it has sites.
-    Mlp(const ModelSpec& spec, int intermediate_size, BufferPlan& plan, bool hooked = true);
-    // at: begins the names of its tensors. intermediate_size: of the whole model.
-    void declare(ParamTable& table, const std::string& at, int intermediate_size, bool bias);
+    // hooked: whether it has sites.
+    Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hooked = true);
+    // at: begins the names of its tensors. whole: of all ranks.
+    void declare(ParamTable& table, const std::string& at, const MlpSpec& whole);
     void declare(ParamTable& table);  // that of a layer
     std::vector<Site> sites() const;  // besides that of what it gives
     std::vector<LinearCall> calls() const;
@@ -43,6 +43,6 @@ private:
 
 // Writes the rows of the two linears of an MLP or an expert.
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 int intermediate_size, bool bias, bool is_expert = false);
+                 const MlpSpec& whole, bool is_expert = false);
 
 }  // namespace infinilm

@@ -11,18 +11,23 @@ namespace {
 constexpr float half = 0.70710678f;  // of each of the two that are added up
 
 Buffer all_vectors(const ModelSpec& spec, BufferPlan& plan) {
-    return plan.add({.name = "per_layer", .columns = int64_t{spec.num_layers} * spec.per_layer_size});
+    return plan.add({.name = "per_layer", .columns = int64_t{spec.num_layers} * spec.own_vectors->size});
 }
 
 }  // namespace
 
-OwnVectors::OwnVectors(const ModelSpec& spec, BufferPlan& plan)
-    : hidden_size_(spec.hidden_size),
-      size_(spec.per_layer_size),
-      num_layers_(spec.num_layers),
-      vocab_size_(spec.per_layer_vocab_size),
-      eps_(spec.rms_norm_eps),
-      vectors_(all_vectors(spec, plan)),
+void OwnVectorsSpec::check(const ModelSpec& model) const {
+    require_spec(size > 0 && model.post_norms && vocab_size >= model.vocab_size,
+                 "vectors of each layer need post_norms, and a table of at least vocab_size rows; it has ", vocab_size);
+}
+
+OwnVectors::OwnVectors(const ModelSpec& model, BufferPlan& plan)
+    : hidden_size_(model.hidden_size),
+      size_(model.own_vectors->size),
+      num_layers_(model.num_layers),
+      vocab_size_(model.own_vectors->vocab_size),
+      eps_(model.rms_norm_eps),
+      vectors_(all_vectors(model, plan)),
       projected_(plan.add({.name = "per_layer_projected", .columns = num_layers_ * size_})) {}
 
 void OwnVectors::declare(ParamTable& table) {
@@ -64,9 +69,9 @@ void OwnVectors::run(const Step<Tap>& s) const {
 
 OwnVector::OwnVector(const ModelSpec& spec, int layer, BufferPlan& plan)
     : hidden_size_(spec.hidden_size),
-      size_(spec.per_layer_size),
+      size_(spec.own_vectors->size),
       layer_(layer),
-      activation_(spec.mlp.activation),
+      activation_(spec.own_vectors->activation),
       vectors_(all_vectors(spec, plan)),
       gate_(plan.add({.name = "per_layer_gate", .columns = size_})) {}
 

@@ -14,7 +14,7 @@ inline constexpr Site per_layer_projection{"per_layer_projection"};  // [num_tok
 
 class OwnVectors {
 public:
-    OwnVectors(const ModelSpec& spec, BufferPlan& plan);
+    OwnVectors(const ModelSpec& model, BufferPlan& plan);
     void declare(ParamTable& table);
     std::vector<LinearCall> calls() const;
     template <class Tap>

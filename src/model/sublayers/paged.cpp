@@ -6,9 +6,6 @@
 
 namespace infinilm {
 
-PagedLayer::PagedLayer(const ModelSpec& spec, int layer)
-    : heads(spec.attention_of(layer)), layer(spec.layers[static_cast<size_t>(layer)]), eps(spec.rms_norm_eps) {}
-
 TensorView of_heads(const TensorView& rows, int64_t count, int64_t stride, int64_t begin, int64_t size) {
     const int64_t shape[] = {rows.shape(0), count, size}, strides[] = {rows.stride(0), stride, 1};
     return {rows.as<std::byte>() + begin * size_bytes(rows.dtype()), rows.dtype(), shape, strides, rows.device()};
@@ -16,11 +13,12 @@ TensorView of_heads(const TensorView& rows, int64_t count, int64_t stride, int64
 
 template <class Tap>
 RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv) {
+    const bool owns_rows = own.cache.owns_rows();
     const auto rope = [&](int index) { return index < 0 ? TensorView() : s.ropes[static_cast<size_t>(index)]; };
-    const auto of_kv = [&](const TensorView& view) { return own.heads.own_kv ? view : TensorView(); };
+    const auto of_kv = [&](const TensorView& view) { return owns_rows ? view : TensorView(); };
     return {.qkv = qkv,
-            .cos_sin = rope(own.layer.rope),
-            .q_cos_sin = rope(own.layer.q_rope),
+            .cos_sin = rope(own.rope),
+            .q_cos_sin = rope(own.q_rope),
             .q_turned = {},
             .q_norm = {},
             .k_norm = {},
@@ -30,9 +28,9 @@ RopeStoreParams rope_store(const Step<Tap>& s, const PagedLayer& own, const Tens
             .v_cache = of_kv(s.cache.v(s.layer)),
             .k_scales = of_kv(s.cache.k_scales(s.layer)),
             .v_scales = of_kv(s.cache.v_scales(s.layer)),
-            .num_heads = own.heads.num_heads,
-            .num_kv_heads = own.heads.own_kv ? own.heads.num_kv_heads : 0,
-            .head_dim = own.heads.head_dim,
+            .num_heads = own.cache.num_heads,
+            .num_kv_heads = owns_rows ? own.cache.num_kv_heads : 0,
+            .head_dim = own.cache.head_dim,
             .eps = own.eps};
 }
 
@@ -40,9 +38,9 @@ template <class Tap>
 void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, const TensorView& sinks,
             const TensorView& out) {
     const auto& lists = s.batch.attention_lists;
-    const AttentionLayer layer{own.layer.sliding_window, heads_of(own.heads), own.layer.chunked};
+    const AttentionLayer layer{own.cache.sliding_window, heads_of(own.cache), own.cache.chunked};
     const auto list = std::ranges::find(lists, layer, &AttentionList::layer);
-    ops::paged_attention(s.backend, {.q = of_heads(qkv, own.heads.num_heads, own.heads.head_dim, 0, own.heads.head_dim),
+    ops::paged_attention(s.backend, {.q = of_heads(qkv, own.cache.num_heads, own.cache.head_dim, 0, own.cache.head_dim),
                                      .k_cache = s.cache.k(s.layer),
                                      .v_cache = s.cache.v(s.layer),
                                      .k_scales = s.cache.k_scales(s.layer),
@@ -52,10 +50,10 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                                      .context_lens = s.batch.context_lens,
                                      .out = out,
                                      .sinks = sinks,
-                                     .softmax_scale = own.heads.softmax_scale,
-                                     .score_cap = own.heads.score_cap,
-                                     .sliding_window = own.layer.sliding_window,
-                                     .chunked = own.layer.chunked,
+                                     .softmax_scale = own.softmax_scale,
+                                     .score_cap = own.score_cap,
+                                     .sliding_window = own.cache.sliding_window,
+                                     .chunked = own.cache.chunked,
                                      .max_query_len = s.batch.max_query_len,
                                      .work = s.batch.attention_work,
                                      .list = static_cast<int>(list - lists.begin()),

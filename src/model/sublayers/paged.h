@@ -12,11 +12,10 @@ inline constexpr Site q_rope{"q_rope"}, k_rope{"k_rope"};  // the same after RoP
 
 // A layer that reads a paged cache. Sizes are those of the rank.
 struct PagedLayer {
-    AttentionSpec heads;
-    LayerSpec layer;
-    float eps;
-
-    PagedLayer(const ModelSpec& spec, int layer);
+    CacheSpec cache;
+    float softmax_scale = 0, score_cap = 0;
+    int rope = -1, q_rope = -1;  // see AttentionSpec
+    float eps = 0;               // of the norms of heads
 };
 
 // Norms of heads, RoPE and the cache of a layer; norms are left to the caller. qkv: [num_tokens, qkv_dim].

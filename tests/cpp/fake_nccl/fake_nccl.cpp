@@ -92,7 +92,7 @@ struct Part {
     const void* in = nullptr;
     void* out = nullptr;
     std::vector<Transfer> transfers{};           // of a group
-    std::function<void(const Operation&)> move;  // what whoever comes last does
+    std::function<void(const Operation&)> move;  // what the rank that comes last does
     bool captured = false;                       // part of a graph
 };
 struct Operation {
@@ -230,7 +230,7 @@ Result post(Comm* comm, void* stream, const std::string& arguments, Part part) {
             arrive(*comm->clique, comm->rank, std::make_shared<const Part>(std::move(part)));
             return state(comm);
         }
-        if (comm->job.joinable()) {  // nobody has asked how the call before went
+        if (comm->job.joinable()) {  // no caller has asked how the call before went
             violations.fetch_add(1);
             return 4;
         }

@@ -1,8 +1,8 @@
 // attention() and attention_f32(), and the lists of work, for tests/cuda/attention_cases.py.
 #include <algorithm>
 
-#include "../../../src/ops/attention_work.h"
-#include "kernels.h"
+#include "cuda/attention/kernels.h"
+#include "ops/attention_work.h"
 
 using namespace infinilm;
 using namespace infinilm::cuda;
@@ -56,8 +56,8 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           score_cap,
                           sliding_window,
                           chunked != 0,
-                          static_cast<Type>(type)};
-    if (a.type == Type::f32) return attention_f32(a, nullptr);
+                          static_cast<Element>(type)};
+    if (a.type == Element::f32) return attention_f32(a, nullptr);
     const AttentionWorkArgs args{static_cast<const int4*>(work), 0,        most_decode, 1, num_prefill,
                                  attention_row_floats(head_dim), workspace};
     return (sm90 ? attention_sm90 : attention)(a, args, nullptr);

@@ -1,7 +1,7 @@
 // Kernels with one mistake each, chosen at run time: test_bugs.py expects every one to be reported by name. Compiled by
 // nvcc too, like everything here: the mistakes are the sort that compile.
-#include "launch.cuh"
-#include "ptx.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace infinilm::cuda {
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(64) named_barrier_kernel(float* y, int threads
     named_barrier_sync(3, warp_id() == 0 ? threads_of_first : 64);
     y[threadIdx.x] = 1.0f;
 }
-// Barrier 0 in one branch, barrier 2 in the other: nobody comes.
+// Barrier 0 in one branch, barrier 2 in the other: no thread comes.
 __global__ void __launch_bounds__(64) divergent_barrier_kernel(float* y) {
     begin_kernel();
     if (warp_id() == 0)

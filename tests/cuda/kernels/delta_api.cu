@@ -1,6 +1,7 @@
-// C functions over the launchers of delta.cu for delta_cases.py. Types are their numbers in kernels.h.
-#include "kernels.h"
+// C functions over the launchers of delta.cu for delta_cases.py. Types are their numbers in core/types.h.
+#include "cuda/delta/kernels.h"
 
+using namespace infinilm;
 using namespace infinilm::cuda;
 
 extern "C" {
@@ -18,7 +19,7 @@ int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float*
                         num_tokens,
                         channels,
                         taps,
-                        static_cast<Type>(type)},
+                        static_cast<Element>(type)},
                        nullptr);
 }
 
@@ -34,7 +35,7 @@ int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z
     args.sequences = {cu_seqlens_q, state_in, state_out, num_seqs};
     args.out = out, args.out_stride = out_stride;
     args.num_tokens = num_tokens, args.num_k_heads = num_k_heads, args.num_v_heads = num_v_heads;
-    args.k_dim = k_dim, args.v_dim = v_dim, args.eps = eps, args.type = static_cast<Type>(type);
+    args.k_dim = k_dim, args.v_dim = v_dim, args.eps = eps, args.type = static_cast<Element>(type);
     return delta_rule(args, nullptr);
 }
 }

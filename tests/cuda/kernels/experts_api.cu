@@ -1,6 +1,7 @@
 // C functions over the launchers of experts.cu and linear_grouped.cu for experts_cases.py. Types, orders and formats
-// are their numbers in kernels.h.
-#include "kernels.h"
+// are their numbers in core/types.h.
+#include "cuda/experts/kernels.h"
+#include "cuda/linear/kernels.h"
 
 using namespace infinilm::cuda;
 
@@ -29,11 +30,11 @@ int run_linear(const void* dense, const float* dense_bias, const GroupWeight* we
     LinearArgs& linear = args.linear;
     linear.x = x, linear.x_stride = x_stride, linear.num_tokens = num_tokens;
     linear.weight.data = dense, linear.weight.bias = dense_bias, linear.weight.n = n, linear.weight.k = k;
-    linear.weight.type = static_cast<Type>(type), linear.weight.order = static_cast<RowOrder>(order);
+    linear.weight.type = static_cast<Element>(type), linear.weight.order = static_cast<RowOrder>(order);
     linear.weight.format = static_cast<WeightFormat>(format);
     linear.residual = residual, linear.residual_stride = residual_stride;
     linear.out = out, linear.out_stride = out_stride;
-    if (dense) return (linear.weight.type == Type::f32 ? linear_f32 : linear_decode)(linear, nullptr);
+    if (dense) return (linear.weight.type == Element::f32 ? linear_f32 : linear_decode)(linear, nullptr);
     args.weights = weights, args.items = items, args.num_items = num_items, args.most_items = most_items;
     args.tile = tile, args.x_rows = x_rows, args.out_rows = out_rows;
     return linear_grouped(args, nullptr);
@@ -42,7 +43,7 @@ int run_linear(const void* dense, const float* dense_bias, const GroupWeight* we
 int run_weigh(const void* x, int64_t x_stride, const int* part_of, const float* weights, int64_t weights_stride,
               void* out, int64_t out_stride, int num_tokens, int top_k, int hidden_size, int type) {
     return weigh({x, part_of, weights, out, x_stride, weights_stride, out_stride, num_tokens, top_k, hidden_size,
-                  static_cast<Type>(type)},
+                  static_cast<Element>(type)},
                  nullptr);
 }
 
@@ -52,7 +53,7 @@ int run_combine(const void* parts, int64_t parts_stride, const int* part_of, con
                 int64_t out_stride, int num_tokens, int top_k, int hidden_size, int type) {
     return combine(
         {parts, part_of, weights, shared, shared_gate, residual, out, parts_stride, weights_stride, shared_stride,
-         shared_gate_stride, residual_stride, out_stride, num_tokens, top_k, hidden_size, static_cast<Type>(type)},
+         shared_gate_stride, residual_stride, out_stride, num_tokens, top_k, hidden_size, static_cast<Element>(type)},
         nullptr);
 }
 }

@@ -1,8 +1,8 @@
 // C[M][N] = A[M][K] B[N][K]^T with a cp.async pipeline of three stages, ldmatrix and mma.sync: small, for the tests of
 // the emulator, not for speed. Tile 32x32x32, 64 threads, warp w has rows 16 w .. of the tile. Any M, N; K a multiple
 // of 8 (16-byte pieces). kBug plants the mistakes that test_bugs.py expects to be found.
-#include "launch.cuh"
-#include "ptx.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace infinilm::cuda {
 

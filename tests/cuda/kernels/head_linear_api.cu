@@ -1,5 +1,5 @@
-// head_linear() for head_linear_cases.py. Types and formats are their numbers in kernels.h.
-#include "kernels.h"
+// head_linear() for head_linear_cases.py. Types and formats are their numbers in core/types.h.
+#include "cuda/linear/kernels.h"
 
 using namespace infinilm::cuda;
 
@@ -11,7 +11,7 @@ int run_head_linear(const void* x, int64_t x_stride, int64_t x_head_stride, int 
     args.x = x, args.x_stride = x_stride, args.x_head_stride = x_head_stride;
     args.num_tokens = num_tokens, args.num_heads = num_heads, args.out_features = out_features;
     args.weight.data = weight, args.weight.n = (num_heads * out_features + 7) / 8 * 8, args.weight.k = k;
-    args.weight.type = static_cast<Type>(type), args.weight.format = static_cast<WeightFormat>(format);
+    args.weight.type = static_cast<Element>(type), args.weight.format = static_cast<WeightFormat>(format);
     args.out = out, args.out_stride = out_stride, args.out_head_stride = out_head_stride;
     return head_linear(args, nullptr);
 }

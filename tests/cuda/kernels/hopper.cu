@@ -1,8 +1,8 @@
 // Hopper's primitives in small kernels: wgmma in every operand layout, pipelines of bulk copies and tensor maps,
 // clusters, dependent launches. Called by emulator_cases.py; compiled by nvcc for sm_90a only. kBug plants
 // the mistakes that test_bugs.py expects to be found.
-#include "launch.cuh"
-#include "ptx_sm90.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/ptx_sm90.cuh"
 
 namespace infinilm::cuda {
 
@@ -151,14 +151,14 @@ __global__ void __launch_bounds__(32)
     for (int i = lane; i < 32 * 8; i += 32) transposed[blockIdx.x * 32 * 8 + i] = columns[i];
     if (lane < 2) mbarrier_arrive_cluster(cluster_barriers(seen, static_cast<uint32_t>(lane)), 1);
     mbarrier_wait(seen + 1, 0);
-    cluster_sync();  // nobody leaves before the other has arrived
+    cluster_sync();  // no block leaves before the other has arrived
 }
 
 // y = x + y; launched after itself as a dependent kernel.
 template <int kBug>
 __global__ void add_kernel(const float* x, float* y, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const float mine = i < n ? x[i] : 0.0f;  // nobody writes x: may be read before the wait
+    const float mine = i < n ? x[i] : 0.0f;  // no kernel writes x, so it may be read before the wait
     const bool waits = kBug == kNoDependencyWait ? i == 0 : kBug != kOneThreadWaits || threadIdx.x == 0;
     if (waits) grid_dependency_wait();
     grid_launch_dependents();

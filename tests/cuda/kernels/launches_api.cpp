@@ -3,18 +3,23 @@
 #include <algorithm>
 #include <string>
 
-#include "../../../src/ops/attention_work.h"
-#include "block_types.h"
-#include "kernels.h"
-#include "linear_choice.h"
-#include "one_shot.h"
+#include "cuda/attention/kernels.h"
+#include "cuda/delta/kernels.h"
+#include "cuda/experts/kernels.h"
+#include "cuda/linear/block_types.h"
+#include "cuda/linear/kernels.h"
+#include "cuda/linear/linear_choice.h"
+#include "cuda/ranks/one_shot.h"
+#include "cuda/rows/kernels.h"
+#include "cuda/sampling/kernels.h"
+#include "ops/attention_work.h"
 
 using namespace infinilm;
 using namespace infinilm::cuda;
 
 namespace {
 
-constexpr Type types[] = {Type::f32, Type::bf16, Type::f16};
+constexpr Element types[] = {Element::f32, Element::bf16, Element::f16};
 constexpr int hidden = 16384, many = 4096;
 
 // Everything is in `at`, memory of the device; what is refused is written down.
@@ -32,7 +37,7 @@ struct Launches {
         return reinterpret_cast<T*>(at);
     }
 
-    PackedWeight weight(Type type, WeightFormat format, int n, int k, RowOrder order = RowOrder::natural) const {
+    PackedWeight weight(Element type, WeightFormat format, int n, int k, RowOrder order = RowOrder::natural) const {
         return {at, as<float>(), n, k, type, order, order == RowOrder::rope_pairs ? 128 : 0, format};
     }
     RopeStoreArgs rope(int head_dim) const {
@@ -40,7 +45,7 @@ struct Launches {
                 0,           0,           hidden / 1024, 8,           head_dim,    head_dim,      16, 1e-6f};
     }
 
-    void linear(Type type, WeightFormat format, int n, int k, int tokens) {
+    void linear(Element type, WeightFormat format, int n, int k, int tokens) {
         const std::string what = "linear of type " + std::to_string(int(type)) + ", format " +
                                  std::to_string(int(format)) + ", " + std::to_string(n) + " x " + std::to_string(k) +
                                  ", " + std::to_string(tokens) + " tokens";
@@ -55,7 +60,7 @@ struct Launches {
         };
         launch(plain);
         LinearArgs args = plain;
-        args.out_float32 = type != Type::f32, args.residual = nullptr;
+        args.out_float32 = type != Element::f32, args.residual = nullptr;
         launch(args);
         args = plain, args.weight.order = RowOrder::gate_up, args.residual = nullptr;
         launch(args);
@@ -69,7 +74,7 @@ struct Launches {
         args.weight.order = RowOrder::rope_pairs, args.has_rope = true, args.rope = rope(128);
         launch(args);
     }
-    void grouped(Type type, WeightFormat format, int n, int tile) {
+    void grouped(Element type, WeightFormat format, int n, int tile) {
         GroupedLinearArgs args{};
         args.linear.x = args.linear.out = at;
         args.linear.x_stride = args.linear.out_stride = hidden;
@@ -78,13 +83,14 @@ struct Launches {
         args.most_items = 64, args.tile = tile;
         for (RowOrder order : {RowOrder::natural, RowOrder::gate_up}) {
             args.linear.weight.order = order;
-            expect(type == Type::f32 ? linear_grouped_f32(args, nullptr) : linear_grouped(args, nullptr),
+            expect(type == Element::f32 ? linear_grouped_f32(args, nullptr) : linear_grouped(args, nullptr),
                    "linear_grouped, tile " + std::to_string(tile));
         }
     }
     void linears() {
-        for (Type type : types)
-            for (int f = 0; f <= static_cast<int>(type == Type::f32 ? WeightFormat::as_type : WeightFormat::fp4); ++f)
+        for (Element type : types)
+            for (int f = 0; f <= static_cast<int>(type == Element::f32 ? WeightFormat::as_type : WeightFormat::fp4);
+                 ++f)
                 for (int n : {128, 2048, 6144, hidden}) {
                     const auto format = static_cast<WeightFormat>(f);
                     for (int tokens :
@@ -94,7 +100,7 @@ struct Launches {
                 }
     }
 
-    void attention(Type type, int head_dim, int value_dim) {
+    void attention(Element type, int head_dim, int value_dim) {
         AttentionArgs a{};
         a.q = a.k_cache = a.v_cache = a.out = at;
         a.block_table = a.cu_seqlens_q = a.context_lens = as<int>();
@@ -103,7 +109,7 @@ struct Launches {
         a.block_size = 16, a.max_query_len = 512, a.softmax_scale = 1, a.type = type;
         const AttentionWorkArgs work{as<int4>(), 0, 64, 1, 64, attention_row_floats(head_dim), at};
         const std::string what = "attention of " + std::to_string(head_dim) + ", " + std::to_string(value_dim);
-        if (type == Type::f32) return expect(attention_f32(a, nullptr), what);
+        if (type == Element::f32) return expect(attention_f32(a, nullptr), what);
         // Where decode takes all rows, there are no items of prefill.
         AttentionWorkArgs few = work;
         few.num_prefill = 0;
@@ -116,14 +122,14 @@ struct Launches {
             what + ", chunked");
     }
     void attentions() {
-        for (Type type : types) {
+        for (Element type : types) {
             for (int head_dim : {32, 64, 80, 96, 128, 256, 512, 576}) attention(type, head_dim, head_dim);
             for (int head_dim : {96, 256, 512, 576}) attention(type, head_dim, head_dim - 64);
             attention(type, 320, 256);
         }
     }
 
-    void mixing(Type type) {
+    void mixing(Element type) {
         const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), 64};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
@@ -156,7 +162,7 @@ struct Launches {
         }
     }
 
-    void experts(Type type) {
+    void experts(Element type) {
         for (int num_experts : {8, kMaxExperts}) {
             const int num_groups = num_experts / 32;  // of few experts none
             expect(route({as<float>(), as<float>(), as<int>(), as<float>(), hidden, 32, 32, many, num_experts, 8, true,
@@ -177,7 +183,7 @@ struct Launches {
         expect(combine(args, nullptr), "combine");
     }
 
-    void rows(Type type) {
+    void rows(Element type) {
         for (void* residual : {static_cast<void*>(nullptr), static_cast<void*>(at)})
             for (float* bias : {static_cast<float*>(nullptr), as<float>()})
                 for (int tokens : {1, many})
@@ -191,23 +197,24 @@ struct Launches {
         expect(act_mul({at, at, at, hidden, hidden, hidden, many, hidden, Activation::silu, type}, nullptr), "act_mul");
         expect(gather_rows({at, as<int>(), at, hidden, hidden, many, hidden, type}, nullptr), "gather_rows");
         expect(sum_parts({at, at, 8, int64_t{many} * hidden, type}, nullptr), "sum_parts");
-        for (Type to : types) expect(convert({at, type, at, to, many}, nullptr), "convert");
+        for (Element to : types) expect(convert({at, type, at, to, many}, nullptr), "convert");
         expect(fill_random({at, type, many, 0, 1}, nullptr), "fill_random");
         for (int head_dim : {128, 256, attention_widest_head})
             expect(qk_norm_rope_store_kv({at, hidden, many, rope(head_dim), type}, nullptr), "qk_norm_rope_store_kv");
-        for (Type from : types) expect(pack_weight({at, from, 0, many, weight(type, {}, many, many)}, nullptr), "pack");
+        for (Element from : types)
+            expect(pack_weight({at, from, 0, many, weight(type, {}, many, many)}, nullptr), "pack");
         for (WeightFormat format : {WeightFormat::int8, WeightFormat::int4, WeightFormat::fp8})
-            if (type != Type::f32) {
-                for (Type from : types)
+            if (type != Element::f32) {
+                for (Element from : types)
                     expect(pack_weight({at, from, 0, many, weight(type, format, many, many)}, nullptr), "quantise");
                 expect(unpack_weight({weight(type, format, many, many), 0, many, as<float>()}, nullptr), "unpack");
             }
-        if (const BlockType* blocks = find_blocks("Q4_0"); blocks && type != Type::f32)
+        if (const BlockType* blocks = find_blocks("Q4_0"); blocks && type != Element::f32)
             expect(pack_blocks({at, *blocks, 0, many, weight(type, blocks->format, many, many)}, nullptr),
                    "pack_blocks");
     }
 
-    void sums(Type type) {
+    void sums(Element type) {
         OneShotPeers peers;
         peers.size = max_one_shot_ranks, peers.one_shot_bytes = 1 << 18, peers.two_shot_bytes = 1 << 22;
         for (void*& workspace : peers.workspaces) workspace = at;
@@ -249,7 +256,7 @@ struct Launches {
     void all() {
         linears();
         attentions();
-        for (Type type : types) mixing(type), experts(type), rows(type), sums(type);
+        for (Element type : types) mixing(type), experts(type), rows(type), sums(type);
         sampling();
     }
 };

@@ -1,7 +1,7 @@
 // C functions of linear_decode and linear_split_sm90 for the tests, and the norm of rows that its prologue must equal.
-#include "kernels.h"
-#include "launch.cuh"
-#include "norm.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/norm.cuh"
+#include "cuda/linear/kernels.h"
 
 namespace infinilm::cuda {
 
@@ -26,6 +26,7 @@ int norm_rows(const void* x, int x_stride, const float* weight, void* out, int n
 
 }  // namespace infinilm::cuda
 
+using namespace infinilm;
 using namespace infinilm::cuda;
 
 extern "C" {
@@ -37,7 +38,7 @@ int run_linear_decode(int kernel, int type, const void* x, int x_stride, int num
                       int num_heads, int num_kv_heads, int block_size) {
     LinearArgs args;
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
-    args.weight = {weight, bias, n, k, static_cast<Type>(type), static_cast<RowOrder>(order), head_dim};
+    args.weight = {weight, bias, n, k, static_cast<Element>(type), static_cast<RowOrder>(order), head_dim};
     args.norm_weight = norm_weight, args.norm_eps = eps;
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;
@@ -51,7 +52,8 @@ int run_linear_decode(int kernel, int type, const void* x, int x_stride, int num
 }
 int run_norm_rows(int type, const void* x, int x_stride, const float* weight, void* out, int num_tokens, int width,
                   float eps) {
-    return static_cast<Type>(type) == Type::bf16 ? norm_rows<bf16>(x, x_stride, weight, out, num_tokens, width, eps)
-                                                 : norm_rows<f16>(x, x_stride, weight, out, num_tokens, width, eps);
+    return static_cast<Element>(type) == Element::bf16
+               ? norm_rows<bf16>(x, x_stride, weight, out, num_tokens, width, eps)
+               : norm_rows<f16>(x, x_stride, weight, out, num_tokens, width, eps);
 }
 }

@@ -1,6 +1,6 @@
 // C functions over the launchers of the linears, and the choice of one, for linear_prefill_cases.py. Types, orders and
-// formats are their numbers in kernels.h.
-#include "linear_choice.h"
+// formats are their numbers in core/types.h.
+#include "cuda/linear/linear_choice.h"
 
 using namespace infinilm::cuda;
 
@@ -13,7 +13,7 @@ int run_linear(int kernel, const void* x, int64_t x_stride, int num_tokens, cons
     LinearArgs args;
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
     args.weight.data = data, args.weight.bias = bias, args.weight.n = n, args.weight.k = k;
-    args.weight.type = static_cast<Type>(type), args.weight.order = static_cast<RowOrder>(order);
+    args.weight.type = static_cast<Element>(type), args.weight.order = static_cast<RowOrder>(order);
     args.weight.head_dim = head_dim;
     args.residual = residual, args.residual_stride = residual_stride;
     args.out = out, args.out_stride = out_stride, args.out_float32 = out_float32 != 0;

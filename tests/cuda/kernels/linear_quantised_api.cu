@@ -1,14 +1,15 @@
 // C functions over the launchers of the linears for linear_quantised_cases.py. Types, orders and formats are their
-// numbers in kernels.h.
-#include "block_types.h"
-#include "kernels.h"
+// numbers in core/types.h.
+#include "cuda/linear/block_types.h"
+#include "cuda/linear/kernels.h"
+#include "cuda/rows/kernels.h"
 
 using namespace infinilm::cuda;
 
 static PackedWeight packed(const void* data, int n, int k, int type, int order, int head_dim, int format) {
     PackedWeight w;
     w.data = data, w.n = n, w.k = k, w.head_dim = head_dim;
-    w.type = static_cast<Type>(type), w.order = static_cast<RowOrder>(order);
+    w.type = static_cast<Element>(type), w.order = static_cast<RowOrder>(order);
     w.format = static_cast<WeightFormat>(format);
     return w;
 }
@@ -21,10 +22,10 @@ int64_t quantised_bytes(int n, int k, int format) {
 int quantise_rows(const void* src, int src_type, int first, int rows, void* data, int n, int k, int order, int head_dim,
                   int format) {
     const PackedWeight w = packed(data, n, k, 1, order, head_dim, format);
-    return pack_weight({src, static_cast<Type>(src_type), first, rows, w}, nullptr);
+    return pack_weight({src, static_cast<Element>(src_type), first, rows, w}, nullptr);
 }
 int size_of_block(const char* name) { return find_blocks(name)->size; }
-// Of a row, in the packed weight; 0: no kernel takes them.
+// Bytes of a row in the packed weight; 0: no kernel takes them.
 int block_bytes_on_device(const char* name) {
     const BlockType* blocks = find_blocks(name);
     if (!blocks) return 0;

@@ -1,4 +1,4 @@
 // For the tests of kernels: what a backend does before its first launch.
-#include "kernel_list.h"
+#include "cuda/core/kernel_list.h"
 
 extern "C" int load_kernels() { return infinilm::cuda::load_kernels(); }

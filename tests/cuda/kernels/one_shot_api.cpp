@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "one_shot.h"
+#include "cuda/ranks/one_shot.h"
 
 using namespace infinilm::cuda;
 
@@ -17,7 +17,7 @@ namespace {
 #define RETURN_IF_ERROR(call) \
     if (const cudaError_t returned = (call)) return returned
 
-// Of all ranks. Tensors have [num_rounds * max_tokens] rows for each rank.
+// The arguments of all ranks. Tensors have [num_rounds * max_tokens] rows for each rank.
 struct Rounds {
     void *const *x, *const *residual, *const *out;
     const float* const* weight;
@@ -110,7 +110,7 @@ int run_ranks(int size, int one_shot_bytes, int two_shot_bytes, void* const* wor
     args.peers.size = size, args.peers.one_shot_bytes = one_shot_bytes, args.peers.two_shot_bytes = two_shot_bytes;
     for (int rank = 0; rank < size; ++rank) args.peers.workspaces[rank] = workspaces[rank];
     args.x_stride = x_stride, args.residual_stride = residual_stride, args.out_stride = out_stride;
-    args.hidden_size = hidden_size, args.eps = eps, args.type = static_cast<Type>(type);
+    args.hidden_size = hidden_size, args.eps = eps, args.type = static_cast<Element>(type);
     std::barrier<> made(size);
     const Rounds rounds{x, residual, out, weight, max_tokens, num_rounds, num_tokens, replays, seed, absent, &made};
     unsigned* aborted = nullptr;
@@ -133,7 +133,7 @@ int launch_alone(int size, int rank, int one_shot_bytes, int two_shot_bytes, int
     OneShotArgs args{};
     args.peers.size = size, args.peers.rank = rank;
     args.peers.one_shot_bytes = one_shot_bytes, args.peers.two_shot_bytes = two_shot_bytes;
-    args.num_tokens = num_tokens, args.hidden_size = hidden_size, args.type = static_cast<Type>(type);
+    args.num_tokens = num_tokens, args.hidden_size = hidden_size, args.type = static_cast<Element>(type);
     return one_shot_all_reduce_add_rms_norm(args, nullptr);
 }
 

@@ -1,8 +1,8 @@
 // One small kernel for each portable primitive of device.cuh and ptx.cuh, with a C function that launches it. Called
 // by emulator_cases.py through ctypes; also compiled by nvcc for sm_80 and sm_90a. Every function returns the error of
 // its launch.
-#include "launch.cuh"
-#include "ptx.cuh"
+#include "cuda/core/launch.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace infinilm::cuda {
 

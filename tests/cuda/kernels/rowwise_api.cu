@@ -1,13 +1,16 @@
 // C functions over the launchers of the row-wise kernels, for rowwise_cases.py. Types and orders are their numbers in
-// kernels.h.
-#include "kernels.h"
+// core/types.h.
+#include "cuda/attention/kernels.h"
+#include "cuda/linear/kernels.h"
+#include "cuda/rows/kernels.h"
 
+using namespace infinilm;
 using namespace infinilm::cuda;
 
 static PackedWeight packed(const void* data, const float* bias, int n, int k, int type, int order, int head_dim) {
     PackedWeight w;
     w.data = data, w.bias = bias, w.n = n, w.k = k;
-    w.type = static_cast<Type>(type), w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
+    w.type = static_cast<Element>(type), w.order = static_cast<RowOrder>(order), w.head_dim = head_dim;
     return w;
 }
 
@@ -17,7 +20,7 @@ int norm_rows(const void* x, void* residual, const float* weight, const float* b
               int64_t x_stride, int64_t residual_stride, int64_t out_stride, int num_tokens, int hidden_size, float eps,
               float multiplier, float scale, int type) {
     return rms_norm({x, residual, weight, bias, mean_square, out, x_stride, residual_stride, out_stride, num_tokens,
-                     hidden_size, eps, multiplier, scale, static_cast<Type>(type)},
+                     hidden_size, eps, multiplier, scale, static_cast<Element>(type)},
                     nullptr);
 }
 
@@ -49,7 +52,7 @@ int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_s
                              rotary_dim,
                              block_size,
                              eps};
-    return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Type>(type)}, nullptr);
+    return qk_norm_rope_store_kv({qkv, qkv_stride, num_tokens, rope, static_cast<Element>(type)}, nullptr);
 }
 
 int embed(const int* ids, const void* table, int n, int k, int type, void* out, int64_t out_stride, int num_tokens,
@@ -61,7 +64,7 @@ int embed(const int* ids, const void* table, int n, int k, int type, void* out, 
 int multiply_gate(const void* gate_up, const void* up, void* out, int64_t gate_up_stride, int64_t up_stride,
                   int64_t out_stride, int num_tokens, int intermediate_size, int activation, int type) {
     return act_mul({gate_up, up, out, gate_up_stride, up_stride, out_stride, num_tokens, intermediate_size,
-                    static_cast<Activation>(activation), static_cast<Type>(type)},
+                    static_cast<Activation>(activation), static_cast<Element>(type)},
                    nullptr);
 }
 
@@ -71,7 +74,8 @@ int cap_rows(float* x, int64_t x_stride, int num_rows, int n, float cap) {
 
 int gather(const void* x, const int* rows, void* out, int64_t x_stride, int64_t out_stride, int num_rows,
            int hidden_size, int type) {
-    return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Type>(type)}, nullptr);
+    return gather_rows({x, rows, out, x_stride, out_stride, num_rows, hidden_size, static_cast<Element>(type)},
+                       nullptr);
 }
 
 int join(const void* parts, void* out, int64_t out_stride, int num_parts, int num_rows, int columns) {
@@ -85,17 +89,18 @@ int update(const int* previous_ids, const int* rows, int* ids, int num_tokens, i
 }
 
 int add_parts(const void* parts, void* out, int num_parts, int64_t size, int type) {
-    return sum_parts({parts, out, num_parts, size, static_cast<Type>(type)}, nullptr);
+    return sum_parts({parts, out, num_parts, size, static_cast<Element>(type)}, nullptr);
 }
 
 int convert_elements(const void* src, int src_type, void* dst, int dst_type, int64_t count) {
-    return convert({src, static_cast<Type>(src_type), dst, static_cast<Type>(dst_type), count}, nullptr);
+    return convert({src, static_cast<Element>(src_type), dst, static_cast<Element>(dst_type), count}, nullptr);
 }
 
 int pack_rows(const void* src, int src_type, int first, int rows, void* data, int n, int k, int type, int order,
               int head_dim) {
     return pack_weight(
-        {src, static_cast<Type>(src_type), first, rows, packed(data, nullptr, n, k, type, order, head_dim)}, nullptr);
+        {src, static_cast<Element>(src_type), first, rows, packed(data, nullptr, n, k, type, order, head_dim)},
+        nullptr);
 }
 
 int multiply_f32(const float* x, int64_t x_stride, int num_tokens, const float* weight, const float* bias, int n, int k,
@@ -103,7 +108,7 @@ int multiply_f32(const float* x, int64_t x_stride, int num_tokens, const float* 
                  int64_t out_stride) {
     LinearArgs args{};
     args.x = x, args.x_stride = x_stride, args.num_tokens = num_tokens;
-    args.weight = packed(weight, bias, n, k, static_cast<int>(Type::f32), order, 0);
+    args.weight = packed(weight, bias, n, k, static_cast<int>(Element::f32), order, 0);
     args.residual = residual, args.residual_stride = residual_stride, args.out = out, args.out_stride = out_stride;
     args.activation = static_cast<Activation>(activation);
     return linear_f32(args, nullptr);

@@ -1,5 +1,5 @@
-// C functions over the launchers of cuda/sampling.cu, for sampling_cases.py.
-#include "kernels.h"
+// C functions over the launchers of cuda/sampling/sampling.cu, for sampling_cases.py.
+#include "cuda/sampling/kernels.h"
 
 using infinilm::cuda::RowBlocks;
 

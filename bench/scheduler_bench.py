@@ -1,0 +1,231 @@
+"""How long Python takes for a step, and what a paged cache costs on the CPU.
+
+    python -m bench.scheduler_bench                    # microseconds a step, the engine left out
+    python -m bench.scheduler_bench --profile          # where they go, by function
+    python -m bench.scheduler_bench --layouts          # prefill and decode, blocks of 16 tokens against one block
+
+A step is: requests taken from callers, schedule, batch, results taken in, and, for each sequence, the update with its
+token given to a listener ("stream") or kept until its end ("generate"); text is made by the callers' threads. The
+scheduler alone is the part of it up to the batch, and the tokens taken in. After every step a fixed loop is timed:
+what a step takes as a share of it hardly depends on how fast or busy the machine is.
+
+`--layouts` runs one engine with dummy weights (shapes of llama-1b, fewer layers) under two schedulers: blocks of 16
+tokens, and one block per sequence, the static layout. Rounds alternate; on a busy machine only the fastest
+compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import pstats
+import statistics
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from infinilm import LLM, SamplingParams, _core
+from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.spec import build_spec
+from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.sequence import Sequence
+
+
+def spread(least: int, count: int) -> list[int]:
+    """Lengths of prompts whose blocks fill up at different steps, as those of requests do."""
+    return [least + i % 16 for i in range(count)]
+
+
+def add_sequences(scheduler: Scheduler, prompt_lens: list[int], seed: int) -> list[Sequence]:
+    rng = np.random.default_rng(seed)
+    params = SamplingParams(temperature=1.0, ignore_eos=True)
+    prompts = [rng.integers(0, 1000, length).astype(np.int32) for length in prompt_lens]
+    out = [Sequence(prompt, params, seed=i) for i, prompt in enumerate(prompts)]
+    for sequence in out:
+        scheduler.add(sequence)
+    return out
+
+
+def time_yardstick() -> float:
+    """Seconds of 10,000 additions in a Python loop."""
+    started = time.perf_counter()
+    total = 0
+    for i in range(10_000):
+        total += i
+    return time.perf_counter() - started
+
+
+def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[float]:
+    """Seconds of each step of `num_seqs` decodes, the engine left out."""
+    scheduler = Scheduler(
+        num_seqs * 64,
+        16,
+        max_num_seqs=num_seqs,
+        max_model_len=1024,
+        max_num_batched_tokens=8192,
+        enable_prefix_caching=caching,
+    )
+    add_sequences(scheduler, spread(100, num_seqs), 0)
+    for i in range(num_steps + 10):
+        ids = np.full(num_seqs, i, np.int32)
+        output: Any = SimpleNamespace(ids=SimpleNamespace(numpy=lambda ids=ids: ids), logits=None)
+        started = time.perf_counter()
+        step = scheduler.schedule(started)
+        assert step is not None
+        scheduler.update(step, output, started)
+        elapsed = time.perf_counter() - started
+        if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
+            yield elapsed
+
+
+class NoEngine:
+    """Answers every step at once, with the same token for all."""
+
+    def __init__(self, num_seqs: int) -> None:
+        ids = np.full(num_seqs, 300, np.int32)
+        self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None, aborted=False)
+
+    def submit(self, batch: _core.Batch, late_masks: bool) -> NoEngine:
+        return self
+
+    def wait(self, seconds: float) -> bool:
+        """The step is done."""
+        return True
+
+    def result(self) -> Any:
+        return self._output
+
+    def close(self) -> None:
+        pass
+
+
+def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterator[float]:
+    """Seconds of each step of the thread that serves `num_seqs` requests of an `LLM`, the engine left out."""
+    max_len = num_steps + 64
+    with LLM("demo", max_num_seqs=num_seqs, max_model_len=max_len, kv_cache="2GiB", use_tqdm=False) as llm:
+        thread: Any = llm._thread
+        thread._engine.close()
+        thread._engine = NoEngine(num_seqs)
+        prompts = [[1 + i % 200] * length for i, length in enumerate(spread(20, num_seqs))]
+        requests = llm._requests.make(prompts, None, {"max_tokens": num_steps + 20, "ignore_eos": True})
+        heard: list[Any] = []
+        for request in requests:
+            request.listen(heard.append, ends_only=ends_only)
+        thread._queue.put(
+            [part for request in requests for part in request.to_submit]
+        )  # `submit` would start the thread
+        for i in range(num_steps + 10):
+            started = time.perf_counter()
+            thread._deliver(thread._step())
+            elapsed = time.perf_counter() - started
+            if i >= 10:
+                assert len(heard) == (0 if ends_only else num_seqs)
+                yield elapsed
+            heard.clear()
+
+
+def print_times(label: str, seconds: Iterator[float]) -> None:
+    steps, yardsticks = zip(*((step, time_yardstick()) for step in seconds), strict=True)
+    micros = sorted(1e6 * step for step in steps)
+    tenth, median, p99 = (micros[len(micros) * p // 100] for p in (10, 50, 99))
+    share = statistics.median(step / yardstick for step, yardstick in zip(steps, yardsticks, strict=True))
+    print(f"{label:36} median {median:5.0f} us  p10 {tenth:5.0f} us  p99 {p99:5.0f} us  {share:.2f} of the yardstick")
+
+
+def bench_steps(sizes: list[int], num_steps: int) -> None:
+    for size in sizes:
+        for caching in (True, False):
+            label = "prefix cache" if caching else "no prefix cache"
+            print_times(f"{size:4} decodes, scheduler, {label}", time_scheduler(size, num_steps, caching))
+        for ends_only in (True, False):
+            label = "generate" if ends_only else "stream"
+            print_times(f"{size:4} decodes, all, {label}", time_engine_thread(size, num_steps, ends_only))
+
+
+def profile_steps(size: int, num_steps: int) -> None:
+    steps = time_engine_thread(size, num_steps, ends_only=False)
+    next(steps)
+    gc.collect()
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in steps:
+        pass
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+
+
+def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: int, prompt: int, steps: int) -> Any:
+    """Seconds of a prefill of `batch` prompts, and of the median decode step after it."""
+    blocks_per_seq = -(-max_len // block_size)
+    engine.reset_cache(batch * blocks_per_seq, block_size)
+    scheduler = Scheduler(
+        batch * blocks_per_seq,
+        block_size,
+        max_num_seqs=batch,
+        max_model_len=max_len,
+        max_num_batched_tokens=batch * prompt,
+    )
+    add_sequences(scheduler, [prompt] * batch, 1)
+    seconds = []
+    for _ in range(steps + 1):
+        started = time.perf_counter()
+        step = scheduler.schedule(started)
+        assert step is not None
+        scheduler.update(step, engine.forward(step.batch), time.perf_counter())
+        seconds.append(time.perf_counter() - started)
+    return seconds[0], statistics.median(seconds[1:])
+
+
+def bench_layouts(layers: int, prompt: int, rounds: int) -> None:
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
+    max_len = prompt + 64
+    engine = _core.InferEngine(build_spec(config, dtype="float32", max_model_len=max_len), "cpu")
+    engine.load_dummy("float32", 0)
+    engine.finish_loading()
+    for batch in (1, 4):
+        results: dict[int, list[Any]] = {16: [], max_len: []}
+        for i in range(rounds):
+            for size, runs in sorted(results.items(), reverse=bool(i % 2)):
+                runs.append(run_layout(engine, size, max_len, batch, prompt, 24))
+        for i, what in enumerate(("prefill", "decode")):
+            for name, choose in (("median", statistics.median), ("fastest", min)):
+                paged, static = (choose([run[i] for run in runs]) for runs in results.values())
+                print(
+                    f"{what:8} batch {batch}, {prompt} tokens, {name:8} blocks of 16 {1e3 * paged:8.2f} ms, static "
+                    f"{1e3 * static:8.2f} ms, ratio {paged / static:.3f}"
+                )
+    engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--layouts", action="store_true")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if args.layouts:
+        bench_layouts(args.layers, args.prompt, args.rounds)
+    elif args.profile:
+        profile_steps(max(args.sizes), args.steps)
+    else:
+        bench_steps(args.sizes, args.steps)
+
+
+if __name__ == "__main__":
+    main()

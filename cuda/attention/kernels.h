@@ -1,0 +1,46 @@
+// The kernels of positions, of the cache and of attention. See core/types.h for what holds of all launchers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "args/attention.h"
+#include "cuda/core/types.h"
+
+namespace infinilm::cuda {
+
+// ---- positions and the cache -------------------------------------------------------------------------------------
+
+struct RopeTableArgs {
+    const int* positions;   // [num_tokens]
+    const float* inv_freq;  // [half]
+    float* cos_sin;         // [num_tokens, 2 * half]: half cosines, then half sines; rows contiguous
+    int num_tokens, half;
+    float attention_factor;
+    float scale_beta;  // see RopeTableParams in src/ops/backend.h
+    int scale_positions, scale_offset;
+};
+cudaError_t rope_table(const RopeTableArgs&, cudaStream_t);
+
+cudaError_t qk_norm_rope_store_kv(const QkNormRopeStoreArgs&, cudaStream_t);
+
+// ---- attention ---------------------------------------------------------------------------------------------------
+
+// Heads: head_dim is a multiple of 8, at most 256, 512 or 576. Norms of heads are float32.
+//
+// What is to be done, as ops/attention_work.h has it: the array of a step's lists, on the device, and what the host
+// knows of the list of this window.
+struct AttentionWorkArgs {
+    const int4* array;
+    int list;         // its number, which is the element that its head is
+    int most_decode;  // items of decode, or more: in a graph the most of any step that it is launched for
+    int prefill_begin, num_prefill;
+    int row_floats;   // of a row of partial results
+    void* workspace;  // aligned to 256; zero before the first use
+};
+cudaError_t attention(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);       // bf16, f16
+cudaError_t attention_sm90(const AttentionArgs&, const AttentionWorkArgs&, cudaStream_t);  // the same on Hopper (wgmma)
+cudaError_t attention_f32(const AttentionArgs&, cudaStream_t);                             // Element::f32
+
+}  // namespace infinilm::cuda

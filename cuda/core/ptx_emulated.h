@@ -1,0 +1,166 @@
+// ptx.cuh for the host compiler: same names, same meaning, checked. Compiled with the kernel, so that the sanitizers
+// see the accesses. Included by ptx.cuh only. Copies of 16 bytes are two 64-bit moves, as ThreadSanitizer does not
+// look into inlined memcpy.
+#pragma once
+
+#include "cuda/core/device.cuh"
+
+namespace infinilm::cuda {
+
+inline void emulated_alignment(const void* address, unsigned alignment, const char* instruction) {
+    if (reinterpret_cast<uintptr_t>(address) % alignment)
+        emulator::fail("misaligned-address", "%s: address %p is not a multiple of %u", instruction, address, alignment);
+}
+inline void emulated_copy_16(void* dst, const void* src) {
+    const uint64_t low = static_cast<const uint64_t*>(src)[0], high = static_cast<const uint64_t*>(src)[1];
+    static_cast<uint64_t*>(dst)[0] = low;
+    static_cast<uint64_t*>(dst)[1] = high;
+}
+inline void emulated_fill_16(void* dst, uint64_t word) {
+    static_cast<uint64_t*>(dst)[0] = word;
+    static_cast<uint64_t*>(dst)[1] = word;
+}
+
+// What a copy will read and write, touched at issue: the destination is poisoned, so that whoever reads too early reads
+// NaN, and ThreadSanitizer sees both accesses where the program ordered them.
+inline void emulated_issue_16(void* dst, const void* src) {
+    [[maybe_unused]] const uint64_t low = static_cast<const volatile uint64_t*>(src)[0];
+    [[maybe_unused]] const uint64_t high = static_cast<const volatile uint64_t*>(src)[1];
+    emulated_fill_16(dst, ~uint64_t{0});
+}
+
+inline uint32_t shared_u32(const void* pointer) { return emulator::shared_address(pointer, "shared_u32"); }
+
+inline uint4 load_streamed_16(const void* address) {
+    emulated_alignment(address, 16, "ld.global.nc.v4");
+    uint4 v;
+    emulated_copy_16(&v, address);
+    return v;
+}
+template <int kWords>
+void load_streamed(uint32_t (&v)[kWords], const void* address) {
+    emulated_alignment(address, 4 * kWords, "ld.global.nc");
+    for (int i = 0; i < kWords; ++i) v[i] = static_cast<const uint32_t*>(address)[i];
+}
+inline uint4 load_readonly_16(const void* address) { return load_streamed_16(address); }
+
+inline unsigned load_acquire_system(const unsigned* address) {
+    emulator::spin_yield();
+    emulated_alignment(address, 4, "ld.acquire");
+    const unsigned value = __atomic_load_n(address, __ATOMIC_RELAXED);
+    emulator::atomic_done(address, false, true);
+    return value;
+}
+inline void store_release_system(unsigned* address, unsigned value) {
+    emulated_alignment(address, 4, "st.release");
+    __atomic_store_n(address, value, __ATOMIC_RELAXED);
+    emulator::atomic_done(address, true, false);
+}
+inline void store_peer_16(void* address, uint4 v) {
+    emulated_alignment(address, 16, "st.global.v4");
+    if (!emulator::peers_lie()) *static_cast<uint4*>(address) = v;
+}
+inline unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
+    return emulator::read_modify_write(address, [=](unsigned old) { return old + value; }, true, true);
+}
+
+inline uint32_t cluster_rank() { return emulator::where().cluster_rank; }
+inline void cluster_sync() { emulator::cluster_sync(); }
+template <class T>
+T* shared_of_rank(T* pointer, uint32_t rank) {
+    return reinterpret_cast<T*>(emulator::shared_of_rank(pointer, rank));
+}
+
+inline void named_barrier_sync(int id, int threads) { emulator::barrier_sync(id, static_cast<unsigned>(threads)); }
+
+// The copy itself happens when the group is waited for.
+inline void cp_async_16(void* dst, const void* src, bool valid = true) {
+    emulated_alignment(dst, 16, "cp.async");
+    if (valid) emulated_alignment(src, 16, "cp.async");
+    emulator::shared_address(dst, "cp.async");
+    if (!emulator::eager()) emulated_issue_16(dst, valid ? src : dst);
+    emulator::async_push(emulator::Queue::copy, [=] {
+        if (valid)
+            emulated_copy_16(dst, src);
+        else
+            emulated_fill_16(dst, 0);
+    });
+}
+inline void prefetch_l2(const void*) {}
+inline void cp_async_weights_16(void* dst, const void* src) { cp_async_16(dst, src); }
+inline void cp_async_commit() { emulator::async_commit(emulator::Queue::copy); }
+template <int kPending>
+void cp_async_wait() {
+    emulator::async_wait(emulator::Queue::copy, kPending);
+}
+
+inline void emulated_ldmatrix(uint32_t (&r)[4], const void* row, bool transposed) {
+    emulated_alignment(row, 16, "ldmatrix");
+    emulator::shared_address(row, "ldmatrix");
+    const auto* rows = emulator::exchange(~0u, {{reinterpret_cast<uint64_t>(row), 0, 0, 0}},
+                                          transposed ? "ldmatrix.trans" : "ldmatrix");
+    const unsigned i = emulator::lane() / 4, k = 2 * (emulator::lane() % 4);
+    for (unsigned j = 0; j < 4; ++j) {
+        auto at = [&](unsigned y, unsigned x) -> uint32_t {
+            return reinterpret_cast<const uint16_t*>(rows[8 * j + y].word[0])[x];
+        };
+        r[j] = transposed ? at(k, i) | at(k + 1, i) << 16 : at(i, k) | at(i, k + 1) << 16;
+    }
+}
+inline void ldmatrix_x4(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) { emulated_ldmatrix(r, row, true); }
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    emulator::LaneData mine{{a[0] | uint64_t{a[1]} << 32, a[2] | uint64_t{a[3]} << 32, b[0] | uint64_t{b[1]} << 32, 0}};
+    const emulator::LaneData* all = emulator::exchange(~0u, mine, "mma.m16n8k16");
+    const unsigned g = emulator::lane() / 4, t = emulator::lane() % 4;
+    // Two rows of A lie in the lanes of this group of four, a column of B in those of the group of its number.
+    float rows[2][16], columns[2][16];
+    for (unsigned s = 0; s < 4; ++s)
+        for (unsigned half = 0; half < 2; ++half) {
+            const uint64_t pair = all[4 * g + s].word[half];  // (g, ..) in the low word, (g + 8, ..) in the high one
+            for (unsigned row = 0; row < 2; ++row) {
+                const uint32_t packed = static_cast<uint32_t>(pair >> 32 * row);
+                rows[row][8 * half + 2 * s] = unpack_low<T>(packed);
+                rows[row][8 * half + 2 * s + 1] = unpack_high<T>(packed);
+            }
+            for (unsigned column = 0; column < 2; ++column) {
+                const uint32_t packed = static_cast<uint32_t>(all[4 * (2 * t + column) + s].word[2] >> 32 * half);
+                columns[column][8 * half + 2 * s] = unpack_low<T>(packed);
+                columns[column][8 * half + 2 * s + 1] = unpack_high<T>(packed);
+            }
+        }
+    for (unsigned i = 0; i < 4; ++i)
+        for (unsigned k = 0; k < 16; ++k) d[i] += rows[i / 2][k] * columns[i % 2][k];
+}
+
+inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
+
+// In float64, where the product and the sum are exact: rounded once to float32 and once to T, which differs from once
+// for values halfway between two of T only.
+template <class T>
+uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+    auto one = [](float x, float y, float z) { return static_cast<float>(double{x} * y + z); };
+    return pack2<T>(one(unpack_low<T>(a), unpack_low<T>(b), unpack_low<T>(c)),
+                    one(unpack_high<T>(a), unpack_high<T>(b), unpack_high<T>(c)));
+}
+inline uint32_t e4m3_to_f16(uint32_t bytes) {
+    auto value = [](unsigned byte) {
+        const int exponent = static_cast<int>(byte >> 3 & 15), mantissa = static_cast<int>(byte & 7);
+        if (exponent == 15 && mantissa == 7) return NAN;
+        const float size = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                                    : std::ldexp(static_cast<float>(mantissa), -9);
+        return byte & 0x80 ? -size : size;
+    };
+    return pack2<f16>(value(bytes & 0xff), value(bytes >> 16 & 0xff));
+}
+
+inline float divide_usual(float x, float y) { return x / y; }
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline int opaque(int x) { return x; }
+inline void grid_dependency_wait() { emulator::grid_dependency_wait(); }
+inline void grid_launch_dependents() { emulator::grid_launch_dependents(); }
+
+}  // namespace infinilm::cuda

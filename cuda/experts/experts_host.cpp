@@ -1,0 +1,180 @@
+#include "cuda/experts/experts_host.h"
+
+#include <vector>
+
+#include "cuda/experts/kernels.h"
+#include "cuda/linear/kernels.h"
+#include "cuda/linear/prepared.h"
+#include "ops/args.h"
+
+namespace infinilm::cuda {
+
+namespace {
+
+// The weights of all experts, one after the other, where kernels find them.
+struct CudaExperts : PreparedExperts {
+    struct Table {
+        PackedWeight shape;  // that all have
+        std::unique_ptr<DeviceMemory> weights;
+    };
+    Backend::SharedLinears linears;  // whose memory it is
+    Table gate_up, down;
+};
+
+CudaExperts::Table make_table(const Backend::SharedLinears& linears) {
+    std::vector<GroupWeight> weights;
+    for (const auto& linear : linears)
+        if (packed(*linear).format != packed(*linears[0]).format)
+            throw DeviceError("on CUDA the experts of a layer must have weights of one format");
+    for (const auto& linear : linears) weights.push_back({packed(*linear).data, packed(*linear).bias, 1});
+    const size_t bytes = weights.size() * sizeof(GroupWeight);
+    CudaExperts::Table table{packed(*linears[0]), std::make_unique<DeviceMemory>(bytes, "a table of experts")};
+    check(cudaMemcpy(table.weights->data, weights.data(), bytes, cudaMemcpyHostToDevice), "prepare_experts");
+    return table;
+}
+
+// Rows of an item. Most items should be full, and each reads its weight: few rows for each expert make small ones.
+int choose_tile(int64_t num_rows, int64_t num_groups) {
+    const int64_t mean = num_rows / std::max<int64_t>(num_groups, 1);
+    return mean <= 4 ? 8 : mean <= 24 ? 32 : 64;
+}
+
+GroupedLinearArgs grouped_args(const PackedWeight& weight, const TensorView& x, const TensorView& out) {
+    GroupedLinearArgs args{};
+    args.linear.x = x.data();
+    args.linear.x_stride = x.stride(0);
+    args.linear.weight = weight;
+    args.linear.weight.data = nullptr, args.linear.weight.bias = nullptr;
+    args.linear.out = out.data();
+    args.linear.out_stride = out.stride(0);
+    return args;
+}
+
+}  // namespace
+
+std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down) {
+    auto out = std::make_unique<CudaExperts>();
+    out->num_experts = static_cast<int64_t>(down.size());
+    if (out->num_experts > kMaxExperts)
+        throw DeviceError(concat("a layer of ", out->num_experts, " experts: on CUDA there may be ", kMaxExperts,
+                                 "; use device 'cpu'"));
+    out->hidden_size = down[0]->out_features;
+    out->intermediate_size = down[0]->in_features;
+    out->gate_up = make_table(gate_up);
+    out->down = make_table(down);
+    out->linears = std::move(gate_up);
+    out->linears.insert(out->linears.end(), down.begin(), down.end());
+    return out;
+}
+
+cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
+    if (p.num_groups > kMaxExpertGroups)
+        throw DeviceError(concat("route: ", p.num_groups, " groups of experts: on CUDA there may be ", kMaxExpertGroups,
+                                 "; use device 'cpu'"));
+    return route({.logits = p.logits.as<const float>(),
+                  .correction_bias = p.correction_bias.as<const float>(),
+                  .ids = p.ids.as<int>(),
+                  .weights = p.weights.as<float>(),
+                  .logits_stride = p.logits.stride(0),
+                  .ids_stride = p.ids.stride(0),
+                  .weights_stride = p.weights.stride(0),
+                  .num_tokens = count(p.logits.shape(0)),
+                  .num_experts = count(p.logits.shape(1)),
+                  .top_k = count(p.ids.shape(1)),
+                  .sigmoid = p.scoring == Scoring::sigmoid,
+                  .normalize = p.normalize,
+                  .scale = p.scale,
+                  .num_groups = p.num_groups,
+                  .top_groups = p.top_groups,
+                  .group_best = p.group_best,
+                  .expert_scales = p.expert_scales.as<const float>()},
+                 stream);
+}
+
+cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream) {
+    const auto& experts = static_cast<const CudaExperts&>(p.experts);
+    const int num_tokens = count(p.ids.shape(0)), top_k = count(p.ids.shape(1)), num_parts = num_tokens * top_k;
+    const int num_experts = count(experts.num_experts), tile = choose_tile(num_parts, num_experts);
+    // What `lists` holds, [num_parts, expert_list_ints]: items, which are the first to be aligned.
+    int* const lists = p.lists.as<int>();
+    static_assert(most_items(1, 1, 8) * 4 <= 8 && most_items(8, 8, 8) * 4 <= 64 && expert_list_ints > 10);
+    const GroupRowsArgs groups{.ids = p.ids.as<const int>(),
+                               .ids_stride = p.ids.stride(0),
+                               .num_tokens = num_tokens,
+                               .top_k = top_k,
+                               .num_experts = num_experts,
+                               .tile = tile,
+                               .tokens = lists + 8 * int64_t{num_parts},
+                               .part_of = lists + 9 * int64_t{num_parts},
+                               .items = reinterpret_cast<int4*>(lists),
+                               .num_items = lists + 10 * int64_t{num_parts}};
+    if (const cudaError_t error = group_rows(groups, stream)) return error;
+    const auto run = [&](const CudaExperts::Table& table, const TensorView& x, const int* x_rows,
+                         const TensorView& out) {
+        GroupedLinearArgs args = grouped_args(table.shape, x, out);
+        args.linear.activation = p.activation;
+        args.weights = static_cast<const GroupWeight*>(table.weights->data);
+        args.items = groups.items;
+        args.num_items = groups.num_items;
+        args.most_items = most_items(num_parts, num_experts, tile);
+        args.tile = tile;
+        args.x_rows = x_rows;
+        return linear_grouped(args, stream);
+    };
+    if (p.weigh_inputs) {  // into the parts, whose rows experts read then
+        const WeighArgs weighed{.x = p.x.data(),
+                                .part_of = groups.part_of,
+                                .weights = p.weights.as<const float>(),
+                                .out = p.parts.data(),
+                                .x_stride = p.x.stride(0),
+                                .weights_stride = p.weights.stride(0),
+                                .out_stride = p.parts.stride(0),
+                                .num_tokens = num_tokens,
+                                .top_k = top_k,
+                                .hidden_size = count(p.x.shape(1)),
+                                .type = type};
+        if (const cudaError_t error = weigh(weighed, stream)) return error;
+    }
+    const TensorView& x = p.weigh_inputs ? p.parts : p.x;
+    if (const cudaError_t error = run(experts.gate_up, x, p.weigh_inputs ? nullptr : groups.tokens, p.inner))
+        return error;
+    if (const cudaError_t error = run(experts.down, p.inner, nullptr, p.parts)) return error;
+    return combine(combine_args(p, groups.part_of), stream);
+}
+
+// Through a, whose results lie in inner in the order of the list, and through b. Neighbouring parts of one rank go
+// together.
+cudaError_t run_lora(const LoraParams& p, cudaStream_t stream) {
+    const LoraRows& listed = *p.listed;
+    const auto alike = [](const LoraPart& x, const LoraPart& y) {
+        return packed(*x.a).n == packed(*y.a).n && packed(*x.b).k == packed(*y.b).k;
+    };
+    for (size_t begin = 0, end; begin < p.parts.size(); begin = end) {
+        const LoraPart& first = p.parts[begin];
+        for (end = begin + 1; end < p.parts.size() && end - begin < kInlineWeights; ++end)
+            if (p.parts[end].group != p.parts[end - 1].group + 1 || !alike(p.parts[end], first)) break;
+        const int first_item = listed.first_item[static_cast<size_t>(first.group)];
+        const int last_item = listed.first_item[static_cast<size_t>(p.parts[end - 1].group) + 1];
+        const auto run = [&](bool up) {
+            GroupedLinearArgs args =
+                grouped_args(packed(up ? *first.b : *first.a), up ? p.inner : p.x, up ? p.out : p.inner);
+            // Without the outputs that fill a weight up to 8, which are columns of others in out.
+            if (up) args.linear.weight.n = count(p.out.shape(1));
+            args.first_group = first.group;
+            for (size_t i = begin; i < end; ++i)
+                args.inline_weights[i - begin] = {packed(up ? *p.parts[i].b : *p.parts[i].a).data, nullptr,
+                                                  up ? p.parts[i].scale : 1.0f};
+            args.items = listed.items.as<const int4>() + first_item;
+            args.most_items = last_item - first_item;
+            args.tile = LoraRows::tile;
+            (up ? args.out_rows : args.x_rows) = listed.rows.as<const int>();
+            if (up) args.linear.residual = p.out.data(), args.linear.residual_stride = p.out.stride(0);
+            return linear_grouped(args, stream);
+        };
+        if (const cudaError_t error = run(false)) return error;
+        if (const cudaError_t error = run(true)) return error;
+    }
+    return cudaSuccess;
+}
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,18 @@
+// Layers of experts, and adapters, by linear_grouped: what the backend has for them besides its table of ops.
+#pragma once
+
+#include <memory>
+
+#include "cuda/core/host.h"
+#include "ops/backend.h"
+
+namespace infinilm::cuda {
+
+// DeviceError: more experts than kernels take.
+std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down);
+// These enqueue, and return the error of a launch.
+cudaError_t run_route(const RouteParams& p, cudaStream_t stream);
+cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream);
+cudaError_t run_lora(const LoraParams& p, cudaStream_t stream);
+
+}  // namespace infinilm::cuda

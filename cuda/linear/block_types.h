@@ -1,0 +1,28 @@
+// The blocks of files that kernels keep as they are. C++17, as kernels.h.
+#pragma once
+
+#include <string_view>
+
+#include "cuda/linear/kernels.h"
+
+namespace infinilm::cuda {
+
+// Blocks whose numbers a format keeps. Those of GGUF files; Z4 and F8, which quantised safetensors become: with zero
+// points, and e4m3 with a scale that all blocks of a row have, or that 8 rows from a multiple of 8 on have.
+inline constexpr BlockType block_types[] = {
+    {"Q4_0", 32, 4, BlockScale::f16, WeightFormat::int4},
+    {"Q8_0", 32, 8, BlockScale::f16, WeightFormat::int8_groups},
+    {"Z4_64", 64, 4, BlockScale::f16_zero, WeightFormat::int4_zeros},
+    {"Z4_128", 128, 4, BlockScale::f16_zero, WeightFormat::int4_zeros},
+    {"MXFP4", 32, 4, BlockScale::exponent, WeightFormat::fp4},
+    {"F8_ROW", 32, 8, BlockScale::f32, WeightFormat::fp8},
+    {"F8_32", 32, 8, BlockScale::f32, WeightFormat::fp8_blocks},
+    {"F8_128", 128, 8, BlockScale::f32, WeightFormat::fp8_blocks},
+};
+inline const BlockType* find_blocks(std::string_view name) {
+    for (const BlockType& type : block_types)
+        if (type.name == name) return &type;
+    return nullptr;
+}
+
+}  // namespace infinilm::cuda

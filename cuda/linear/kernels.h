@@ -1,0 +1,105 @@
+// The kernels of linears. See core/types.h for what holds of all launchers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/attention/kernels.h"
+#include "cuda/linear/packed_weight.h"
+
+namespace infinilm::cuda {
+
+// ---- linears -----------------------------------------------------------------------------------------------------
+
+// out[t, f] = epilogue(sum over k of prologue(x[t]) . weight[f] + bias[f]).
+// Rounding, so that fused and unfused are the same bits: a normed x is rounded to T, and a sum (with bias) is rounded
+// to T before it is turned by RoPE, goes through activation(gate) * up or meets the residual.
+struct LinearArgs {
+    const void* x;  // [num_tokens, k] T
+    int64_t x_stride;
+    int num_tokens;
+    PackedWeight weight;
+    const float* norm_weight = nullptr;  // prologue: x[t] becomes rms_norm(x[t]) * norm_weight ([k])
+    float norm_eps = 0;
+    const void* residual = nullptr;  // [num_tokens, n] T, added at the end; may be out
+    int64_t residual_stride = 0;
+    void* out =
+        nullptr;  // [num_tokens, n] T; gate_up: [num_tokens, n / 2], activation(gate) * up; float if out_float32
+    int64_t out_stride = 0;
+    bool out_float32 = false;
+    Activation activation = Activation::silu;
+    bool gate_up_apart = false;  // with gate_up: out is [num_tokens, n], gates, then ups
+    bool has_rope = false;  // epilogue of rope_pairs without q_norm, rotary_dim == head_dim: of out only q is written,
+    RopeStoreArgs rope{};   // turned; k (turned) and v go to the cache alone
+    // The workspace, of linear_prefill, is zero before its first use and serves one stream: its kernels run one by one.
+    void* workspace = nullptr;  // split_workspace_bytes, aligned to 256; null: one block sums all of k
+    int splits = 0;  // blocks that divide k of a tile: 1, 2 (also of linear_sm90), 4, 8; 0: linear_choice.h says
+};
+
+// Every linear sums k in this many slices, which are added in their order (linear.cuh).
+constexpr int kSlices = 8;
+
+// The workspace: how many blocks of a tile have come, then the sums of parts of k. Of a tile the first block has one
+// part, all its slices, and the others have one for each slice: only so are slices added in their order.
+constexpr int kSplitRows = 128, kSplitTokens = 64;  // of a tile
+constexpr int kSplitBytes = kSplitRows * kSplitTokens * 4, most_split_parts = 512;
+constexpr int split_parts(int splits) { return splits == 1 ? 0 : kSlices - kSlices / splits + 1; }  // of a tile
+constexpr int most_split_tiles = most_split_parts / split_parts(2);
+constexpr size_t split_counter_bytes = 1024;
+static_assert(most_split_tiles * sizeof(unsigned) <= split_counter_bytes);
+constexpr size_t split_workspace_bytes = split_counter_bytes + size_t{kSplitBytes} * most_split_parts;
+
+// linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
+// many with a norm, which every block computes again. Of quantised weights, of which more kernels are compiled, fewer.
+constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
+constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 8; }
+cudaError_t linear_decode(const LinearArgs&, cudaStream_t);      // num_tokens as above; all of LinearArgs
+cudaError_t linear_prefill(const LinearArgs&, cudaStream_t);     // any num_tokens; without norm and rope
+cudaError_t linear_sm90(const LinearArgs&, cudaStream_t);        // the same on Hopper (wgmma)
+cudaError_t linear_split_sm90(const LinearArgs&, cudaStream_t);  // the same with rope; as_type, int8 and fp8
+cudaError_t linear_f32(const LinearArgs&, cudaStream_t);         // Element::f32, without norm and rope
+
+// ---- linears of listed rows --------------------------------------------------------------------------------------
+
+// One of several weights of one shape: of an expert, or of an adapter.
+struct GroupWeight {
+    const void* data = nullptr;   // as PackedWeight has it
+    const float* bias = nullptr;  // or null
+    float scale = 1;              // of a sum with its bias
+};
+constexpr int kInlineWeights = 32;
+
+// out[t] = scale * (x[s] . weight + bias) (+ residual[t]) of the rows of items: each item is some rows and the weight
+// that they go through. Row i is s = x_rows[i] of x, and t = out_rows[i] of out and residual. The bits are those of
+// linear_decode.
+struct GroupedLinearArgs {
+    LinearArgs linear;           // without norm and rope; num_tokens, data and bias are not read
+    const GroupWeight* weights;  // [num_groups] on the device; or null: these, from group first_group on
+    GroupWeight inline_weights[kInlineWeights];
+    int first_group;
+    const int4* items;     // [num_items] on the device: group, first row, number of rows (at most `tile`), 0
+    const int* num_items;  // on the device; or null: most_items
+    int most_items;        // no less than num_items
+    int tile;              // 8, 32 or 64
+    const int* x_rows;     // null: row i is s = i
+    const int* out_rows;   // null: row i is t = i
+};
+cudaError_t linear_grouped(const GroupedLinearArgs&, cudaStream_t);
+cudaError_t linear_grouped_f32(const GroupedLinearArgs&, cudaStream_t);  // Element::f32
+
+// ---- linears of heads --------------------------------------------------------------------------------------------
+
+// out[t, h] = x[t, h] . weight[h]: features [h * out_features, (h + 1) * out_features) of a weight in natural order.
+struct HeadLinearArgs {
+    const void* x;  // [num_tokens, num_heads, k] T
+    int64_t x_stride, x_head_stride;
+    int num_tokens, num_heads, out_features;  // of a head
+    PackedWeight weight;
+    void* out;  // [num_tokens, num_heads, out_features] T
+    int64_t out_stride, out_head_stride;
+};
+cudaError_t head_linear(const HeadLinearArgs&, cudaStream_t);
+
+}  // namespace infinilm::cuda

@@ -1,0 +1,24 @@
+// linear_sm90 of weights that are stored as they are multiplied, and the choice of what runs: see linear_sm90.cuh.
+#include "cuda/linear/linear_sm90.cuh"
+
+namespace infinilm::cuda {
+
+#define INFINILM_DECLARE(F) \
+    extern template cudaError_t linear_sm90_as<F>(const LinearArgs&, const HopperPlan&, cudaStream_t);
+INFINILM_FOR_FORMATS(INFINILM_DECLARE)
+#undef INFINILM_DECLARE
+
+cudaError_t linear_sm90(const LinearArgs& args, cudaStream_t stream) {
+    if (args.num_tokens == 0) return cudaSuccess;
+    const PackedWeight& w = args.weight;
+    // What nobody asks for, or what there are no registers for.
+    if (args.out_float32 && (joins_gate_up(args) || has_group_scales(w.format))) return linear_prefill(args, stream);
+    int num_sms = 0;
+    if (cudaError_t error = device_sms(num_sms)) return error;
+    const HopperPlan plan = choose_sm90(args, num_sms);
+    if (plan.tokens == 0) return cudaErrorInvalidValue;  // args.splits, which k has no units for
+    if (w.format == WeightFormat::as_type) return linear_sm90_as<AsType>(args, plan, stream);
+    return visit_quantised(w.format, [&](auto f) { return linear_sm90_as<decltype(f)>(args, plan, stream); });
+}
+
+}  // namespace infinilm::cuda

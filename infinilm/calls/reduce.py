@@ -1,0 +1,103 @@
+"""Prompts that are run for logits or hidden states, which are reduced as they come, for `LLM.score` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.calls.streams import arun_prompts, run_prompts
+from infinilm.progress import progress_bar
+from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompts
+from infinilm.requests.reducers import HiddenPool, PromptLogprobs
+from infinilm.requests.request import PromptRequest
+from infinilm.requests.source import RequestSource
+from infinilm.sampling_params import SamplingParams
+from infinilm.scheduling.sequence import Sequence
+from infinilm.serving.engine_thread import EngineThread
+
+__all__ = ["areduce_prompts", "reduce_prompts"]
+
+_GREEDY = SamplingParams(temperature=0.0)  # nothing is source
+Reducer = TypeVar("Reducer", PromptLogprobs, HiddenPool)
+Reducing = tuple[str | None, npt.NDArray[np.int32], Reducer]
+Reduced = list[Reducing[Reducer]]
+
+
+def reduce_prompts(
+    thread: EngineThread,
+    requests: RequestMaker,
+    prompts: Prompts,
+    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    *,
+    lora: str | None,
+    hidden: bool = False,
+    description: str = "",
+) -> Reduced[Reducer]:
+    """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
+
+    Parameters
+    ----------
+    make : callable
+        Makes that of the token ids [num_tokens].
+    lora : str or None
+        The adapter that they run through.
+    hidden : bool
+        Hidden states after the final norm instead of logits.
+    description : str
+        What a progress bar says is done; empty: none is shown.
+
+    Raises
+    ------
+    RequestError
+        A prompt that can never be served. Nothing was run then, unless the prompts are source from an iterator.
+    """
+    reduced, source = _source_of(requests, prompts, make, lora, hidden)
+    with progress_bar(source.total, description, "prompt", wanted=bool(description) and source.total != 0) as advance:
+        run_prompts(thread, source, advance)
+    return reduced
+
+
+async def areduce_prompts(
+    thread: EngineThread,
+    requests: RequestMaker,
+    prompts: Prompts,
+    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    *,
+    lora: str | None,
+    hidden: bool = False,
+) -> Reduced[Reducer]:
+    """`reduce_prompts` for asyncio. Cancelling the task cancels the prompts."""
+    reduced, source = _source_of(requests, prompts, make, lora, hidden)
+    await arun_prompts(thread, source)
+    return reduced
+
+
+def _source_of(
+    requests: RequestMaker,
+    prompts: Prompts,
+    make: Callable[[npt.NDArray[np.int32]], Reducer],
+    lora: str | None,
+    hidden: bool,
+) -> tuple[Reduced[Reducer], RequestSource[PromptRequest]]:
+    """A list that gets an entry for each prompt that is read, and the requests that fill these in."""
+    reduced: Reduced[Reducer] = []
+    adapter = requests.adapters.get(lora)
+    given = as_prompts(prompts)
+
+    def read(numbered: tuple[int, Prompt]) -> Reducing[Reducer]:
+        text, ids = requests.read(numbered[1], f"prompt {numbered[0]}", room=0)
+        reduced.append((text, ids, make(ids)))
+        return reduced[-1]
+
+    def request_of(one: Reducing[Reducer]) -> PromptRequest:
+        sequence = Sequence(one[1], _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden, adapter=adapter)
+        return PromptRequest(sequence, one[2].take)
+
+    each: Iterator[Reducing[Reducer]] = map(read, enumerate(given))
+    total = None
+    if isinstance(given, list):
+        each, total = iter(list(each)), len(given)
+    return reduced, RequestSource(map(request_of, each), total, requests.room(is_sized=total is not None))

@@ -1,0 +1,393 @@
+"""Families with experts, whose attention is as in dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infinilm.config.families.defaults import (
+    ERNIE_DEFAULTS,
+    GPT_OSS_DEFAULTS,
+    MISTRAL_DEFAULTS,
+    QWEN_MOE_DEFAULTS,
+)
+from infinilm.config.families.dense import HUNYUAN_IGNORED, HUNYUAN_ROPE_TYPES, HUNYUAN_SWITCHES
+from infinilm.config.families.family import Family
+from infinilm.config.families.names import (
+    DEEPSEEK_MOE,
+    ERNIE_MOE,
+    GPT_OSS,
+    GRANITE_MOE,
+    HUNYUAN_MOE,
+    LLAMA4,
+    MINIMAX_M2,
+    MIXTRAL,
+    QWEN_MOE,
+)
+from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+
+__all__ = ["DEEPSEEK_FIXED", "DEEPSEEK_ROUTING", "EXPERT_COUNT", "EXPERT_FAMILIES", "ROUTED_COUNT"]
+
+DEEPSEEK_ROUTING = Routing(scoring="sigmoid", correction_bias=True, shared_gate=False)
+DEEPSEEK_FIXED: Mapping[str, Any] = {
+    "scoring_func": ("sigmoid", "noaux_tc"),
+    "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,
+}
+ROUTED_COUNT: Mapping[str, tuple[str, ...]] = {"n_routed_experts": ("num_experts",)}
+
+EXPERT_COUNT: Mapping[str, tuple[str, ...]] = {"num_local_experts": ("num_experts",)}
+
+# Weights are a softmax over a token's experts alone: that over all of them, made to add up to 1.
+_GRANITE_MOE: Mapping[str, Any] = {
+    "defaults": {
+        "attention_multiplier": 1.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "routing": Routing(shared_gate=False),
+    "norm_topk_prob": True,
+    "names": GRANITE_MOE,
+    "keys": frozenset(
+        {
+            *("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+            *("num_experts", "num_experts_per_tok", "norm_topk_prob"),
+        }
+    ),
+    "other_keys": EXPERT_COUNT,
+}
+
+EXPERT_FAMILIES: tuple[Family, ...] = (
+    # Weights are a softmax of logits.
+    Family(
+        architecture="MixtralForCausalLM",
+        model_type="mixtral",
+        defaults={
+            **MISTRAL_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        qkv_bias=False,
+        out_bias=False,
+        windows="all",
+        names=MIXTRAL,
+        norm_topk_prob=True,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        other_keys=EXPERT_COUNT,
+    ),
+    Family(
+        architecture="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        defaults={
+            **QWEN_MOE_DEFAULTS,
+            "intermediate_size": 5632,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "attention_bias": True,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        out_bias=False,
+        windows="of_qwen2_moe",
+        names=QWEN_MOE,
+        keys=EXPERT_KEYS,
+        other_keys={**EXPERT_COUNT, "qkv_bias": ("attention_bias",)},
+    ),
+    Family(
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        defaults={
+            **QWEN_MOE_DEFAULTS,
+            "intermediate_size": 6144,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+        qk_norm="head",
+        windows="of_qwen3_moe",
+        names=QWEN_MOE,
+        keys=EXPERT_KEYS - {"shared_expert_intermediate_size"},
+        other_keys=EXPERT_COUNT,
+    ),
+    Family(
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "bos_token_id": (),
+            "eos_token_id": (50279,),
+        },
+        qk_norm="all",
+        names=QWEN_MOE,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        other_keys=EXPERT_COUNT,
+    ),
+    Family(architecture="GraniteMoeForCausalLM", model_type="granitemoe", **_GRANITE_MOE),
+    Family(
+        architecture="GraniteMoeSharedForCausalLM",
+        model_type="granitemoeshared",
+        **{
+            **_GRANITE_MOE,
+            "keys": _GRANITE_MOE["keys"] | {"shared_expert_intermediate_size"},
+            "other_keys": {**EXPERT_COUNT, "shared_intermediate_size": ("shared_expert_intermediate_size",)},
+        },
+    ),
+    Family(
+        architecture="HunYuanMoEV1ForCausalLM",
+        model_type="hunyuan_v1_moe",
+        defaults={
+            "vocab_size": 290943,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "shared_expert_intermediate_size": 11008,
+            "norm_topk_prob": True,
+            "use_qk_norm": True,
+        },
+        qk_norm="head_behind_rope",
+        routing=Routing(shared_gate=False),
+        norm_topk_prob=True,
+        names=HUNYUAN_MOE,
+        keys=frozenset(
+            {
+                *("num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "norm_topk_prob"),
+                "use_qk_norm",
+            }
+        ),
+        # The expert of all tokens is as wide as the others.
+        other_keys={
+            **EXPERT_COUNT,
+            "moe_topk": ("num_experts_per_tok",),
+            "intermediate_size": ("shared_expert_intermediate_size", "intermediate_size"),
+        },
+        rope_types=HUNYUAN_ROPE_TYPES,
+        fixed_keys=HUNYUAN_SWITCHES,
+        ignored_keys=HUNYUAN_IGNORED,
+    ),
+    Family(
+        architecture="Ernie4_5_MoeForCausalLM",
+        model_type="ernie4_5_moe",
+        defaults={
+            **ERNIE_DEFAULTS,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1536,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        mlp_bias=False,
+        rope_pairs="neighbours",
+        routing=Routing(correction_bias=True, shared_gate=False),
+        norm_topk_prob=True,
+        names=ERNIE_MOE,
+        keys=frozenset(
+            {
+                *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+                *("n_shared_experts", "first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
+                "moe_layer_end_index",
+            }
+        ),
+        other_keys={
+            "moe_num_experts": ("num_experts",),
+            "moe_k": ("num_experts_per_tok",),
+            "moe_num_shared_experts": ("n_shared_experts",),
+            "moe_layer_start_index": ("first_k_dense_replace",),
+            "moe_layer_interval": ("decoder_sparse_step",),
+        },
+        fixed_keys={"use_bias": False, "moe_norm_min": 1e-12, "moe_gate": "topk"},
+    ),
+    Family(
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        defaults=GPT_OSS_DEFAULTS,
+        windows="layer_types",
+        activation="clamped_swiglu",
+        sinks=True,
+        routing=Routing(bias=True),
+        norm_topk_prob=True,
+        names=GPT_OSS,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        other_keys={**EXPERT_COUNT, "experts_per_token": ("num_experts_per_tok",)},
+        fixed_keys={"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "hidden_act": "silu"},
+    ),
+    # Scores are sigmoids, and experts are chosen by them with a correction.
+    Family(
+        architecture="Glm4MoeForCausalLM",
+        model_type="glm4_moe",
+        defaults={
+            "vocab_size": 151552,
+            "intermediate_size": 10944,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "bos_token_id": (),
+            "eos_token_id": (),
+        },
+        out_bias=False,
+        qk_norm="head",
+        routing=DEEPSEEK_ROUTING,
+        names=DEEPSEEK_MOE,
+        keys=DEEPSEEK_KEYS | {"partial_rotary_factor", "use_qk_norm"},
+        other_keys=ROUTED_COUNT,
+        fixed_keys=DEEPSEEK_FIXED,
+    ),
+    Family(
+        architecture="Dots1ForCausalLM",
+        model_type="dots1",
+        defaults={
+            "vocab_size": 152064,
+            "hidden_size": 4608,
+            "intermediate_size": 10944,
+            "num_hidden_layers": 62,
+            "num_key_value_heads": 32,
+            "moe_intermediate_size": 1408,
+            "sliding_window": 4096,
+            "use_sliding_window": True,
+            "max_window_layers": 62,
+            "bos_token_id": (),
+            "eos_token_id": (),
+        },
+        qk_norm="head",
+        windows="layer_types",
+        routing=DEEPSEEK_ROUTING,
+        names=DEEPSEEK_MOE,
+        keys=DEEPSEEK_KEYS,
+        other_keys=ROUTED_COUNT,
+        fixed_keys=DEEPSEEK_FIXED,
+    ),
+    Family(
+        architecture="SolarOpenForCausalLM",
+        model_type="solar_open",
+        defaults={
+            "vocab_size": 196608,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1280,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "bos_token_id": (),
+            "eos_token_id": (),
+        },
+        out_bias=False,
+        routing=DEEPSEEK_ROUTING,
+        names=DEEPSEEK_MOE,
+        keys=DEEPSEEK_KEYS | {"partial_rotary_factor"},
+        other_keys=ROUTED_COUNT,
+        fixed_keys=DEEPSEEK_FIXED,
+    ),
+    Family(
+        architecture="MiniMaxM2ForCausalLM",
+        model_type="minimax_m2",
+        defaults={
+            "vocab_size": 200064,
+            "hidden_size": 3072,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196608,
+            "rope_theta": 5000000.0,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "use_qk_norm": True,
+            "bos_token_id": (200034,),
+            "eos_token_id": (200020,),
+        },
+        qkv_bias=False,
+        out_bias=False,
+        qk_norm="all",
+        routing=DEEPSEEK_ROUTING,
+        norm_topk_prob=True,
+        names=MINIMAX_M2,
+        keys=frozenset(
+            {
+                *("num_experts", "num_experts_per_tok", "norm_topk_prob", "use_qk_norm"),
+                *("partial_rotary_factor", "rotary_dim"),
+            }
+        ),
+        other_keys=EXPERT_COUNT,
+        fixed_keys={
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "qk_norm_type": "per_layer",
+            "shared_intermediate_size": 0,
+        },
+    ),
+    # Scores are sigmoids, and multiply what an expert reads. Layers with RoPE see their own chunk, others everything.
+    Family(
+        architecture="Llama4ForCausalLM",
+        model_type="llama4_text",
+        defaults={
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "num_experts": 16,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8192,
+            "shared_expert_intermediate_size": 8192,
+            "use_qk_norm": True,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+        },
+        qk_norm="turned_heads",
+        windows="chunks",
+        rope_pairs="neighbours",
+        routing=Routing(scoring="sigmoid", shared_gate=False, weigh_inputs=True),
+        norm_topk_prob=False,
+        names=LLAMA4,
+        keys=EXPERT_KEYS - {"norm_topk_prob"}
+        | {"moe_layers", "use_qk_norm", "no_rope_layers", "no_rope_layer_interval"}
+        | {"attention_chunk_size", "attn_temperature_tuning", "floor_scale", "attn_scale"},
+        other_keys={**EXPERT_COUNT, "interleave_moe_layer_step": ("decoder_sparse_step",)},
+        ignored_keys=frozenset({"for_llm_compressor"}),
+    ),
+)

@@ -1,0 +1,78 @@
+"""`Family`: what a row of the table of model families may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from infinilm.config.families.names import LLAMA, TensorNames
+from infinilm.config.sublayers.experts import Routing
+from infinilm.config.sublayers.windows import WindowRule
+
+__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row of the table; a column of type `str | bool` is the config field that decides, or a fact."""
+
+    architecture: str
+    model_type: str
+    other_model_types: tuple[str, ...] = field(default=(), kw_only=True)  # under which it is found, too
+    # A name in `architectures` that means this family, too, beside its model_type: that of the class with the same
+    # math, where transformers has none of the family's own.
+    saved_architecture: str | None = field(default=None, kw_only=True)
+    # Defaults of keys that config.json leaves out, where they differ from `COMMON_DEFAULTS` in defaults.py.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    qkv_bias: str | bool = "attention_bias"
+    out_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = False
+    # RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before
+    # it; "turned_heads": of each head behind RoPE, without weight, in the layers that have RoPE. With the key
+    # `use_qk_norm` that decides whether there is one.
+    qk_norm: Literal["none", "head", "all", "head_behind_rope", "turned_heads"] = "none"
+    # The layers with a sliding window, see `WindowRule`.
+    windows: WindowRule = "none"
+    # A sublayer norms its input (pre) and its output (post) before that is added to the residual stream.
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
+    parallel_blocks: bool = False  # attention and MLP read the same norm
+    gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
+    activation: str | None = None  # the engine's activation; None: hidden_act says it
+    softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim
+    v_norm: bool = False  # RMSNorm of each head of v, without weight
+    layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
+    output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear of its input
+    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
+    routing: Routing = field(default_factory=Routing)  # how tokens choose experts, in families that have them
+    # The weights of a token's experts are scaled to add up to 1.
+    norm_topk_prob: str | bool = "norm_topk_prob"
+    norm_offset: float = 0  # added to the weights of norms
+    scaled_embedding: bool = False  # by the root of hidden_size
+    # The elements of a head that RoPE turns together in the checkpoint: i and i + rotary_dim / 2, or 2i and 2i + 1. The
+    # engine has halves: rows of q_proj and k_proj change places when they are read.
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
+    # Layers without a window have no RoPE: always, or where sliding_window is set.
+    rope_needs_window: bool | Literal["where set"] = False
+    names: TensorNames = LLAMA
+    # Keys in `UNSUPPORTED` (`json/keys.py`) that this family has after all.
+    keys: frozenset[str] = frozenset()
+    # Fields of ModelConfig that its config.json calls otherwise.
+    other_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Keys of its config.json that are no fields, since all but one value of each, or a tuple of them, is of another
+    # math.
+    fixed_keys: Mapping[str, Any] = field(default_factory=dict)
+    # Keys that its config.json has from relatives and that its math does not read, whatever they say.
+    ignored_keys: frozenset[str] = frozenset()
+    # Other names of rope types in its config.json, and rope parameters that do not count in a text.
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    rope_inert: frozenset[str] = frozenset()
+    # Where config.json has a `text_config`: the model_type in it, and the defaults of its keys that come with that.
+    text_model_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# RoPE of pictures divides a head among the coordinates of a place. In a text all of them are the position.
+MULTIMODAL_ROPE_TYPES = {"mrope": "default"}
+MULTIMODAL_ROPE_INERT = frozenset({"mrope_section", "mrope_interleaved"})

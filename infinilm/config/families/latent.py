@@ -1,0 +1,74 @@
+"""The families with latent attention (MLA): rows of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infinilm.config.families.defaults import DEEPSEEK_V2_DEFAULTS, DEEPSEEK_V3_DEFAULTS, GLM4_MOE_LITE_DEFAULTS
+from infinilm.config.families.experts import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, ROUTED_COUNT
+from infinilm.config.families.family import Family
+from infinilm.config.families.names import DEEPSEEK_MOE
+from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, Routing
+from infinilm.config.sublayers.latent import LATENT_KEYS
+
+__all__ = ["LATENT_FAMILIES"]
+
+# Columns that they share. A bias is one of the projections to latents, and of o_proj.
+_LATENT: Mapping[str, Any] = {"rope_pairs": "neighbours", "keys": LATENT_KEYS}
+_EXPERTS: Mapping[str, Any] = {
+    **_LATENT,
+    "names": DEEPSEEK_MOE,
+    "keys": LATENT_KEYS | DEEPSEEK_KEYS,
+    "other_keys": ROUTED_COUNT,
+}
+
+LATENT_FAMILIES: tuple[Family, ...] = (
+    Family(
+        architecture="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        defaults=DEEPSEEK_V2_DEFAULTS,
+        routing=Routing(shared_gate=False, group_best=1),
+        fixed_keys={
+            "scoring_func": "softmax",
+            "moe_layer_freq": 1,
+            "norm_topk_prob": False,
+            "mlp_bias": False,
+        },
+        **{**_EXPERTS, "keys": _EXPERTS["keys"] - {"norm_topk_prob", "rope_interleave"} | {"topk_method"}},
+    ),
+    Family(
+        architecture="DeepseekV3ForCausalLM",
+        model_type="deepseek_v3",
+        other_model_types=("kimi_k2",),
+        defaults=DEEPSEEK_V3_DEFAULTS,
+        routing=DEEPSEEK_ROUTING,
+        fixed_keys=DEEPSEEK_FIXED,
+        **_EXPERTS,
+    ),
+    Family(
+        architecture="Glm4MoeLiteForCausalLM",
+        model_type="glm4_moe_lite",
+        defaults=GLM4_MOE_LITE_DEFAULTS,
+        routing=DEEPSEEK_ROUTING,
+        fixed_keys=DEEPSEEK_FIXED,
+        **{**_EXPERTS, "keys": _EXPERTS["keys"] | {"mlp_layer_types", "mlp_only_layers"}},
+    ),
+    Family(
+        architecture="YoutuForCausalLM",
+        model_type="youtu",
+        defaults={key: value for key, value in DEEPSEEK_V3_DEFAULTS.items() if key in LATENT_KEYS}
+        | {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "bos_token_id": (128000,),
+            "eos_token_id": (128001,),
+        },
+        **_LATENT,
+    ),
+)

@@ -1,0 +1,363 @@
+"""Names of the tensors in a family's checkpoints, where they are not Llama's: a column of `FAMILIES`.
+
+The engine calls its parameters as Llama's checkpoints do (`model.layers.0.self_attn.q_proj.weight`), and so do
+`param_shapes`, `load_param`, `state_dict` and packed folders, in every family. `infinilm.checkpoint.sources` finds
+them in the files by these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infinilm.config.fields import ModelFields
+from infinilm.config.sublayers.delta import delta_spec, state_layers
+
+__all__ = [
+    "BAICHUAN",
+    "BAICHUAN2",
+    "DEEPSEEK_MOE",
+    "DELTA_BY_HEAD",
+    "ERNIE_MOE",
+    "EXAONE",
+    "GATED_Q",
+    "GEMMA3",
+    "GEMMA4",
+    "GLM",
+    "GLM4",
+    "GLM4V",
+    "GPT_OSS",
+    "GRANITE_HYBRID",
+    "GRANITE_MOE",
+    "HUNYUAN",
+    "HUNYUAN_MOE",
+    "IDEFICS3",
+    "INTERNLM2",
+    "KIMI_K25",
+    "LLAMA",
+    "LLAMA4",
+    "MIMO",
+    "MINIMAX_M2",
+    "MISTRAL3",
+    "MIXTRAL",
+    "PHI3",
+    "QWEN3_5",
+    "QWEN3_5_MOE",
+    "QWEN3_NEXT",
+    "QWEN_MOE",
+    "QWEN_VL",
+    "QWEN_VL_MOE",
+    "STARCODER2",
+    "ByHead",
+    "TensorNames",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ByHead:
+    """A tensor of a layer that has, head by head, the rows of several of the engine's modules."""
+
+    tensor: str
+    # The number of heads, and the sizes of what a head has of each module, in the order of the rows; a module may have
+    # several parts. No heads: the model has no such layer.
+    heads: Callable[[ModelFields], tuple[int, Mapping[str, Sequence[int]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """How to find the parameters of a model in its checkpoint.
+
+    Attributes
+    ----------
+    prefixes : tuple of (str, str)
+        What stands for `model.` and before `lm_head`: the first pair under which the files have an embedding.
+    layers : str
+        What stands for `layers`.
+    outside : Mapping of str to str
+        Other names of `embed_tokens`, `norm` and `lm_head`, which are in no layer.
+    renamed : Mapping of str to str, or to several
+        Other names of modules of a layer: the engine's name to that of the files. `{}` stands for the number of an
+        expert. Where there are several, the first that the files have counts.
+    joined : Mapping of str to tuple of str
+        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
+    stacked : Mapping of str to tuple of str
+        Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the outputs of
+        several modules one behind the other. For a vector that is the one row of a matrix, the same.
+    stacked_as : str
+        Outputs are the "rows" of these matrices, or their "columns", or columns where those of the modules take turns:
+        "columns_in_turn".
+    by_head : tuple of ByHead
+        Tensors whose rows stand head by head.
+    unit_head : bool
+        The rows of lm_head count as divided by their lengths, which those of the files are not.
+    later_layers : bool
+        There may be layers behind the last, which guess at later tokens and are not read.
+    not_read : tuple of str
+        Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
+    """
+
+    prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
+    layers: str = "layers"
+    outside: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked_as: Literal["rows", "columns", "columns_in_turn"] = "rows"
+    by_head: tuple[ByHead, ...] = ()
+    unit_head: bool = False
+    later_layers: bool = False
+    not_read: tuple[str, ...] = ()
+
+
+def _qkv_of_kv_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    """The queries that read a head of keys, that head of keys, and its values."""
+    one = config.head_dim
+    queries = one * (config.num_attention_heads // config.num_key_value_heads)
+    sizes = {"self_attn.q_proj": [queries], "self_attn.k_proj": [one], "self_attn.v_proj": [one]}
+    return config.num_key_value_heads, sizes
+
+
+def _q_and_gate(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    one = [config.head_dim]
+    return config.num_attention_heads, {"self_attn.q_proj": one, "self_attn.gate_proj": one}
+
+
+def _qkvz_of_delta(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    if not any(state_layers(config)):
+        return 0, {}
+    delta = delta_spec(config)
+    v_size = delta.num_v_heads // delta.num_k_heads * delta.v_dim
+    qkv = [delta.k_dim, delta.k_dim, v_size]
+    return delta.num_k_heads, {"linear_attn.in_proj_qkv": qkv, "linear_attn.in_proj_z": [v_size]}
+
+
+def _ba_of_delta(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    if not any(state_layers(config)):
+        return 0, {}
+    delta = delta_spec(config)
+    shared_by = [delta.num_v_heads // delta.num_k_heads]
+    return delta.num_k_heads, {"linear_attn.in_proj_b": shared_by, "linear_attn.in_proj_a": shared_by}
+
+
+GATED_Q = ByHead("self_attn.q_proj", _q_and_gate)
+DELTA_BY_HEAD = (
+    ByHead("linear_attn.in_proj_qkvz", _qkvz_of_delta),
+    ByHead("linear_attn.in_proj_ba", _ba_of_delta),
+)
+
+_QKV: Mapping[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+}
+_GATE_UP: Mapping[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+
+LLAMA = TensorNames()
+
+PHI3 = TensorNames(joined={**_QKV, **_GATE_UP})
+
+GLM = TensorNames(joined=_GATE_UP)
+
+BAICHUAN = TensorNames(joined={"self_attn.W_pack": _QKV["self_attn.qkv_proj"]})
+
+BAICHUAN2 = TensorNames(joined=BAICHUAN.joined, unit_head=True)
+
+EXAONE = TensorNames(
+    (("transformer.", ""),),
+    renamed={
+        **{f"self_attn.{part}_proj": f"attn.attention.{part}_proj" for part in "qkv"},
+        "self_attn.o_proj": "attn.attention.out_proj",
+        "mlp.gate_proj": "mlp.c_fc_0",
+        "mlp.up_proj": "mlp.c_fc_1",
+        "mlp.down_proj": "mlp.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+    outside={"embed_tokens": "wte", "norm": "ln_f"},
+    layers="h",
+)
+
+MIMO = TensorNames(not_read=("model.mtp_layers.",))
+
+INTERNLM2 = TensorNames(
+    renamed={
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    outside={"embed_tokens": "tok_embeddings", "lm_head": "output"},
+    by_head=(ByHead("attention.wqkv", _qkv_of_kv_head),),
+)
+
+_QK_LAYERNORMS: Mapping[str, str] = {
+    "self_attn.q_norm": "self_attn.query_layernorm",
+    "self_attn.k_norm": "self_attn.key_layernorm",
+}
+
+HUNYUAN = TensorNames(renamed=_QK_LAYERNORMS)
+
+GLM4 = TensorNames(
+    joined=_GATE_UP,
+    renamed={
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+    },
+)
+
+# transformers 5 has the experts of a layer in one tensor, and writes it on demand.
+_STACKED: Mapping[str, tuple[str, ...]] = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj",),
+}
+
+QWEN_MOE = TensorNames(stacked=_STACKED)
+
+# Mistral's names, and those of compressed-tensors, whose tools take stacked experts apart.
+_MIXTRAL_EXPERTS: Mapping[str, tuple[str, ...]] = {
+    f"mlp.experts.{{}}.{part}_proj": tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in (own, f"{part}_proj"))
+    for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+
+# Where experts are stacked, the module has its name of transformers 5.
+MIXTRAL = TensorNames(
+    renamed={"mlp.gate": ("block_sparse_moe.gate", "mlp.gate"), **_MIXTRAL_EXPERTS},
+    stacked=_STACKED,
+)
+
+MINIMAX_M2 = TensorNames(
+    renamed={
+        **MIXTRAL.renamed,
+        "mlp.gate.e_score_correction_bias": (
+            "block_sparse_moe.e_score_correction_bias",
+            "mlp.gate.e_score_correction_bias",
+        ),
+    },
+    stacked=_STACKED,
+)
+
+_SHARED_EXPERTS: Mapping[str, str] = {
+    f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+}
+
+DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)
+
+ERNIE_MOE = TensorNames(
+    renamed={
+        **_SHARED_EXPERTS,
+        "mlp.gate.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias",
+    },
+    stacked={
+        **_STACKED,
+        "mlp.moe_statics.e_score_correction_bias": ("mlp.gate.e_score_correction_bias",),
+    },
+    not_read=("model.mtp_",),
+)
+
+HUNYUAN_MOE = TensorNames(
+    renamed={
+        **_QK_LAYERNORMS,
+        "mlp.gate": "mlp.gate.wg",
+        **{f"mlp.shared_expert.{part}_proj": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+    },
+    stacked=_STACKED,
+)
+
+GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_as="columns_in_turn")
+
+GRANITE_HYBRID = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
+    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
+)
+
+GRANITE_MOE = TensorNames(
+    joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
+    renamed={
+        "mlp.gate": "block_sparse_moe.router.layer",
+        "mlp.shared_expert.down_proj": "shared_mlp.output_linear",
+        **{
+            name: (name, name.replace("mlp.", "block_sparse_moe."))  # in files of compressed-tensors
+            for name in _MIXTRAL_EXPERTS
+        },
+    },
+    stacked={
+        "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+        "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
+    },
+)
+
+STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
+
+# transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
+_TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
+
+_VISUAL = ("visual.", "model.visual.")
+
+QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
+
+QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_as="columns", not_read=_VISUAL)
+
+GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
+
+_VISION_TOWER = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+
+LLAMA4 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed={
+        "mlp.gate": "feed_forward.router",
+        **{
+            f"mlp.{module}{part}_proj": f"feed_forward.{module}{part}_proj"
+            for module in ("", "shared_expert.", "experts.{}.")
+            for part in ("gate", "up", "down")
+        },
+    },
+    stacked={f"feed_forward.{name.removeprefix('mlp.')}": parts for name, parts in _STACKED.items()},
+    stacked_as="columns",
+    not_read=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
+)
+
+MISTRAL3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+GEMMA3 = TensorNames(_TEXT_PREFIXES, not_read=_VISION_TOWER)
+
+KIMI_K25 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed=DEEPSEEK_MOE.renamed,
+    stacked=DEEPSEEK_MOE.stacked,
+    later_layers=True,
+    not_read=(*_VISION_TOWER, "mm_projector.", "model.mm_projector."),
+)
+
+GEMMA4 = TensorNames(
+    _TEXT_PREFIXES,
+    renamed={
+        "mlp.gate": "router.proj",
+        "mlp.gate.scale": "router.scale",
+        "mlp.gate.per_expert_scale": "router.per_expert_scale",
+    },
+    stacked={name.removeprefix("mlp."): parts for name, parts in _STACKED.items()},
+    not_read=(
+        *_VISION_TOWER,
+        "model.embed_vision.",
+        "model.vision_embedder.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+    ),
+)
+
+_PREDICTION = ("mtp.",)  # extra layers that predict several tokens at once
+
+QWEN3_NEXT = TensorNames(stacked=_STACKED, by_head=(GATED_Q, *DELTA_BY_HEAD), not_read=_PREDICTION)
+
+QWEN3_5 = TensorNames(_TEXT_PREFIXES, by_head=(GATED_Q,), not_read=(*_VISUAL, *_PREDICTION))
+
+QWEN3_5_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, by_head=(GATED_Q,), not_read=(*_VISUAL, *_PREDICTION))

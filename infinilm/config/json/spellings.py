@@ -1,0 +1,356 @@
+"""Brings the spellings of config.json to one: 4.x and 5.x of transformers, and habits of some families.
+
+Called by `ModelConfig` with the keys it was given, which these functions change in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infinilm.checks import INT_LIMIT, as_integer, short_repr
+from infinilm.config.families import Family
+from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.errors import ConfigError
+from infinilm.logs import logger
+
+__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
+
+DUAL_CHUNK = "dual_chunk_attention_config"
+
+_OF_EACH_LAYER = frozenset({"moe_topk"})  # keys that may be a list, of which all entries must be one number
+
+
+def rename(values: dict[str, Any], old: str, new: str) -> None:
+    """Move `old` to `new`; null is nothing, and both may be there only if they agree."""
+    value = values.pop(old, None)
+    if value is None:
+        return
+    if values.get(new) is not None and values[new] != value:
+        raise ConfigError(f"{old} is {value!r} and {new} is {values[new]!r}; they mean the same, keep one")
+    values[new] = value
+
+
+def unify_names(values: dict[str, Any], family: Family) -> None:
+    """Bring the names that a family has for fields to those of `ModelConfig`."""
+    _check_fixed_keys(values, family)
+    for key in family.ignored_keys:
+        values.pop(key, None)
+    _rename_fields(values, family)
+    for unify in _SPELLINGS:
+        unify(values)
+    for key, unify_key in _KEYS_OF_FAMILIES:
+        if key in family.keys:
+            unify_key(values, family)
+
+
+def _check_fixed_keys(values: dict[str, Any], family: Family) -> None:
+    """Drop the keys of which the family computes one value alone; an error where they have another."""
+    for key, expected in family.fixed_keys.items():
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if key in values and values.pop(key) not in allowed:
+            one_of = " or ".join(map(repr, allowed))
+            raise ConfigError(f"{key} must be {one_of} in {family.architecture}; others are not supported")
+
+
+def _rename_fields(values: dict[str, Any], family: Family) -> None:
+    for old, fields in family.other_keys.items():
+        value = values.pop(old, None)
+        if old == "shared_intermediate_size" and "intermediate_size" in fields and value is not None:
+            values.pop("intermediate_size", None)  # that of experts, which no layer has
+        if old in _OF_EACH_LAYER and isinstance(value, list) and value and value == value[:1] * len(value):
+            value = value[0]
+        for name in fields:
+            values[old] = value
+            rename(values, old, name)
+
+
+def _no_window(values: dict[str, Any]) -> None:
+    """Qwen2-MoE's configurations are saved with a window of 0 where there is none."""
+    if values.get("use_sliding_window") is False and values.get("sliding_window") == 0:
+        values["sliding_window"] = None
+
+
+def _kinds_of_layers(values: dict[str, Any]) -> None:
+    """Hybrid models write "attention" where others write "full_attention"."""
+    kinds = values.get("layer_types")
+    if isinstance(kinds, (list, tuple)):
+        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+
+
+def _pattern_of_windows(values: dict[str, Any]) -> None:
+    """A pattern such as "LLLG" has an L for each layer with a window, then a G for one without."""
+    pattern = values.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        if not pattern or pattern != "L" * (len(pattern) - 1) + "G":
+            raise ConfigError(f"sliding_window_pattern must be a number, or like 'LLLG'; got {short_repr(pattern)}")
+        values["sliding_window_pattern"] = len(pattern)
+
+
+def _part_of_head(values: dict[str, Any], family: Family) -> None:
+    """Bring `rotary_dim`, the elements of a head that RoPE turns, to `partial_rotary_factor`."""
+    size = values.pop("rotary_dim", None)
+    if size is None:
+        return
+    head_dim = values.get("head_dim") or family.defaults["head_dim"]
+    size, head_dim = as_integer("rotary_dim", size), as_integer("head_dim", head_dim)
+    values["rotary_dim"] = size / head_dim
+    rename(values, "rotary_dim", "partial_rotary_factor")
+
+
+def _sizes_of_llama4(values: dict[str, Any], family: Family) -> None:
+    """Bring sizes of MLPs, `intermediate_size` being that of experts, and `moe_layers`, a list, to those of others."""
+    if values.get("no_rope_layers") == []:
+        del values["no_rope_layers"]
+    if values.get("moe_intermediate_size") is None:
+        defaults = family.defaults
+        size = values.pop("intermediate_size", None) or defaults["moe_intermediate_size"]
+        values["moe_intermediate_size"] = values["shared_expert_intermediate_size"] = size
+        values["intermediate_size"] = values.pop("intermediate_size_mlp", None) or defaults["intermediate_size"]
+    given = values.pop("moe_layers", None)
+    if given is None:
+        return
+    number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    if not isinstance(given, (list, tuple)) or any(type(layer) is not int or layer not in layers for layer in given):
+        raise ConfigError(f"moe_layers must be a list of numbers of layers; got {short_repr(given)}")
+    values["decoder_sparse_step"] = 1  # whatever interleave_moe_layer_step says
+    values["mlp_only_layers"] = [layer for layer in layers if layer not in given]
+
+
+def _refuse_alibi(values: dict[str, Any], family: Family) -> None:
+    """Tell Baichuan's 13B models, which have no `max_position_embeddings`, from 7B, of which one attention is here."""
+    length = values.pop("model_max_length", None)
+    if (length is not None and values.get("max_position_embeddings") is None) or values.get("hidden_size") == 5120:
+        raise ConfigError(
+            f"{family.architecture} without max_position_embeddings, or with hidden_size 5120, is a 13B model, whose "
+            "positions come from ALiBi, which is not supported; 7B models, which have RoPE, are"
+        )
+
+
+def _multipliers_of_sizes(values: dict[str, Any], family: Family) -> None:
+    """Bring MiniCPM's `scale_emb`, `scale_depth` and `dim_model_base` to multipliers."""
+    layers = values.get("num_hidden_layers") or values.get("num_layers")
+    sizes = {"num_hidden_layers": layers, "hidden_size": values.get("hidden_size")}
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    layers, hidden = (as_integer(key, defaults[key] if size is None else size) for key, size in sizes.items())
+    for key, name, factor in (
+        ("scale_emb", "embedding_multiplier", 1.0),
+        ("scale_depth", "residual_multiplier", layers**-0.5),
+        ("dim_model_base", "logits_scaling", 0.0),
+    ):
+        value = values.pop(key, None)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 1e-6 < value < 1e9:
+            raise ConfigError(f"{key} must be a finite number > 0; got {short_repr(value)}")
+        values[key] = value * factor if factor else hidden / value
+        rename(values, key, name)
+
+
+def _dense_at_the_end(values: dict[str, Any], family: Family) -> None:
+    """Bring `moe_layer_end_index`, the last layer that has experts, to `mlp_only_layers`; -1 or null: the very last."""
+    end = values.pop("moe_layer_end_index", None)
+    if end in (None, -1):
+        return
+    num_layers = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    first_dense = as_integer("moe_layer_end_index", end, least=0) + 1
+    values["moe_layer_end_index"] = list(range(first_dense, as_integer("num_hidden_layers", num_layers))) or None
+    rename(values, "moe_layer_end_index", "mlp_only_layers")
+
+
+def _global_layers(values: dict[str, Any], family: Family) -> None:
+    """Bring `per_layer_config`, what differs in layers by their numbers, to the keys of layers without a window."""
+    if "hidden_size_per_layer_input" in values and values["hidden_size_per_layer_input"] is None:
+        values["hidden_size_per_layer_input"] = 0  # in files null says that there are none
+    given = values.pop("per_layer_config", None)
+    if given is None:
+        return
+    kinds = values.get("layer_types")
+    own = list(given.values()) if isinstance(given, Mapping) else []
+    own = [part for part in own if isinstance(part, Mapping)]
+    if not isinstance(given, Mapping) or len(own) < len(given) or not isinstance(kinds, (list, tuple)):
+        raise ConfigError(
+            f"per_layer_config must be an object of objects by the number of a layer, beside layer_types; got "
+            f"{short_repr(given)}"
+        )
+    full = [str(layer) for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    keys = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    if own and (
+        sorted(map(str, given)) != sorted(full)
+        or any(part != own[0] for part in own)
+        or not own[0].keys() <= keys.keys()
+    ):
+        raise ConfigError(
+            "per_layer_config: only head_dim and num_key_value_heads can differ, and those of all 'full_attention' "
+            f"layers, {', '.join(full)}, must be the same; got {short_repr(given)}"
+        )
+    for old, new in keys.items():
+        values["per_layer_config"] = own[0].get(old) if own else None
+        rename(values, "per_layer_config", new)
+        values.setdefault(new, None)
+    if own and "num_key_value_heads" in own[0] and not values.get("attention_k_eq_v"):
+        raise ConfigError("per_layer_config: num_key_value_heads differs only where attention_k_eq_v is true")
+
+
+def _groups_by_method(values: dict[str, Any], family: Family) -> None:
+    """Drop the groups of experts where `topk_method` is one without groups."""
+    method = values.pop("topk_method", None) or "greedy"
+    if method in ("greedy", "gready"):
+        values["n_group"] = values["topk_group"] = 1
+    elif method != "group_limited_greedy":
+        raise ConfigError(
+            f"topk_method must be 'greedy' or 'group_limited_greedy' in {family.architecture}; got {short_repr(method)}"
+        )
+
+
+def _dense_by_type(values: dict[str, Any], family: Family) -> None:
+    """Bring `mlp_layer_types`, "dense" or "sparse" of each layer, to `mlp_only_layers`."""
+    kinds = values.pop("mlp_layer_types", None)
+    if kinds is None:
+        return
+    num_layers = values.get("num_hidden_layers") or values.get("num_layers")
+    if (
+        not isinstance(kinds, (list, tuple))
+        or any(kind not in ("dense", "sparse") for kind in kinds)
+        or num_layers not in (None, len(kinds))
+    ):
+        raise ConfigError(
+            f"mlp_layer_types must be a list of 'dense' and 'sparse', one for each of the {num_layers} layers; got "
+            f"{short_repr(kinds)}"
+        )
+    first = values.pop("first_k_dense_replace", None) or 0
+    if isinstance(first, int) and "sparse" in kinds[:first]:
+        raise ConfigError(
+            f"first_k_dense_replace is {first}, but mlp_layer_types has experts in layer {kinds.index('sparse')}; keep "
+            "one of them"
+        )
+    values["first_k_dense_replace"] = 0
+    values["mlp_layer_types"] = [layer for layer, kind in enumerate(kinds) if kind == "dense"]
+    rename(values, "mlp_layer_types", "mlp_only_layers")
+
+
+def _logit_scale(values: dict[str, Any], family: Family) -> None:
+    """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
+    scale = values.pop("logit_scale", None)
+    if scale is None:
+        return
+    if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
+        raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
+    values["logit_scale"] = 1 / scale
+    rename(values, "logit_scale", "logits_scaling")
+
+
+# Spellings that occur in the config.json of any family.
+_SPELLINGS = (_no_window, _kinds_of_layers, _pattern_of_windows)
+
+# Keys that stand for other fields, in the families that have them.
+_KEYS_OF_FAMILIES = (
+    ("rotary_dim", _part_of_head),
+    ("moe_layers", _sizes_of_llama4),
+    ("model_max_length", _refuse_alibi),
+    ("scale_depth", _multipliers_of_sizes),
+    ("moe_layer_end_index", _dense_at_the_end),
+    ("global_head_dim", _global_layers),
+    ("topk_method", _groups_by_method),
+    ("mlp_layer_types", _dense_by_type),
+    ("logit_scale", _logit_scale),
+)
+
+
+def unify_rope(values: dict[str, Any], family: Family) -> None:
+    """Bring both spellings to `rope_theta`, `partial_rotary_factor`, and `rope_scaling` without them, or None."""
+    chosen: dict[str, Any] | None = None
+    original = values.pop("original_max_position_embeddings", None)
+    for key in ("rope_scaling", "rope_parameters"):
+        given = values.pop(key, None)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{key} must be null or an object with 'rope_type'; got {given!r}")
+        scaling = dict(given)
+        if any(isinstance(value, Mapping) for value in given.values()):
+            scaling = _of_full_attention(values, key, given, family)
+        for kind in ("type", "rope_type"):
+            if isinstance(scaling.get(kind), str):
+                scaling[kind] = family.rope_types.get(scaling[kind], scaling[kind])
+        rename(scaling, "type", "rope_type")
+        for inert in family.rope_inert & scaling.keys():
+            del scaling[inert]
+        proportional = scaling.get("rope_type") == "proportional"  # the part is that type's own parameter
+        for outer in ("rope_theta",) if proportional else ("rope_theta", "partial_rotary_factor"):
+            value = scaling.pop(outer, None)
+            if value is not None:
+                if values.get(outer) is not None and values[outer] != value:
+                    raise ConfigError(f"{outer} is {values[outer]!r}, but {key} says {value!r}; keep one of them")
+                values[outer] = value
+        if chosen is not None and scaling != chosen:
+            raise ConfigError(
+                f"rope_scaling {chosen} and rope_parameters {scaling} differ; they mean the same, keep one"
+            )
+        chosen = scaling
+    if chosen is not None and chosen.get("rope_type") in ("llama3", "yarn", "longrope") and original is not None:
+        # Phi-3's habit: the key stands beside the rope parameters instead of among them.
+        inner = chosen.get("original_max_position_embeddings")
+        if inner not in (None, original):
+            raise ConfigError(
+                f"original_max_position_embeddings is {original!r}, but among the rope parameters it is "
+                f"{inner!r}; keep one of them"
+            )
+        chosen["original_max_position_embeddings"] = original
+    if chosen is not None:
+        values["rope_scaling"] = None if chosen in ({}, {"rope_type": "default"}) else chosen
+
+
+def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Parameters of each kind of layer, in the spelling of 5.x: those of layers with a window become one number."""
+    full, sliding = given.get("full_attention"), given.get("sliding_attention")
+    if isinstance(full, Mapping):  # what one set for all layers said is kept beside these when a file is saved again
+        given = {name: value for name, value in given.items() if isinstance(value, Mapping) or full.get(name) != value}
+    if (
+        "rope_local_base_freq" not in family.keys
+        or not isinstance(full, Mapping)
+        or not isinstance(sliding, Mapping)
+        or set(given) != {"full_attention", "sliding_attention"}
+    ):
+        raise ConfigError(
+            f"{key} has parameters of {', '.join(map(repr, sorted(given)))}, which {family.architecture} does not "
+            "take; give one set for all layers"
+            + (", or 'full_attention' and 'sliding_attention'" if "rope_local_base_freq" in family.keys else "")
+        )
+    others = {name: value for name, value in sliding.items() if name != "rope_theta" and value is not None}
+    if others not in ({}, {"rope_type": "default"}):
+        raise ConfigError(f"{key}: sliding_attention: expected rope_theta alone, got {short_repr(dict(sliding))}")
+    values[f"{key}: sliding_attention: rope_theta"] = sliding.get("rope_theta")
+    rename(values, f"{key}: sliding_attention: rope_theta", "rope_local_base_freq")
+    return dict(full)
+
+
+def limit_context(values: dict[str, Any]) -> None:
+    """Lower max_position_embeddings to where attention begins to differ from the one that is computed.
+
+    In Qwen2.5-1M that is where dual chunk attention begins: up to a chunk, less what is seen of the one before, all
+    keys are in the query's own chunk (vLLM's dual_chunk_flash_attn, `chunk_len`).
+    """
+    chunks = values.pop(DUAL_CHUNK, None)
+    if chunks is not None:
+        if not isinstance(chunks, Mapping):
+            raise ConfigError(f"{DUAL_CHUNK} must be null or an object; got {short_repr(chunks)}")
+        size = as_integer(f"{DUAL_CHUNK}: chunk_size", chunks.get("chunk_size"), least=2)
+        local = as_integer(f"{DUAL_CHUNK}: local_size", chunks.get("local_size", 0), least=0, below=INT_LIMIT)
+        if size <= local:
+            raise ConfigError(f"{DUAL_CHUNK}: chunk_size must be more than local_size; got {short_repr(chunks)}")
+        _limit_positions(values, size - local, "dual chunk attention")
+
+
+def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:
+    positions = as_integer("max_position_embeddings", values.get("max_position_embeddings", limit))
+    if positions > limit:
+        logger.warning(
+            "max_position_embeddings is taken as %d instead of %d: beyond that the model needs %s, "
+            "which is not available in this version",
+            limit,
+            positions,
+            needed,
+        )
+    values["max_position_embeddings"] = min(positions, limit)

@@ -1,0 +1,287 @@
+"""From a configuration to the math of one decoder: the C++ `ModelSpec`.
+
+`decoder_spec` writes what a configuration and the row of its family (`families/table.py`) imply. No family has a class
+of its own, here or in C++. The numpy reference model reads the same specification as the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from infinilm._core import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from infinilm.checks import DTYPES, as_boolean, as_integer
+from infinilm.config.families import Family, family_of
+from infinilm.config.fields import ModelFields
+from infinilm.config.sublayers.delta import delta_spec, state_layers
+from infinilm.config.sublayers.experts import experts_spec
+from infinilm.config.sublayers.latent import latent_spec
+from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
+from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
+from infinilm.config.sublayers.windows import sliding_windows
+from infinilm.errors import ConfigError
+
+__all__ = [
+    "ACTIVATIONS",
+    "build_spec",
+    "check_quantization",
+    "decoder_spec",
+    "rotary_dim",
+    "shapes_of",
+]
+
+QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
+
+QUANTIZATIONS = ("int8", "int4", "fp8")
+"""How an engine can store weights."""
+
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "relu2": "relu2",
+    }
+)
+"""`hidden_act` of config.json to the engine's activation."""
+
+
+def decoder_spec(config: ModelFields, max_model_len: int) -> ModelSpec:
+    """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
+
+    Called by `LlamaConfig.validate` after the checks of single fields, so that both accept the same.
+
+    Raises
+    ------
+    ConfigError
+        The configuration asks for something its family has not, or that is not supported.
+    """
+    family = family_of(config.architecture)
+    if config.hidden_act not in ACTIVATIONS:
+        raise ConfigError(f"hidden_act {config.hidden_act!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    activation = family.activation or ACTIVATIONS[config.hidden_act]
+    shapes = shapes_of(config)
+    vectors = own_vectors(config, activation)
+    ropes = _ropes(family, config, shapes, max_model_len)
+    _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
+    make_mixer = _mixers(family, config, shapes, ropes)
+    mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
+    mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    has_experts, experts = experts_spec(config, family.routing, mlp)
+    has_state = state_layers(config)
+    delta = delta_spec(config) if any(has_state) else None
+
+    def layer_spec(layer: int) -> LayerSpec:
+        mixer = delta if delta is not None and has_state[layer] else make_mixer(layer)
+        has_mlp = family.routing.beside_mlp or not has_experts[layer]
+        return LayerSpec(
+            mixer,
+            mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
+            experts if has_experts[layer] else None,
+        )
+
+    return ModelSpec(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        max_model_len=max_model_len,
+        rms_norm_eps=float(config.rms_norm_eps),
+        norm=family.norm,
+        pre_norms=family.pre_norms,
+        post_norms=family.post_norms,
+        parallel_blocks=family.parallel_blocks,
+        norm_offset=family.norm_offset,
+        embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
+        residual_multiplier=float(config.residual_multiplier),
+        logit_multiplier=1 / float(config.logits_scaling),
+        logit_cap=float(config.final_logit_softcapping or 0),
+        tie_word_embeddings=config.tie_word_embeddings,
+        layer_scalars=family.layer_scalars,
+        own_vectors=vectors,
+        ropes=ropes.tables,
+        layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
+    )
+
+
+def _mixers(
+    family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], ropes: _Ropes
+) -> Callable[[int], AttentionSpec | LatentSpec]:
+    """Return what makes the attention of a layer."""
+    qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
+    out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
+    latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
+    softmax_scale = _softmax_scale(family, config)
+
+    def mixer(layer: int) -> AttentionSpec | LatentSpec:
+        if latent is not None:
+            latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
+            return latent
+        shape = shapes[layer]
+        return AttentionSpec(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            softmax_scale=softmax_scale,
+            score_cap=float(config.attn_logit_softcapping or 0),
+            sliding_window=shape.window,
+            chunked=family.windows == "chunks" and shape.window > 0,
+            rope=ropes.of_layer[layer],
+            q_rope=ropes.of_queries[layer],
+            kv_owner=-1 if shape.kv_owner is None else shape.kv_owner,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            sinks=family.sinks,
+            output_gate=family.output_gate,
+            qk_norm=qk_norm,
+            v_norm=family.v_norm,
+        )
+
+    return mixer
+
+
+def shapes_of(config: ModelFields) -> tuple[LayerShape, ...]:
+    """Return the shapes of all layers; ConfigError for fields that contradict each other."""
+    return layer_shapes(config, _sliding_windows(family_of(config.architecture), config))
+
+
+class _Ropes(NamedTuple):
+    """The tables of rotations, and which of them each layer has; -1: none."""
+
+    tables: list[RopeSpec]
+    of_layer: list[int]  # of q and k
+    of_queries: list[int]  # of q, where that is another, or k is not turned; else -1
+
+
+def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], max_model_len: int) -> _Ropes:
+    lengths = config.max_position_embeddings, max_model_len
+    parameters = dict(config.rope_parameters)
+    scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None
+    global_dim = config.head_dim if config.global_head_dim is None else config.global_head_dim
+    of_global = int(global_dim * config.partial_rotary_factor)
+    tables = [_rope(inverse_frequencies(of_global, config.rope_theta, parameters, *lengths))]
+    if config.rope_local_base_freq is not None or global_dim != config.head_dim:
+        theta = config.rope_theta if config.rope_local_base_freq is None else config.rope_local_base_freq
+        local = {"rope_type": "default", "rope_theta": theta}
+        tables.append(_rope(inverse_frequencies(rotary_dim(config), theta, local, *lengths)))
+    of_windows, q_rope = len(tables) - 1, -1
+    if scale_beta:
+        positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
+        if not isinstance(scale_beta, (int, float)) or isinstance(scale_beta, bool) or not 0 < scale_beta < 1e6:
+            raise ConfigError(f"{QUERY_SCALE} must be a number >= 0; got {scale_beta!r}")
+        first = tables[0]
+        tables.append(RopeSpec(first.inv_freq, first.attention_factor, float(scale_beta), positions))
+        q_rope = len(tables) - 1
+    turned, of_queries = _layers_with_rope(config), [q_rope] * config.num_hidden_layers
+    if config.attn_temperature_tuning:
+        # It turns nothing: it multiplies whole heads by a scale that grows with the position.
+        still = [0.0] * (config.head_dim // 2)
+        tables.append(RopeSpec(still, 1.0, float(config.attn_scale), config.floor_scale, 1))
+        of_queries = [q_rope if own else len(tables) - 1 for own in turned]
+    needs_window = family.rope_needs_window
+    if needs_window == "where set":
+        needs_window = config.sliding_window is not None
+    of_layer = [
+        -1 if not own or (needs_window and not shape.window) else of_windows if shape.window else 0
+        for own, shape in zip(turned, shapes, strict=True)
+    ]
+    return _Ropes(tables, of_layer, of_queries)
+
+
+def _rope(table: tuple[Frequencies, float]) -> RopeSpec:
+    inv_freq, attention_factor = table
+    return RopeSpec(inv_freq.tolist(), attention_factor)
+
+
+def _qk_norm(family: Family, config: ModelFields) -> str:
+    """Return what is normed of q and k; where the key decides, of each head or nothing."""
+    if "use_qk_norm" not in family.keys:
+        return family.qk_norm
+    as_boolean("use_qk_norm", config.use_qk_norm, error=ConfigError)
+    return family.qk_norm if config.use_qk_norm else "none"
+
+
+def _softmax_scale(family: Family, config: ModelFields) -> float:
+    if family.softmax_scale is not None:
+        return family.softmax_scale
+    if config.attention_multiplier is not None:
+        return float(config.attention_multiplier)
+    scale: float = float(config.query_pre_attn_scalar or config.head_dim) ** -0.5
+    return scale
+
+
+def rotary_dim(config: ModelFields) -> int:
+    """Return how many elements of a head RoPE turns, the first."""
+    return int(config.head_dim * config.partial_rotary_factor)
+
+
+def _layers_with_rope(config: ModelFields) -> tuple[bool, ...]:
+    """Tell which layers turn q and k: `no_rope_layers` has 1 for those that do; else all but each interval-th."""
+    layers, interval = config.num_hidden_layers, config.no_rope_layer_interval
+    if config.no_rope_layers is not None:
+        return tuple(map(bool, config.no_rope_layers))
+    return tuple(not interval or (layer + 1) % interval != 0 for layer in range(layers))
+
+
+def _decided(family: Family, key: str, column: str | bool, config: ModelFields) -> bool:
+    """Return a switch of the config; where the family has no choice, the config must not ask for the other."""
+    value = bool(getattr(config, key))
+    if isinstance(column, bool) and value != column:
+        raise ConfigError(
+            f"{key} is {value}, but in {family.architecture} it is always {column}; remove the key or choose "
+            "the architecture that the weights have"
+        )
+    return value
+
+
+def _sliding_windows(family: Family, config: ModelFields) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none; raise where keys of the config contradict each other."""
+    used = family.defaults.get("use_sliding_window")
+    return sliding_windows(config, family.windows, _layers_with_rope(config), used, family.architecture)
+
+
+def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) -> None:
+    """Raise a `ConfigError` if a device cannot store weights so; `dtype` is what it computes in."""
+    if on_cpu and quantization == "fp8":
+        raise ConfigError("quantization='fp8' works on GPUs; on a CPU pass 'int8', of the same size, or 'int4'")
+    if not on_cpu and quantization is not None and dtype == "float32":
+        raise ConfigError(
+            f"quantization={quantization!r} on a GPU is of models that compute in 16 bits; "
+            "pass dtype='bfloat16' or 'float16', or use a CPU"
+        )
+
+
+def build_spec(config: ModelFields, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
+    """Check `config` and write it as the C++ specification.
+
+    Parameters
+    ----------
+    config
+        A configuration; `config.validate()` is called first.
+    dtype
+        What the engine computes in, one of `DTYPES`.
+    max_model_len
+        Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
+    quantization
+        None, or how weights of linears are stored: one of `QUANTIZATIONS`.
+
+    Raises
+    ------
+    ConfigError
+        Whatever `validate` raises, an unknown dtype or quantization, or a max_model_len that is not an integer in
+        [1, 2**31).
+    """
+    config.validate()
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization: expected None, 'int8', 'int4' or 'fp8', got {quantization!r}; of files that are quantised "
+            "already (AWQ, GPTQ, FP8, GGUF, ...) the format is recognised: leave it out"
+        )
+    max_model_len = as_integer("max_model_len", max_model_len)
+    spec = decoder_spec(config, max_model_len)
+    spec.dtype, spec.quantization = dtype, quantization or "none"
+    return spec

@@ -1,0 +1,69 @@
+"""Layers with a state in a configuration: which these are, and the sizes of the gated delta rule in them.
+
+Called by `spec.decoder_spec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infinilm._core import DeltaSpec
+from infinilm.checks import INT_LIMIT, as_integer
+from infinilm.config.sublayers.sizes import Sizes, defaults_of
+from infinilm.errors import ConfigError
+
+__all__ = ["DELTA_KEYS", "STATE_LAYER", "DeltaConfig", "delta_spec", "state_layers"]
+
+
+@dataclass(init=False, repr=False, eq=False)
+class DeltaConfig(Sizes):
+    """Fields of `ModelConfig`."""
+
+    __slots__ = ()
+
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    full_attention_interval: int | None = None  # None: no layer has a state unless layer_types says so
+
+
+DELTA_KEYS = frozenset(defaults_of(DeltaConfig))
+
+STATE_LAYER = "linear_attention"
+"""In `layer_types`."""
+
+_MOST_KEY_DIM = 256  # what the kernels hold
+_MOST_TAPS = 8
+
+
+def state_layers(config: DeltaConfig) -> tuple[bool, ...]:
+    """Tell which layers have a state; others have attention."""
+    interval = config.full_attention_interval
+    if interval is not None:
+        as_integer("full_attention_interval", interval)
+    if config.layer_types is not None:
+        return tuple(kind == STATE_LAYER for kind in config.layer_types)
+    return tuple(interval is not None and (layer + 1) % interval != 0 for layer in range(config.num_hidden_layers))
+
+
+def delta_spec(config: DeltaConfig) -> DeltaSpec:
+    """Return the gated delta rule of layers with a state; ConfigError for a field that is wrong."""
+    limit = 2**16
+    spec = DeltaSpec(
+        num_k_heads=as_integer("linear_num_key_heads", config.linear_num_key_heads, below=limit),
+        num_v_heads=as_integer("linear_num_value_heads", config.linear_num_value_heads, below=limit),
+        k_dim=as_integer("linear_key_head_dim", config.linear_key_head_dim, below=_MOST_KEY_DIM + 1),
+        v_dim=as_integer("linear_value_head_dim", config.linear_value_head_dim, below=limit),
+        conv_size=as_integer("linear_conv_kernel_dim", config.linear_conv_kernel_dim, below=_MOST_TAPS + 1),
+    )
+    if spec.num_v_heads % spec.num_k_heads:
+        raise ConfigError(
+            f"linear_num_value_heads ({spec.num_v_heads}) must be a multiple of linear_num_key_heads "
+            f"({spec.num_k_heads})"
+        )
+    k_size, v_size = spec.num_k_heads * spec.k_dim, spec.num_v_heads * spec.v_dim
+    if 2 * (k_size + v_size + spec.num_v_heads) >= INT_LIMIT:
+        raise ConfigError("the heads of linear attention have more than 2**31 elements together")
+    return spec

@@ -1,0 +1,94 @@
+"""Attention: grouped heads, windows, RoPE, norms of heads, sinks, gates. See `src/model/sublayers/attention.h`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infinilm._core import AttentionSpec
+from infinilm.models.reference.ops import Array, rotate, sigmoid, soft_cap
+from infinilm.models.reference.step import Step
+
+__all__ = ["attend", "attention"]
+
+
+def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
+    """Mix each token with those before it: h [num_tokens, hidden_size] -> the same."""
+    num_tokens, owner = len(h), spec.kv_owner
+    heads: dict[str, Array] = {}
+    for name in ("q", "k", "v") if owner < 0 else ("q",):
+        projected = s.linear(h, s.name(f"self_attn.{name}_proj"), spec.qkv_bias)
+        heads[name] = s.emit(f"{name}_proj", projected.reshape(num_tokens, -1, spec.head_dim))
+
+    def norm_heads() -> None:
+        for name in ("q", "k") if owner < 0 else ("q",):
+            values = heads[name].reshape(num_tokens, -1) if spec.qk_norm == "all" else heads[name]
+            if spec.qk_norm == "turned_heads":
+                normed = s.rms(values)
+            else:
+                normed = s.norm(values, s.name(f"self_attn.{name}_norm"))
+            heads[name] = s.emit(f"{name}_norm", normed.reshape(heads[name].shape))
+
+    if spec.qk_norm in ("head", "all"):
+        norm_heads()
+    if spec.v_norm and owner < 0:
+        heads["v"] = s.emit("v_norm", s.rms(heads["v"]))
+    rope = spec.rope
+    q_rope = rope if spec.q_rope < 0 else spec.q_rope
+    for name, table in (("q", q_rope), ("k", rope)) if owner < 0 else (("q", q_rope),):
+        turned = heads[name] if table < 0 else rotate(heads[name], s.ropes[table])
+        heads[name] = s.emit(f"{name}_rope", turned)
+    if spec.qk_norm == "head_behind_rope" or (spec.qk_norm == "turned_heads" and rope >= 0):
+        norm_heads()
+    attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
+    for row, own in enumerate(s.rows):
+        if owner < 0:
+            k, v = s.cache.append(s.layer, row, heads["k"][own], heads["v"][own])
+        else:
+            k, v = s.cache.seen(owner, row, own.stop - own.start)
+        sinks = s.weights[s.name("self_attn.sinks")] if spec.sinks else None
+        attended[own] = attend(
+            heads["q"][own], k, v, spec.softmax_scale, spec.score_cap, spec.sliding_window, spec.chunked, sinks
+        )
+    if spec.output_gate:
+        gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
+        attended = attended * sigmoid(gate).reshape(attended.shape)
+    attended = s.emit("attention", attended)
+    return s.linear(attended.reshape(num_tokens, -1), s.name("self_attn.o_proj"), spec.out_bias)
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    softmax_scale: float,
+    score_cap: float = 0,
+    window: int = 0,
+    chunked: bool = False,
+    sinks: Array | None = None,
+) -> Array:
+    """Causal attention of one row's last tokens over all of it.
+
+    q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
+    head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p, or, where windows are chunks,
+    from the last multiple of w on. A head's sink, of [num_heads], joins the softmax of its scores, with no value.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    length, num_kv_heads, _ = k.shape
+    group = num_heads // num_kv_heads
+    grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
+    keys = k.transpose(1, 2, 0)[:, None]  # [num_kv_heads, 1, head_dim, length]
+    scores = grouped @ keys * softmax_scale  # [num_kv_heads, group, num_tokens, length]
+    scores = soft_cap(scores, score_cap)
+    behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
+    reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if chunked and window else window
+    visible = (behind >= 0) & (behind < reach if window else True)
+    scores = np.where(visible, scores, -np.inf)
+    if sinks is not None:
+        own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, own], axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., :length]
+    out = weights @ v.transpose(1, 0, 2)[:, None]  # [num_kv_heads, group, num_tokens, head_dim]
+    attended: Array = out.transpose(2, 0, 1, 3).reshape(q.shape)
+    return attended

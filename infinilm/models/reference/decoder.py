@@ -1,0 +1,73 @@
+"""The forward pass: embedding, layers, logits. See `src/model/decoder.h`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, RopeSpec
+from infinilm.models.reference.attention import attention
+from infinilm.models.reference.delta import delta_rule
+from infinilm.models.reference.experts import experts, experts_beside_mlp, router_logits
+from infinilm.models.reference.latent import latent_attention
+from infinilm.models.reference.mlp import mlp
+from infinilm.models.reference.ops import Array, soft_cap
+from infinilm.models.reference.own_vectors import make_own_vectors, read_own_vectors
+from infinilm.models.reference.step import Step
+from infinilm.models.reference.stream import add, begin
+
+__all__ = ["forward", "rotation"]
+
+
+def forward(s: Step, ids: Array, last_only: bool) -> Array:
+    """Compute the logits of tokens ids [num_tokens]: [num_tokens, vocab_size]; `last_only`: of each row's last one."""
+    spec, vectors = s.spec, s.spec.own_vectors
+    embedded = s.weight("model.embed_tokens")[ids] * s.scalar(spec.embedding_multiplier)
+    x = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
+    own = make_own_vectors(s, vectors, ids, x) if vectors else None  # [num_tokens, num_layers, size]
+    for layer in range(spec.num_layers):
+        s.layer = layer
+        x = run_layer(s, x)
+        if vectors and own is not None:
+            x = read_own_vectors(s, vectors, x, own[:, layer])
+        if spec.layer_scalars:
+            x = x * s.weights[s.name("layer_scalar")]
+        x = s.emit("residual", x)
+    s.layer = -1
+    if last_only:
+        x = x[[row.stop - 1 for row in s.rows if row.stop > row.start]]
+    normed = s.norm(x, "model.norm") * s.scalar(spec.logit_multiplier)
+    h = s.emit("final_norm", normed)  # [num_logits, hidden_size]
+    head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+    return s.emit("logits", soft_cap(h @ s.weight(head).T, spec.logit_cap))  # [num_logits, vocab_size]
+
+
+def run_layer(s: Step, x: Array) -> Array:
+    """One decoder layer, of two sublayers: x [num_tokens, hidden_size] -> the same."""
+    own = s.layers[s.layer]
+    h = begin(s, x, "input_layernorm")
+    x = s.emit("attention_residual", add(s, x, mix(s, own.mixer, h), "o_proj", "post_attention_layernorm"))
+
+    if not s.spec.parallel_blocks:  # else both read the same norm
+        h = begin(s, x, "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm")
+    if own.mlp and own.experts:
+        return experts_beside_mlp(s, own.mlp, own.experts, x, h)
+    if own.mlp:
+        return add(s, x, mlp(s, own.mlp, h), "down_proj", "post_feedforward_layernorm")
+    assert own.experts is not None
+    out = experts(s, own.experts, h, router_logits(s, own.experts, h))
+    return add(s, x, out, "experts", "post_feedforward_layernorm")
+
+
+def mix(s: Step, spec: AttentionSpec | LatentSpec | DeltaSpec, h: Array) -> Array:
+    """Mix each token with those before it: h [num_tokens, hidden_size] -> the same."""
+    if isinstance(spec, AttentionSpec):
+        return attention(s, spec, h)
+    return latent_attention(s, spec, h) if isinstance(spec, LatentSpec) else delta_rule(s, spec, h)
+
+
+def rotation(positions: Array, rope: RopeSpec, dtype: str) -> tuple[Array, Array]:
+    """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `ops.rotate`."""
+    angle = positions[:, None, None] * np.array(rope.inv_freq, np.float64)
+    scale = 1 + rope.scale_beta * np.log1p((positions + rope.scale_offset) // rope.scale_positions)
+    factor = rope.attention_factor * scale[:, None, None]
+    return (np.cos(angle) * factor).astype(dtype), (np.sin(angle) * factor).astype(dtype)

@@ -1,0 +1,20 @@
+"""The MLP of a layer, with a gate or without. See `src/model/sublayers/mlp.h`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from infinilm._core import MlpSpec
+from infinilm.models.reference.ops import JOINS, Array
+from infinilm.models.reference.step import Step
+
+__all__ = ["mlp"]
+
+
+def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
+    """down_proj(activation(gate_proj(h)) * up_proj(h)): h [num_tokens, hidden_size] -> the same."""
+    gate = s.emit("gate_proj", s.linear(h, s.name("mlp.gate_proj"), spec.bias)) if spec.gated else None
+    up = s.emit("up_proj", s.linear(h, s.name("mlp.up_proj"), spec.bias))
+    gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
+    inner = s.emit("activation", JOINS[spec.activation](gate, up))  # [num_tokens, intermediate_size]
+    return s.linear(inner, s.name("mlp.down_proj"), spec.bias)

@@ -1,0 +1,286 @@
+"""`ReferenceModel`: the whole model in numpy, the readable specification of the engine.
+
+`AutoLlamaModel.from_pretrained(path, backend="python")` returns it; `infinilm.compare` holds the engine against it.
+Read `decoder.py`, then `attention.py` and `mlp.py`: that is all the math of a Llama. What differs between families
+comes from the `ModelSpec`, which the engine reads, too. Work is packed as in the engine: the new tokens of all rows one
+behind the other, every op on [num_tokens, ...], and only attention looks at one row at a time.
+
+Sources: Llama (arXiv 2302.13971), RMSNorm (1910.07467), RoPE (2104.09864), SwiGLU (2002.05202), GQA (2305.13245).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.folder import resolve_model
+from infinilm.checkpoint.loading import load_weights
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.config.json.model_config import AutoConfig, ModelConfig
+from infinilm.config.spec import build_spec
+from infinilm.devices.arrays import to_array
+from infinilm.engine.hooks import HookRegistry, ModelSites
+from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
+from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
+from infinilm.lora import read_adapter
+from infinilm.models.dynamic_cache import DynamicCache
+from infinilm.models.reference.decoder import forward, rotation
+from infinilm.models.reference.ops import Array, stored_array
+from infinilm.models.reference.step import Step, Tap
+from infinilm.text.generation_config import GenerationConfig
+
+__all__ = ["ReferenceModel"]
+
+
+DTYPES = ("float32", "float64")
+
+
+class ReferenceModel(GenerationMixin):
+    """A Llama-like decoder in numpy.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+    dtype : str
+        What it computes in: "float32", or "float64" to judge float32 by.
+    max_model_len : int, optional
+        Longest sequence in tokens; fixes the rotary frequencies (see `rope`). Default: max_position_embeddings.
+
+    Attributes
+    ----------
+    weights : dict of str to numpy.ndarray
+        By the names of the checkpoint, in `dtype`; linears are [out_features, in_features]. May be changed in place.
+
+    Raises
+    ------
+    ConfigError
+        The configuration or the dtype is not supported.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: str = "float32", max_model_len: int | None = None) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"the reference model computes in one of {', '.join(DTYPES)}, got dtype={dtype!r}")
+        self.config = copy.deepcopy(config)
+        self.dtype = dtype
+        self.device = "cpu"
+        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
+        self.use_generation_config(GenerationConfig())
+        self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len)
+        self._shapes = _core.param_shapes(self.spec)
+        self._sites = ModelSites(self.spec)
+        self.weights: dict[str, Array] = {}
+        self._registry: HookRegistry | None = None
+
+    def __repr__(self) -> str:
+        return f"<ReferenceModel {self.config.model_type}, {self.dtype} in numpy>"
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | os.PathLike[str], *, dtype: str = "float32", max_model_len: int | None = None
+    ) -> ReferenceModel:
+        """Read config.json and the weights of a checkpoint folder; see the class for the parameters.
+
+        Raises
+        ------
+        FileNotFoundError, ConfigError, WeightError
+            As for `LLM`.
+        """
+        folder = resolve_model(path)
+        model = cls(AutoConfig.from_pretrained(folder), dtype=dtype, max_model_len=max_model_len)
+        model.use_generation_config(GenerationConfig.from_folder(folder))
+        model.load_weights(folder)
+        return model
+
+    # ---- weights ----
+
+    def param_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the parameters, as a checkpoint has them."""
+        return self._shapes
+
+    def load_param(self, name: str, tensor: Any) -> None:
+        """Take one parameter; a copy in the model's dtype is kept.
+
+        Raises
+        ------
+        WeightError
+            The model has no such parameter, or it has another shape.
+        """
+        if name not in self._shapes:
+            raise WeightError(f"the model has no parameter {name!r}{did_you_mean(name, self._shapes)}")
+        array = to_array(tensor)
+        if array.shape != self._shapes[name]:
+            raise WeightError(f"parameter {name!r}: expected shape {self._shapes[name]}, got {array.shape}")
+        if array.dtype.kind != "f":
+            raise WeightError(f"parameter {name!r}: expected a floating dtype, got {array.dtype}")
+        self.weights[name] = array.astype(self.dtype)
+
+    def load_params(self, params: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
+        """Take parameters from pairs of name and tensor, or a mapping such as `InferEngine.state_dict()[0]`."""
+        for name, tensor in params.items() if isinstance(params, Mapping) else params:
+            self.load_param(name, tensor)
+
+    def load_weights(self, path: str | os.PathLike[str]) -> None:
+        """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
+        with open_checkpoint(resolve_model(path)) as checkpoint:
+            load_weights(checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=stored_array)
+
+    def merge_lora(self, folder: str | os.PathLike[str]) -> None:
+        """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
+        for name, weight in read_adapter(folder, self.config, merged=True).weights.items():
+            self.weights[name] = self.weights[name] + weight.delta(self.dtype)
+
+    # ---- forward ----
+
+    def new_cache(self, num_rows: int = 1) -> DynamicCache:
+        """Return an empty cache for `num_rows` sequences."""
+        caches = [layer.cache for layer in self.spec.layers]
+        return DynamicCache([(own.num_kv_heads, own.head_dim) for own in caches], num_rows, self.dtype)
+
+    def forward(
+        self,
+        input_ids: Any,
+        cache: DynamicCache | None = None,
+        *,
+        last_only: bool = False,
+        tap: Tap | None = None,
+    ) -> Array:
+        """Compute the logits of new tokens.
+
+        Parameters
+        ----------
+        input_ids : array-like of int
+            The new tokens: [seq_len] of one sequence, [num_rows, seq_len], or a list of lists of different lengths
+            (an empty one: nothing new in that row).
+        cache : DynamicCache, optional
+            What came before; the new tokens are added. None: nothing came before, and nothing is kept.
+        last_only : bool
+            Only the last new token of each row that has one.
+        tap : callable, optional
+            Sees and replaces activations, see `Tap`. The names are those of the engine's hooks.
+
+        Returns
+        -------
+        numpy.ndarray
+            [num_tokens, vocab_size], the rows of the batch one behind the other; with `last_only`
+            [num_rows, vocab_size].
+
+        Raises
+        ------
+        RequestError
+            Token ids out of range, or another number of rows than the cache has.
+        CacheFullError
+            A row would be longer than `max_model_len`.
+        WeightError
+            A parameter was never loaded.
+        """
+        chunks = as_token_rows(input_ids, self.config.vocab_size, allow_empty=True)
+        cache = self.new_cache(len(chunks)) if cache is None else cache
+        self._check_ready(chunks, cache)
+        tap = self._registry_tap() if tap is None else tap
+        counts = [len(chunk) for chunk in chunks]
+        positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
+        step = Step(
+            spec=self.spec,
+            layers=self.spec.layers,
+            weights=self.weights,
+            dtype=self.dtype,
+            ropes=[rotation(positions, rope, self.dtype) for rope in self.spec.ropes],
+            starts=np.cumsum([0, *counts]),
+            cache=cache,
+            tap=tap,
+        )
+        logits = forward(step, np.concatenate(chunks), last_only)
+        cache.advance(counts)
+        return logits
+
+    # ---- checks, hooks, generation ----
+
+    def _check_ready(self, chunks: Sequence[Array], cache: DynamicCache) -> None:
+        if missing := self._shapes.keys() - self.weights.keys():
+            raise WeightError(
+                f"{len(missing)} of {len(self._shapes)} parameters were never loaded, such as {min(missing)!r}: "
+                "call load_weights(folder), or load_param for each"
+            )
+        if cache.num_rows != len(chunks):
+            raise RequestError(f"input_ids has {len(chunks)} rows, the cache {cache.num_rows}; they must be equal")
+        if cache.num_layers != self.config.num_hidden_layers:
+            raise RequestError(
+                f"the cache has {cache.num_layers} layers, the model {self.config.num_hidden_layers}: use new_cache()"
+            )
+        if not any(map(len, chunks)):
+            raise RequestError("input_ids holds no token: at least one row needs one")
+        for row, (chunk, length) in enumerate(zip(chunks, cache.lengths.tolist(), strict=True)):
+            if length + len(chunk) > self.max_model_len:
+                raise CacheFullError(
+                    f"row {row} has {length} tokens and {len(chunk)} new ones; the model holds {self.max_model_len} "
+                    "per row: shorten it, or raise max_model_len"
+                )
+
+    def set_hook_registry(self, registry: HookRegistry | None) -> None:
+        """Fire the hooks of a registry in `forward` and `generate`; None: no more.
+
+        Callbacks get an `infinilm.Tensor` over the activation, as on the engine.
+
+        Raises
+        ------
+        ConfigError
+            A pattern fits no site of this model, or the model computes in float64, which `Tensor` has not: pass `tap=`
+            to `forward` instead.
+        """
+        if registry is not None and self.dtype != "float32":
+            raise ConfigError(f"hooks need dtype='float32', this model computes in {self.dtype}: use forward(tap=...)")
+        if registry is not None:
+            registry.attach(self._sites)
+        if self._registry is not None and self._registry is not registry:
+            self._registry.detach(self._sites)
+        self._registry = registry
+
+    def _registry_tap(self) -> Tap | None:
+        dispatch = None if self._registry is None else self._registry.dispatch(self._sites, set())
+        if dispatch is None:
+            return None
+        wanted = frozenset(dispatch.names)
+
+        def tap(name: str, layer: int, activation: Array) -> Array | None:
+            if name not in wanted:
+                return None
+            replacement = dispatch(name, layer, _core.from_numpy(activation))
+            return None if replacement is None else to_array(replacement)
+
+        return tap
+
+    @contextmanager
+    def _rows(self, num_rows: int, num_tokens: int) -> Iterator[TokenRows]:
+        yield _ReferenceRows(self, self.new_cache(num_rows))
+
+    def close(self) -> None:
+        """Forget the weights."""
+        self.weights.clear()
+
+
+class _ReferenceRows(TokenRows):
+    """Rows that are generated together; see `GenerationMixin`."""
+
+    def __init__(self, model: ReferenceModel, cache: DynamicCache) -> None:
+        self._model, self._cache = model, cache
+
+    def step(
+        self,
+        chunks: Sequence[npt.NDArray[np.int32]],
+        sampling: Sampling,
+        random_val: npt.NDArray[np.float32],
+        seen: npt.NDArray[np.bool_] | None,
+    ) -> npt.NDArray[np.int32]:
+        """See `TokenRows.step`."""
+        busy = [row for row, chunk in enumerate(chunks) if len(chunk)]
+        logits = self._model.forward(chunks, self._cache, last_only=True)
+        tokens = np.zeros(len(chunks), np.int32)
+        tokens[busy] = sample_tokens(logits, sampling, random_val[busy], None if seen is None else seen[busy])
+        return tokens

@@ -1,0 +1,86 @@
+"""One forward pass on its way through the decoder: what every sublayer reads of the model, and norms and linears.
+
+It knows no kind of sublayer. See `src/model/step.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infinilm._core import LayerSpec, ModelSpec
+from infinilm.errors import RequestError
+from infinilm.models.dynamic_cache import DynamicCache
+from infinilm.models.reference.ops import Array
+
+__all__ = ["Step", "Tap"]
+
+Tap = Callable[[str, int, Array], Array | None]
+"""Called with (name, layer, activation); if it returns an array, that replaces the activation. Layer -1: outside."""
+
+
+@dataclass(slots=True)
+class Step:
+    """The new tokens of all rows, one row behind the other: sublayers work on [num_tokens, ...]."""
+
+    spec: ModelSpec
+    layers: Sequence[LayerSpec]  # of the spec, which makes new ones whenever it is asked
+    weights: Mapping[str, Array]  # in `dtype`
+    dtype: str
+    ropes: Sequence[tuple[Array, Array]]  # cosines and sines of each table: [num_tokens, 1, R / 2], see `ops.rotate`
+    starts: Array  # [num_rows + 1]: row r has tokens starts[r] .. starts[r + 1]
+    cache: DynamicCache
+    tap: Tap | None
+    layer: int = -1  # the one that runs; -1: none
+
+    @property
+    def rows(self) -> list[slice]:
+        """The tokens of each row."""
+        return list(map(slice, self.starts, self.starts[1:]))
+
+    def emit(self, site: str, activation: Array) -> Array:
+        """Show an activation to the tap, if there is one; return it, or the array that replaces it."""
+        if self.tap is None:
+            return activation
+        name = site if self.layer < 0 else f"layer{self.layer}_{site}"
+        replacement = self.tap(name, self.layer, activation)
+        if replacement is None:
+            return activation
+        if replacement.shape != activation.shape:
+            raise RequestError(f"{name}: a replacement must have shape {activation.shape}, got {replacement.shape}")
+        return replacement.astype(activation.dtype)
+
+    def name(self, module: str) -> str:
+        """The name of a module of the layer that runs."""
+        return f"model.layers.{self.layer}.{module}"
+
+    def weight(self, name: str, kind: str = "weight") -> Array:
+        """A parameter of the module `name`."""
+        return self.weights[f"{name}.{kind}"]
+
+    def scalar(self, value: float) -> Any:
+        """The number in the model's dtype."""
+        return np.dtype(self.dtype).type(value)
+
+    def linear(self, x: Array, name: str, bias: bool) -> Array:
+        """[num_tokens, in_features] -> [num_tokens, out_features]."""
+        y: Array = x @ self.weight(name).T
+        return y + self.weight(name, "bias") if bias else y
+
+    def rms(self, x: Array) -> Array:
+        """RMSNorm over the last axis, without weight."""
+        normed: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.scalar(self.spec.rms_norm_eps))
+        return normed
+
+    def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        """RMSNorm or LayerNorm over the last axis; `eps` None: that of the model."""
+        if self.spec.norm != "rms":
+            x = x - np.mean(x, axis=-1, keepdims=True)
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        weight = self.weight(name) + self.scalar(self.spec.norm_offset)
+        eps = self.spec.rms_norm_eps if eps is None else eps
+        normed: Array = x / np.sqrt(mean_square + eps) * weight
+        return normed + self.weight(name, "bias") if self.spec.norm == "layer_bias" else normed

@@ -1,0 +1,22 @@
+"""The residual stream: the norm that a sublayer begins with, and how its result joins the stream."""
+
+from __future__ import annotations
+
+from infinilm.models.reference.ops import Array
+from infinilm.models.reference.step import Step
+
+__all__ = ["add", "begin"]
+
+
+def begin(s: Step, x: Array, norm: str) -> Array:
+    """Return what a sublayer reads: x [num_tokens, hidden_size] through its norm, if the model has these."""
+    return s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
+
+
+def add(s: Step, x: Array, branch: Array, site: str, post_norm: str) -> Array:
+    """Add the result of a sublayer, normed and multiplied where the model does so, to x: [num_tokens, hidden_size]."""
+    branch = s.emit(site, branch)
+    if s.spec.post_norms:
+        branch = s.emit(post_norm, s.norm(branch, s.name(post_norm)))
+    total: Array = x + branch * s.scalar(s.spec.residual_multiplier)
+    return total

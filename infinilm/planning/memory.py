@@ -1,0 +1,368 @@
+"""The memory plan: the memory of the machine, the budget of the KV cache, and what fits, before anything is loaded.
+
+It has the weights, the KV cache, and the workspace of a step; `tests/loader/test_memory.py` compares it with processes
+that load and run a model. On a CPU, weights used in place are pages of the checkpoint's files. They count as resident
+(RssFile) in each process that has read them, but processes share them, and the system drops them when memory is short.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infinilm import _core
+from infinilm.cache import CacheConfig
+from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
+from infinilm.config.spec import build_spec, check_quantization
+from infinilm.devices.host_memory import available_memory
+from infinilm.devices.system import device_free_memory
+from infinilm.distributed import resolve_devices
+from infinilm.errors import CacheFullError, ConfigError, DeviceError
+from infinilm.gguf.file import is_gguf
+from infinilm.keywords import unknown_parameter
+from infinilm.logs import logger
+from infinilm.lora import Merge, PeftAdapter, read_adapter
+from infinilm.lora.adapters import check_name
+from infinilm.planning.cache_plan import CacheSizing, MemoryPlan, divide_memory
+from infinilm.planning.sizes import parse_size
+from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
+from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
+from infinilm.scheduling.steps import tokens_of_a_step
+from infinilm.signatures import name_keywords
+
+if TYPE_CHECKING:
+    from infinilm.config.json.model_config import LlamaConfig
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on "cpu" or a GPU such as "cuda:1"."""
+    return available_memory() if device == "cpu" else device_free_memory(device)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """The decisions made before a model is loaded."""
+
+    path: Path  # the checkpoint folder
+    config: LlamaConfig
+    devices: tuple[str, ...]  # one for each rank: "cpu", "cuda" or "cuda:<index>"
+    stored_dtype: str  # the dtype of the checkpoint's weights
+    dtype: str  # what the engine computes in
+    quantization: str | None  # how the weights are quantised
+    cache: CacheSizing
+    memory: MemoryPlan
+    packed: bool  # by `infinilm pack`
+    native_types: tuple[str, ...] = ()  # types of quantised weights that are computed with as they are stored
+    quantised_dtype: str | None = None  # what other quantised weights of safetensors become
+    bytes_of_quantised: Mapping[str, int] = field(default_factory=dict)  # by name of the weight
+    adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
+    merge: Merge | None = None  # what becomes part of the weights
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_weights`."""
+        return {
+            "dtype": self.dtype,
+            "config": self.config,
+            "native_on": self.device.partition(":")[0] if self.native_types else "",
+            "quantised_dtype": self.quantised_dtype,
+            "change": self.merge,
+        }
+
+    @property
+    def device(self) -> str:
+        """The device of the first rank."""
+        return self.devices[0]
+
+
+def plan_model(
+    model: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    kv_cache: int | str | CacheConfig | None = None,
+    kv_cache_dtype: str = "auto",
+    num_threads: int | None = None,
+    load_format: str = "auto",
+    device: str = "auto",
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    device_ids: Sequence[int] | None = None,
+    revision: str | None = None,
+    lora: Mapping[str, str | os.PathLike[str]] | None = None,
+    merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    memory: int | str | None = None,
+    stage: int | None = None,
+    use_tqdm: bool = True,
+) -> ModelPlan:
+    """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
+
+    `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
+    `use_tqdm`: show a bar while a model of the hub is fetched.
+    """
+    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.checkpoint.gguf import GgufCheckpoint
+    from infinilm.checkpoint.opening import open_checkpoint
+    from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
+    from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
+    from infinilm.config.json.model_config import AutoConfig
+
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format: expected 'auto' or 'dummy', got {load_format!r}")
+    max_num_seqs = as_integer("max_num_seqs", max_num_seqs)
+    max_num_batched_tokens = as_integer("max_num_batched_tokens", max_num_batched_tokens)
+    if max_model_len is not None:
+        max_model_len = as_integer("max_model_len", max_model_len)
+    if num_threads is not None:
+        num_threads = as_integer("num_threads", num_threads)
+    given = None if memory is None else parse_size("memory", memory)
+    path = resolve_model(model, revision, use_tqdm=use_tqdm)
+    config = AutoConfig.from_pretrained(path)
+    checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # only the headers are read
+    stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
+    packed = None if checkpoint is None else checkpoint.packed
+    _check_num_ranks(config, tensor_parallel_size)
+    devices = resolve_devices(device, tensor_parallel_size, device_ids, must_exist=memory is None)
+    on_cpu = devices[0] == "cpu"
+    computed = _resolve_dtype(dtype, stored, on_cpu)
+    if packed:
+        packed.check_device(devices[0])
+        packed.check_dtype(computed)
+        quantization = packed.resolve_quantization(quantization)
+    if max_model_len is not None and max_model_len > config.max_position_embeddings:
+        logger.warning(
+            "max_model_len=%d is beyond the %d positions the model was made for",
+            max_model_len,
+            config.max_position_embeddings,
+        )
+    spec = build_spec(
+        config,
+        dtype=computed,
+        max_model_len=max_model_len or config.max_position_embeddings,
+        quantization=quantization,
+    )
+    check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
+    parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
+    num_ranks, planned = len(devices), spec if stage is None else parts[0]
+    local = _core.local_spec(planned, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
+    # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
+    kept = stored if on_cpu and computed == "float32" else computed
+    if checkpoint is not None and on_cpu and not packed:
+        kept = checkpoint.kept_dtype(computed)
+    as_dtype, sharing = kept if kept in DTYPES else "float32", 1 if on_cpu else num_ranks
+    weight_bytes = [plain_size(part, config, as_dtype, computed if checkpoint else as_dtype, sharing) for part in parts]
+    native_types: tuple[str, ...] = ()
+    kind = "cpu" if on_cpu else "cuda"
+    # Integers are kept where nothing else is asked for; a dtype of 16 bits is what inputs have on a GPU in any case.
+    is_plain = quantization is None and (dtype_name(dtype) == "auto" if on_cpu else computed != "float32")
+    bytes_of_quantised: dict[str, int] | None = None  # by name, as all ranks keep them
+    if isinstance(checkpoint, GgufCheckpoint) and is_plain:
+        shapes = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
+        sources = checkpoint.find(shapes).sources
+        native = checkpoint.native_weights(_core.linears(spec, num_ranks), sources, kind)
+        bytes_of_quantised = {name: checkpoint.packed_bytes(sources[name], kind) for name in native}
+        native_types = tuple(sorted(set(native.values())))
+    adapters = _read_adapters(lora, config)
+    merge = _read_merge(merge_lora, config, is_mergeable=isinstance(checkpoint, Checkpoint) and not packed)
+    quantised_dtype = None
+    if isinstance(checkpoint, QuantisedCheckpoint) and not packed:
+        quantised_dtype = dtype_of_quantised(computed, quantization, is_auto=is_plain and on_cpu)
+        if quantization is None:
+            natively = is_plain and merge is None
+            bytes_of_quantised, native_types = packed_bytes(
+                checkpoint, config, parts[0], quantised_dtype, num_ranks, device=kind, natively=natively
+            )
+    if bytes_of_quantised is not None:
+        all_bytes = sums_of_parts(parts, kept, bytes_of_quantised)
+        if on_cpu:
+            weight_bytes = all_bytes
+        else:  # a rank of GPUs, which have one stage, has its part of what is saved
+            weight_bytes[0] -= (sum(_core.param_bytes(spec, kept).values()) - all_bytes[0]) // num_ranks
+    steps: dict[str, Any] = {
+        "device": devices[0],
+        "num_ranks": num_ranks,
+        "num_threads": threads_per_stage(num_threads, len(parts)),
+        "num_tokens": (num_tokens := tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)),
+        "num_rows": max_num_seqs,
+        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
+        "num_adapters": len(adapters),
+        "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
+    }
+    workspace = [_core.workspace_bytes(part, **steps) for part in parts]
+    if on_cpu and not stage:  # processors change the logits of the first stage by way of two copies of these rows
+        workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
+    stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
+    auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, num_tokens, stages)
+    num_bytes = sum(weight_bytes) + sum(a.packed_bytes(num_ranks if on_cpu else 1) for a in adapters.values())
+    plan = divide_memory(
+        weight_bytes=num_bytes,
+        workspace_bytes=sum(workspace),
+        cache=cache,
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache=kv_cache,
+        kv_cache_dtype=kv_cache_dtype,
+        free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
+    )
+    if max_model_len is None:
+        _tell_longrope(config, plan.max_model_len)
+    return ModelPlan(
+        path,
+        config,
+        devices,
+        stored,
+        computed,
+        quantization,
+        cache,
+        plan,
+        packed is not None,
+        native_types,
+        quantised_dtype,
+        bytes_of_quantised or {},
+        adapters,
+        merge,
+    )
+
+
+def _read_adapters(lora: object, config: LlamaConfig) -> dict[str, PeftAdapter]:
+    """The adapters that requests can name. ConfigError: `lora` is something else."""
+    if not lora:
+        return {}
+    if not isinstance(lora, Mapping):
+        raise ConfigError(f'lora: expected names and folders, such as {{"name": folder}}, got {short_repr(lora)}')
+    for name in lora:
+        check_name(name)
+    return {name: read_adapter(folder, config) for name, folder in lora.items()}
+
+
+def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> Merge | None:
+    """What becomes part of the weights, if anything does."""
+    folders = [merge_lora] if isinstance(merge_lora, (str, os.PathLike)) else list(merge_lora or ())
+    if folders and not is_mergeable:
+        raise ConfigError(
+            "merge_lora: only the weights of a folder of safetensors can be changed while they are read, not those of "
+            "a GGUF file, packed or random ones; use lora"
+        )
+    return Merge([read_adapter(folder, config, merged=True) for folder in folders]) if folders else None
+
+
+def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
+    """Say that RoPE factors for long texts are used for all; see `infinilm.config.sublayers.rope`."""
+    rope = config.rope_parameters
+    positions = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rope["rope_type"] == "longrope" and max_model_len > positions:
+        logger.warning(
+            "the model has RoPE factors for texts up to %d tokens and others for longer ones; max_model_len is %d, so "
+            "the latter are used for every text; with max_model_len=%d the former are",
+            positions,
+            max_model_len,
+            positions,
+        )
+
+
+def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
+    """Refuse more ranks than heads, before anything is made for each rank."""
+    if as_integer("tensor_parallel_size", num_ranks) > config.num_attention_heads:
+        raise ConfigError(
+            f"tensor_parallel_size must divide the {config.num_attention_heads} attention heads of the model; got "
+            f"{num_ranks}"
+        )
+
+
+def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
+    """What would fit, from headers alone: nothing is loaded.
+
+    Parameters
+    ----------
+    model
+        As for `LLM`. Of a hub id only the configuration and the headers of the weights are fetched. A folder with a
+        config.json alone will do, too: its weights are counted in the dtype that it names.
+    settings
+        ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
+        ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
+        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and
+        ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks together) to
+        plan for. The devices need not be present then.
+
+    Raises
+    ------
+    TypeError
+        Another keyword.
+    ConfigError, WeightError, CacheFullError, DeviceError
+        The model, the checkpoint or the settings do not fit; the message says what to do.
+
+    Examples
+    --------
+    >>> import infinilm
+    >>> infinilm.plan_memory("demo", memory="1GiB", device="cpu").max_num_seqs
+    64
+    """
+    from infinilm.checkpoint.sketch import open_headers
+
+    for name in settings:
+        if name not in _SETTINGS:
+            raise unknown_parameter("plan_memory", name, _SETTINGS)
+    with open_headers(model, settings.pop("revision", None)) as headers:
+        return plan_headers(headers.path, settings).memory
+
+
+def plan_headers(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
+    """`plan_model` of headers; of a folder with a config.json alone, as `load_format="dummy"` loads it."""
+    has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
+    return plan_model(path, **{"load_format": "auto" if has_weights else "dummy", **settings})
+
+
+_SETTINGS = {
+    item.name: item
+    for item in inspect.signature(plan_model).parameters.values()
+    if item.kind is item.KEYWORD_ONLY and item.name not in ("stage", "use_tqdm")
+}
+name_keywords(plan_memory, _SETTINGS.values())
+
+
+def _resolve_dtype(dtype: str, stored: str, on_cpu: bool) -> str:
+    """The dtype of the computation.
+
+    On a CPU, bfloat16 means rounding the inputs of linears, which is worth it only where matrix tiles (AMX) multiply
+    them (docs/measurements/benchmarks.md, "With AMX"). Elsewhere float32, with the stored weights widened, is exact and
+    no slower.
+    On a GPU the tensor cores take 16 bits, so float32 checkpoints are computed in bfloat16.
+    """
+    wanted = dtype_name(dtype)
+    if wanted == "auto":
+        if not on_cpu:
+            return "float16" if stored == "float16" else "bfloat16"
+        if stored == "bfloat16" and not _core.cpu_multiplies_bf16():
+            return "float32"
+        return stored if stored in DTYPES else "float32"
+    if wanted not in DTYPES:
+        raise ConfigError(f"dtype: expected 'auto', {', '.join(map(repr, DTYPES))}, got {short_repr(dtype)}")
+    return wanted
+
+
+def _auto_cache_dtype(dtype: str, stored: str, computed: str, on_cpu: bool) -> str:
+    """What K and V are kept in unless asked: the checkpoint's 16 bits, or the dtype that was asked for.
+
+    Attention reads every key and value for every token, so that 16 bits halve its memory and its time, whatever is
+    multiplied.
+    """
+    return stored if dtype == "auto" and on_cpu and stored in ("bfloat16", "float16") else computed
+
+
+def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
+    """Give an engine its KV cache. CacheFullError: there is no room for it."""
+    try:
+        engine.reset_cache(
+            memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states, memory.num_window_blocks
+        )
+    except DeviceError as error:
+        raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

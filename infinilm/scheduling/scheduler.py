@@ -1,0 +1,388 @@
+"""The scheduler chooses the tokens of the next step: continuous batching over the blocks of a paged KV cache.
+
+The engine thread calls `schedule`, runs the batch on the engine, and passes the sampled ids to `update`. One step goes
+through five hands:
+
+- choose: `Scheduler` picks one token of each sequence that decodes, then chunks of prompts, oldest first, then waiting
+  sequences while slots and blocks are free;
+- build: `StepBuilder` makes the batch from the arrays of `RunningSequences`;
+- states: `StatePool` names the states of models that keep one for each sequence;
+- masks: `StepMasks` says which tokens constraints allow, and is filled in later, while the step runs;
+- update: `take_tokens` appends the new tokens to their sequences.
+
+`schedule` advances the sequences to what they will be after the step, so that it may be called one step ahead. The
+newest token of a sequence is not known then, and the batch names the row of the step before that samples it. With a
+pipeline, as many steps are in flight as it has stages, and a sequence waits until its newest token is known: sequences
+that decode are divided over the steps.
+
+When blocks run out, and no step is in flight that may free some, the youngest sequence is preempted: it frees its
+blocks, waits at the front of the queue, and is computed again later, mostly from the prefix cache. None of this changes
+the tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.errors import CacheFullError
+from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.results import collect_rows, take_tokens
+from infinilm.scheduling.running import NO_LIMIT, RunningSequences
+from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
+from infinilm.scheduling.states import StatePool
+from infinilm.scheduling.step_builder import StepBuilder, StepDraft
+from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
+
+__all__ = ["MAX_COLLECTED_ROWS", "Scheduler"]
+
+# Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
+MAX_COLLECTED_ROWS = 256
+
+
+class Scheduler:
+    """First come, first served; decodes go first, then the chunks of prompts, oldest first.
+
+    Parameters
+    ----------
+    num_blocks, block_size, max_num_seqs, max_model_len, enable_prefix_caching, sliding_window, num_window_blocks
+        See `BlockManager`. The request of a sequence removes it when it has `max_model_len` tokens.
+    max_num_batched_tokens
+        Tokens a step computes at most, see `tokens_of_a_step`.
+    num_states, snapshot_interval
+        See `StatePool`; 0 states: the model keeps none.
+    num_stages
+        Stages of a pipeline, and steps that may be in flight; 1: there is no pipeline.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool = True,
+        sliding_window: int = 0,
+        num_window_blocks: int = 0,
+        num_states: int = 0,
+        snapshot_interval: int = 0,
+        num_stages: int = 1,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
+        self._num_stages = num_stages
+        # An ordered set in order of arrival, from which any sequence may be removed. All of them are younger than the
+        # running ones.
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.num_preemptions = 0
+        self.blocks = BlockManager(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            sliding_window=sliding_window,
+            num_window_blocks=num_window_blocks,
+        )
+        self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
+        self._running = RunningSequences(max_num_seqs, max_model_len)
+        self._builder = StepBuilder(self._running, self.blocks, self._states)
+        self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
+
+    # ---- for the engine thread ----
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that have slots, in order of arrival."""
+        return self._running.sequences
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Counters; may be read while a step runs."""
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_used_blocks=self.blocks.groups[0].num_used,
+            num_blocks=self.blocks.groups[0].num_blocks,
+            cache_usage=max(group.num_used / group.num_blocks for group in self.blocks.groups),
+            prefix_hit_rate=self.blocks.hit_rate,
+            num_preemptions=self.num_preemptions,
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it is admitted when a slot and enough blocks are free.
+
+        Raises
+        ------
+        CacheFullError
+            The sequence could never run to its end, not even alone.
+        """
+        length = len(sequence.prompt_token_ids)
+        if length > self.max_model_len:
+            raise CacheFullError(
+                f"the prompt has {length} tokens, but a sequence can have {self.max_model_len}: shorten it, or raise "
+                "max_model_len"
+            )
+        length = length if sequence.collect_logits else self._final_length(sequence)
+        for group in self.blocks.groups:
+            if (needed := group.least_blocks(length)) > group.num_blocks:
+                raise CacheFullError(
+                    f"a sequence of {length} tokens, output included, needs {needed} blocks of {group.block_size} "
+                    f"tokens, but the KV cache has {group.num_blocks} in all: raise kv_cache, or lower max_tokens or "
+                    "max_model_len"
+                )
+        self.waiting[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that has finished or was cancelled; its slot and blocks are free at once."""
+        if sequence.slot >= 0:
+            self._leave_slot(sequence)
+        else:
+            self.waiting.pop(sequence, None)
+        sequence.adapter = None
+
+    def schedule(self, now: float) -> Step | None:
+        """Choose and build the next step; None if nothing is to be computed, or nothing before a step in flight ends.
+
+        At most one step may be in flight, or one less than there are stages; results go to `update` in order.
+
+        Parameters
+        ----------
+        now
+            Seconds, perf_counter.
+        """
+        draft = StepDraft(self.max_num_batched_tokens)
+        try:
+            preempted = self._choose_decodes(draft)
+            if preempted is None:
+                return None
+            all_served = self._choose_prefills(draft)
+            if all_served and not preempted:
+                self._admit(draft, now)
+            if not draft.sequences:
+                return None
+            step = self._builder.build(draft, is_ahead=bool(self._in_flight) and self._num_stages == 1)
+        except BaseException:  # tokens that will not be computed must not stay in the prefix cache
+            for sequence in reversed(draft.admitted):
+                self._preempt(sequence)
+            for sequence in self.running:
+                self.blocks.forget_uncomputed(sequence.slot, int(self._running.num_computed[sequence.slot]))
+            raise
+        self._in_flight.append(step)
+        return step
+
+    def update(
+        self,
+        step: Step,
+        output: _core.StepOutput,
+        now: float,
+        ids: Int32Array | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
+    ) -> SampledTokens:
+        """Take in the result of a step, which came at `now` (seconds, perf_counter).
+
+        `ids`: [num_rows], used instead of those in `output`. A negative id is no token, and the caller removes the
+        sequence. `hidden`: [num_rows, hidden_size], the output of the final norm, if the step collects it.
+        """
+        self._in_flight.remove(step)
+        if step.logits_rows:
+            collect_rows(step, output, hidden)
+        if not step.samples:
+            return SampledTokens(0, [], [])
+        if ids is None:
+            assert output.ids is not None  # because there are samples
+            ids = output.ids.numpy()
+        return take_tokens(self._running, step, ids, now)
+
+    def undo(self, step: Step) -> None:
+        """Take back an aborted step, so that no prefix keeps its tokens.
+
+        Its sequences must still be here, and the newest of several steps is undone first.
+        """
+        assert all(sequence.slot >= 0 for sequence in step.sequences), "a sequence left before its step was undone"
+        for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
+            self._running.num_computed[sequence.slot] = start
+            self.blocks.forget_uncomputed(sequence.slot, start)
+        self._states.forget()  # the snapshots that the step was to leave are among these
+        self._in_flight.remove(step)
+
+    def recompute_all(self) -> None:
+        """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""
+        while self.running:
+            self._preempt(self.running[-1])
+        self.reset_prefix_cache()
+        self._in_flight.clear()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all prompts, as after a change of weights."""
+        self.blocks.reset_prefix_cache()
+        self._states.forget()
+
+    # ---- choosing ----
+
+    def _choose_decodes(self, draft: StepDraft) -> bool | None:
+        """Add one token of every sequence in decode, with a new block where the last is full.
+
+        Returns whether a sequence was preempted. None: a preemption is needed, but a step in flight may end sequences
+        and so free blocks, so wait for it.
+        """
+        running, blocks, preempted = self._running, self.blocks, False
+        slots = running.slots
+        num_tokens, num_computed = running.num_tokens[slots], running.num_computed[slots]
+        # One token to compute, and one to come after it.
+        is_decode = (num_tokens - num_computed == 1) & (num_tokens < running.max_num_tokens[slots])
+        if self._num_stages > 1:  # a token that is not known yet waits, and the other steps need sequences as well
+            is_decode &= running.previous_row[slots] < 0
+            is_decode &= np.cumsum(is_decode) <= -(-len(slots) // self._num_stages)
+        decode_slots = slots if is_decode.all() else slots[is_decode]
+        if blocks.has_window:
+            self._remember_decoded(decode_slots, num_computed[is_decode])  # before blocks go
+            blocks.release_behind_window(slots, num_computed)
+        is_growing = is_decode & (num_computed == blocks.lengths[slots] * blocks.block_size)
+        while (num_growing := np.count_nonzero(is_growing)) > blocks.num_free:
+            if self._in_flight:
+                return None
+            self._preempt(self.running[-1])
+            slots, is_decode, is_growing, preempted = slots[:-1], is_decode[:-1], is_growing[:-1], True
+        if num_growing:
+            blocks.grow_by_one(slots[is_growing])
+        if preempted:
+            decode_slots = slots[is_decode]
+        draft.decode_slots = decode_slots
+        if len(decode_slots) == len(slots):
+            draft.sequences = self.running.copy()
+        else:
+            draft.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
+        draft.budget -= len(draft.sequences)
+        return preempted
+
+    def _choose_prefills(self, draft: StepDraft) -> bool:
+        """Add chunks of running prompts; returns whether each prompt got all it asked for."""
+        if len(draft.sequences) == len(self.running):
+            return True
+        slots, num_computed_of = self._running.slots, self._running.num_computed
+        is_prefill = self._running.num_tokens[slots] - num_computed_of[slots] > 1
+        for sequence in [self.running[i] for i in np.flatnonzero(is_prefill).tolist()]:
+            if sequence.slot < 0:  # preempted below
+                break
+            num_computed = int(num_computed_of[sequence.slot])
+            room = self.blocks.room(sequence.slot) - num_computed
+            # At least one sequence must make progress.
+            while room <= 0 and not draft.sequences and not self._in_flight and self.running[-1] is not sequence:
+                self._preempt(self.running[-1])
+                room = self.blocks.room(sequence.slot) - num_computed
+            most = self._most_tokens(draft, sequence, num_computed)
+            count = min(most, draft.budget, room)
+            if count > 0:
+                self._add_chunk(draft, sequence, count)
+            if count < most:
+                return False
+        return True
+
+    def _admit(self, draft: StepDraft, now: float) -> None:
+        """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
+        running, blocks = self._running, self.blocks
+        if self.waiting and running.has_free_slot and draft.budget > 0:
+            self._remember_decoded(draft.decode_slots, running.num_computed[draft.decode_slots] + 1)
+        while self.waiting and running.has_free_slot and draft.budget > 0:
+            sequence, is_alone = next(iter(self.waiting)), not draft.sequences
+            if self._rows_left(draft, sequence) == 0 or (not is_alone and blocks.headroom() <= 0):
+                return
+            tokens = running.write_tokens(sequence)
+            # A sequence that collects logits must compute every token.
+            chain = [] if sequence.collect_logits else blocks.find_prefix(tokens, sequence.adapter_id)
+            num_known, state = self._states.find(chain, blocks.starts(chain))
+            chain = chain[:num_known]
+            num_cached = num_known * blocks.block_size
+            count = min(self._most_tokens(draft, sequence, num_cached), draft.budget)
+            needed = blocks.blocks_for(num_cached + count) - num_known
+            if not is_alone and needed > blocks.headroom(chain):
+                return
+            del self.waiting[sequence]
+            self._enter_slot(sequence, chain, state, now)
+            draft.admitted.append(sequence)
+            count = min(count, blocks.room(sequence.slot) - num_cached)
+            if count <= 0:  # only while other sequences hold all blocks
+                self._preempt(sequence)
+                draft.admitted.pop()
+                return
+            self._add_chunk(draft, sequence, count)
+
+    def _most_tokens(self, draft: StepDraft, sequence: Sequence, num_computed: int) -> int:
+        """Tokens that a sequence wants of a step: up to the next snapshot, and the rows that may still be collected."""
+        snapshot = self._states.tokens_to_snapshot(num_computed)
+        return min(sequence.num_tokens - num_computed, self._rows_left(draft, sequence), snapshot)
+
+    def _rows_left(self, draft: StepDraft, sequence: Sequence) -> int:
+        """Tokens of this sequence that the step has room for, given the limit of collected logits."""
+        return MAX_COLLECTED_ROWS - draft.num_collected_rows if sequence.collect_logits else NO_LIMIT
+
+    def _add_chunk(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
+        slot, running = sequence.slot, self._running
+        end = int(running.num_computed[slot]) + count
+        self.blocks.grow(slot, end)
+        self.blocks.remember(slot, running.tokens[slot], end)
+        draft.sequences.append(sequence)
+        draft.prefill_counts.append(count)
+        draft.num_collected_rows += count if sequence.collect_logits else 0
+        draft.budget -= count
+
+    def _remember_decoded(self, slots: IndexArray, ends: Int32Array) -> None:
+        """Add the blocks that decodes have filled to the prefix cache; not done in every step.
+
+        `ends`: [len(slots)], tokens that are computed, or that the step which is being made computes.
+        """
+        running, blocks = self._running, self.blocks
+        if blocks.enable_prefix_caching:
+            num_known = running.num_tokens[slots] - (running.previous_row[slots] >= 0)
+            full = np.minimum(np.minimum(num_known, ends) // blocks.block_size, blocks.lengths[slots])
+            while np.count_nonzero(is_behind := full > blocks.num_remembered[slots]):
+                slots, full = slots[is_behind], full[is_behind]
+                blocks.remember_next(slots, running.tokens)
+
+    # ---- slots ----
+
+    def _final_length(self, sequence: Sequence) -> int:
+        """Tokens, prompt and output, at which a sequence ends at the latest."""
+        new = sequence.params.max_tokens
+        return self.max_model_len if new is None else min(len(sequence.prompt_token_ids) + new, self.max_model_len)
+
+    def _enter_slot(self, sequence: Sequence, chain: list[int], state: int, now: float) -> None:
+        """Let a sequence run, behind a known prefix and its state; see `BlockManager.find_prefix`."""
+        num_cached = len(chain) * self.blocks.block_size
+        final_length = NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
+        slot = self._running.enter(sequence, num_cached, final_length)
+        self.blocks.share(slot, chain, sequence.adapter_id)
+        self._states.enter(slot, state)
+        if not sequence.first_scheduled:
+            sequence.first_scheduled = now
+            if not sequence.collect_logits:
+                sequence.cached_tokens = min(num_cached, len(sequence.prompt_token_ids))
+                self.blocks.num_queried_tokens += sequence.num_tokens
+                self.blocks.num_hit_tokens += num_cached
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        slot, running = sequence.slot, self._running
+        num_computed = int(running.num_computed[slot])
+        self.blocks.remember(slot, running.tokens[slot], min(running.num_known(slot), num_computed))
+        self.blocks.free(slot, num_computed)
+        self._states.leave(slot)
+        running.leave(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free the blocks of the youngest running sequence and move it to the front of the waiting queue."""
+        self._leave_slot(sequence)
+        self.waiting[sequence] = None
+        self.waiting.move_to_end(sequence, last=False)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1

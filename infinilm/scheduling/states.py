@@ -1,0 +1,178 @@
+"""States of sequences, for models with layers that keep one: which sequence has which, and snapshots of prefixes.
+
+A state is of one size, however long its sequence, and is changed in place by every step. So it cannot be shared as a
+block of keys can. Instead a sequence that ends a step at a multiple of `interval` tokens of its prompt leaves its state
+behind as a snapshot, and goes on from it into another one: `state_in` and `state_out` of a batch differ then. A
+later sequence with the same prefix begins with the snapshot in the same way. Nothing is ever copied by itself.
+
+Snapshots are known by the ids of prefixes (`BlockManager.find_prefix`), which are never used again, and the least
+recently used one makes room.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from infinilm.scheduling.sequence import IndexArray, Int32Array
+
+__all__ = ["StatePool", "plan_states", "snapshot_interval"]
+
+_NONE = -1
+
+
+def snapshot_interval(state_bytes: int, kv_bytes_per_token: int, block_size: int) -> int:
+    """Tokens between two snapshots, in whole blocks: a snapshot takes no more than the keys and values between them."""
+    tokens = -(-state_bytes // max(kv_bytes_per_token, 1))
+    return -(-tokens // block_size) * block_size
+
+
+def plan_states(max_num_seqs: int, with_snapshots: bool) -> int:
+    """States that are kept: one for each running sequence, and as many snapshots.
+
+    So one can always be taken: in a step, snapshots that several sequences begin with are at most half as many.
+    """
+    return 2 * max_num_seqs if with_snapshots else max_num_seqs
+
+
+class StatePool:
+    """The states of the cache.
+
+    Parameters
+    ----------
+    num_states : int
+        See `plan_states`; 0: of a model that has none, whose sequences have state -1.
+    max_num_seqs : int
+        Slots.
+    interval : int
+        Tokens between snapshots, a multiple of the block size; 0: none are made.
+    """
+
+    def __init__(self, num_states: int, max_num_seqs: int, interval: int) -> None:
+        self.num_states = num_states
+        self.interval = interval
+        self._free = list(range(num_states))[::-1]  # the lowest first, so that memory stays untouched
+        self._current = np.full(max_num_seqs, _NONE, np.int32)  # the state that each slot goes on from
+        self._is_snapshot = np.zeros(num_states, np.bool_)
+        self._snapshots: OrderedDict[int, int] = OrderedDict()  # id of a prefix -> state; least recently used first
+
+    def find(self, chain: Sequence[int], starts: Sequence[bool]) -> tuple[int, int]:
+        """Return how many blocks of a prefix a sequence can begin with, and the state behind them; or -1.
+
+        `chain`, `starts`: as `BlockManager` gives them.
+        """
+        for count in range(len(chain), 0, -1):
+            if not starts[count]:
+                continue
+            if not self.num_states:
+                return count, _NONE
+            state = self._snapshots.get(chain[count - 1])
+            if state is not None:
+                self._snapshots.move_to_end(chain[count - 1])
+                return count, state
+        return 0, _NONE
+
+    def tokens_to_snapshot(self, num_tokens: int) -> int:
+        """Tokens that a step computes of a prompt at most, to end where the next snapshot is due."""
+        return self.interval - num_tokens % self.interval if self.interval else int(np.iinfo(np.int32).max)
+
+    def enter(self, slot: int, state: int) -> None:
+        """Begin a sequence with a snapshot, or with -1."""
+        self._current[slot] = state
+
+    def leave(self, slot: int) -> None:
+        """End a sequence."""
+        state = int(self._current[slot])
+        self._current[slot] = _NONE
+        if state >= 0:
+            self._give_back(state)
+
+    def step(self, slots: IndexArray, prefixes: Sequence[int]) -> tuple[Int32Array, Int32Array]:
+        """Choose the states of a step.
+
+        Parameters
+        ----------
+        slots
+            [num_seqs]: of its sequences.
+        prefixes
+            [num_seqs]: ids of the prefixes at whose end the step leaves snapshots; 0: it leaves none.
+
+        Returns
+        -------
+        state_in, state_out : ndarray
+            [num_seqs] int32.
+        """
+        state_in = self._current[slots]
+        state_out = state_in.copy()
+        read = [int(state) for state in state_in if state >= 0 and self._is_snapshot[state]]
+        for i in np.flatnonzero((state_in < 0) | self._is_snapshot[state_in]).tolist():
+            state_out[i] = self._take(int(slots[i]), read)
+            self._current[slots[i]] = state_out[i]
+        for i, prefix in enumerate(prefixes):
+            if prefix and prefix not in self._snapshots:
+                self._snapshots[prefix] = state = int(state_out[i])
+                self._is_snapshot[state] = True
+        for state in set(read):
+            self._give_back(state)
+        return state_in, state_out
+
+    def batch_arrays(
+        self, slots: IndexArray, ends: Int32Array, num_decodes: int, prefix_of: Callable[[int], int]
+    ) -> dict[str, Any]:
+        """The states of a step as arrays of its batch; none for a model without states.
+
+        Prompts leave snapshots where their chunks end at a multiple of `interval` tokens.
+
+        Parameters
+        ----------
+        slots, ends
+            [num_seqs]: slots of the step's sequences, and tokens of each that are computed after the step.
+        num_decodes
+            How many of them decode; these come first.
+        prefix_of
+            Gives the id of the prefix that a slot's full blocks are.
+        """
+        if not self.num_states:
+            return {}
+        prefixes = [0] * len(slots)
+        for i in range(num_decodes, len(slots)) if self.interval else ():
+            if ends[i] % self.interval == 0:
+                prefixes[i] = prefix_of(int(slots[i]))
+        state_in, state_out = self.step(slots, prefixes)
+        return {"state_in": state_in, "state_out": state_out}
+
+    def forget(self) -> None:
+        """Drop all snapshots. Sequences that go on from one still do."""
+        states = list(self._snapshots.values())
+        self._snapshots.clear()
+        for state in states:
+            self._give_back(state)
+
+    def _give_back(self, state: int) -> None:
+        """Make a state free, unless it is a snapshot, or some sequence goes on from it."""
+        if state not in self._snapshots.values() and not (self._current == state).any():
+            self._is_snapshot[state] = False
+            self._free.append(state)
+
+    def _take(self, slot: int, read: Sequence[int]) -> int:
+        """Take a free state that no sequence of the step reads; `read` names a state once for each of its readers."""
+        if self._free:
+            return self._free.pop()
+        own = int(self._current[slot])
+        for prefix, state in self._snapshots.items():
+            if state not in read and not (self._current == state).any():
+                del self._snapshots[prefix]
+                self._is_snapshot[state] = False
+                return state
+        # The snapshot that it begins with becomes its own.
+        if own >= 0 and read.count(own) == 1 and np.count_nonzero(self._current == own) == 1:
+            for prefix, state in self._snapshots.items():
+                if state == own:
+                    del self._snapshots[prefix]
+                    break
+            self._is_snapshot[own] = False
+            return own
+        raise AssertionError(f"no state is free: {len(self._snapshots)} snapshots, {self._current.tolist()}")

@@ -1,0 +1,194 @@
+"""`StepBuilder`: makes the batch of a step from the chunks that the scheduler has chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.masks import StepMasks
+from infinilm.scheduling.running import RunningSequences
+from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
+from infinilm.scheduling.states import StatePool
+from infinilm.scheduling.steps import Step
+from infinilm.scheduling.token_changes import logit_changes
+
+__all__ = ["StepBuilder", "StepDraft"]
+
+BatchArrays = dict[str, Any]  # keywords of `_core.Batch`
+_NO_SLOTS: IndexArray = np.zeros(0, np.intp)
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """The contents of a step that is being chosen: a token of each sequence in decode, then chunks of prompts."""
+
+    budget: int  # tokens that may still be added
+    sequences: list[Sequence] = field(default_factory=list)
+    decode_slots: IndexArray = field(default_factory=lambda: _NO_SLOTS)  # where the sequences in decode are
+    prefill_counts: list[int] = field(default_factory=list)  # tokens of each of the other sequences
+    num_collected_rows: int = 0
+    admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where the tokens of a step come from; the chunks of its sequences lie one behind the other."""
+
+    slots: IndexArray  # [num_seqs]
+    starts: Int32Array  # [num_seqs]: tokens of each that are computed before the step
+    ends: Int32Array  # [num_seqs]: and behind it
+    cu_seqlens_q: Int32Array  # [num_seqs + 1]
+    token_slots: IndexArray  # [num_tokens]
+    positions: Int32Array  # [num_tokens]
+
+
+class StepBuilder:
+    """Makes steps.
+
+    Parameters
+    ----------
+    running : RunningSequences
+        Is advanced to what it will be after each step.
+    blocks : BlockManager
+    states : StatePool
+    """
+
+    def __init__(self, running: RunningSequences, blocks: BlockManager, states: StatePool) -> None:
+        self._running = running
+        self._blocks = blocks
+        self._states = states
+        # Sampling parameters of the last slots that were asked for. While the same sequences decode, the array of their
+        # slots is the same object, and so are their parameters.
+        self._params_slots: IndexArray | None = None
+        self._params: BatchArrays = {}
+
+    def build(self, draft: StepDraft, *, is_ahead: bool) -> Step:
+        """Make the step of a draft; `is_ahead`: tokens may be missing that the step in flight samples."""
+        running, sequences = self._running, draft.sequences
+        layout = self._lay_out(draft)
+        slots, starts, ends = layout.slots, layout.starts, layout.ends
+        collects = running.collects[slots]  # [num_seqs]
+        sampled = np.flatnonzero(~collects & (ends == running.num_tokens[slots]))
+        samples, sample_slots, positions = sequences, slots, ends
+        if len(sampled) < len(sequences):
+            samples, sample_slots, positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
+        rows = [layout.cu_seqlens_q[1:][sampled] - 1]
+        logits_rows: list[tuple[Sequence, int, int, int]] = []
+        num_rows = len(samples)
+        for i in np.flatnonzero(collects).tolist():
+            rows.append(np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1], dtype=np.int32))
+            count = int(ends[i] - starts[i])
+            logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
+            num_rows += count
+        needs_logits = bool(np.count_nonzero(running.needs_logits[sample_slots]))
+        masks = StepMasks.of(samples, num_rows) if np.count_nonzero(running.is_constrained[sample_slots]) else None
+        adapter_ids = running.adapter_id[slots]
+        batch = _core.Batch(
+            input_ids=running.tokens[layout.token_slots, layout.positions],
+            positions=layout.positions,
+            cu_seqlens_q=layout.cu_seqlens_q,
+            context_lens=ends,
+            logits_rows=np.concatenate(rows),
+            previous_rows=self._previous_rows(layout) if is_ahead else None,
+            adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
+            return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
+            **self._cache_arrays(layout),
+            **self._states.batch_arrays(slots, ends, len(draft.decode_slots), self._blocks.chain_id),
+            **({} if masks is None else masks.batch_arrays()),
+            **self._changes(samples, sample_slots, num_rows),
+            **(self._sampling(sample_slots, positions, num_rows) if samples else {}),
+        )
+        step = Step(
+            batch,
+            sequences,
+            starts,
+            samples,
+            sample_slots,
+            positions,
+            logits_rows,
+            num_prompt_tokens=int(np.maximum(np.minimum(ends, running.prompt_lens[slots]) - starts, 0).sum()),
+            samples_on_host=needs_logits and any(s.samples_on_host for s in samples),
+            masks=masks,
+            num_left=running.num_left,
+        )
+        running.advance(slots, ends, sample_slots)
+        return step
+
+    def _lay_out(self, draft: StepDraft) -> _Layout:
+        num_computed, num_decodes = self._running.num_computed, len(draft.decode_slots)
+        num_seqs = len(draft.sequences)
+        if num_seqs == num_decodes:  # one token of each
+            slots = draft.decode_slots
+            starts = num_computed[slots]
+            return _Layout(slots, starts, starts + 1, np.arange(num_seqs + 1, dtype=np.int32), slots, starts)
+        prefill_slots = np.array([s.slot for s in draft.sequences[num_decodes:]], np.intp)
+        slots = np.concatenate((draft.decode_slots, prefill_slots))
+        counts = np.ones(num_seqs, np.int32)
+        counts[num_decodes:] = draft.prefill_counts
+        starts = num_computed[slots]
+        cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
+        np.cumsum(counts, out=cu_seqlens_q[1:])
+        positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
+        return _Layout(slots, starts, starts + counts, cu_seqlens_q, np.repeat(slots, counts), positions)
+
+    def _cache_arrays(self, layout: _Layout) -> BatchArrays:
+        """Where the step writes keys and values, and which blocks it reads."""
+        block_size, tables = self._blocks.block_size, self._blocks.block_table
+        positions = layout.positions
+        token_blocks = tables[:, layout.token_slots, positions // block_size]  # [num_groups, num_tokens]
+        slot_mapping = np.ascontiguousarray(token_blocks).astype(np.int64) * block_size + positions % block_size
+        num_blocks = self._blocks.blocks_for(int(layout.ends.max()))
+        return {
+            "slot_mapping": slot_mapping,
+            "block_table": np.ascontiguousarray(tables[:, layout.slots, :num_blocks]),
+        }
+
+    def _previous_rows(self, layout: _Layout) -> Int32Array:
+        """For each token the row of the step in flight that samples it; -1: the token is known. [num_tokens]."""
+        running, token_slots = self._running, layout.token_slots
+        is_newest = layout.positions == running.num_tokens[token_slots] - 1
+        return np.where(is_newest, running.previous_row[token_slots], np.int32(-1))
+
+    def _changes(self, samples: list[Sequence], slots: IndexArray, num_rows: int) -> BatchArrays:
+        """What bias and penalties change, if anything."""
+        rows = np.flatnonzero(self._running.is_changed[slots])
+        if not len(rows):
+            return {}
+        is_ahead = self._running.previous_row[slots[rows]] >= 0
+        listed = rows.tolist()
+        changes = [one for row in listed if (one := samples[row].changes) is not None]
+        return logit_changes(changes, listed, is_ahead.tolist(), num_rows)
+
+    def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> BatchArrays:
+        """Sampling parameters, one entry for each row; rows that are only collected are sampled greedily and dropped.
+
+        `positions`: [len(slots)], where the new tokens go. Position and seed determine the random number.
+        """
+        random_val = np.zeros(num_rows, np.float32)
+        _core.fill_uniform(self._running.seed[slots], positions.astype(np.uint64), random_val[: len(slots)])
+        num_greedy = num_rows - len(slots)
+        if num_greedy:
+            return {"random_val": random_val, **self._sampling_params(slots, num_greedy)}
+        if slots is not self._params_slots:
+            self._params, self._params_slots = self._sampling_params(slots, 0), slots
+        return {"random_val": random_val, **self._params}
+
+    def _sampling_params(self, slots: IndexArray, num_greedy: int) -> BatchArrays:
+        """Parameters of `slots`, followed by `num_greedy` greedy rows."""
+
+        def entries(per_slot: npt.NDArray[Any], greedy: int) -> npt.NDArray[Any]:
+            return np.concatenate((per_slot[slots], np.full(num_greedy, greedy, per_slot.dtype)))
+
+        running = self._running
+        return {
+            "temperature": entries(running.temperature, 0),
+            "top_k": entries(running.top_k, 0),
+            "top_p": entries(running.top_p, 1),
+            "min_p": entries(running.min_p, 0),
+            "num_logprobs": entries(running.num_logprobs, -1),
+        }

@@ -1,0 +1,63 @@
+"""What an engine has done so far, and how fast, for `LLM.metrics`."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from infinilm.outputs import EngineMetrics
+from infinilm.scheduling.steps import SchedulerStats
+
+__all__ = ["Counters"]
+
+
+_NUM_RECENT = 100  # steps over which speeds are told
+_NUM_SIZES = 33  # step sizes are counted by powers of two; no step is as large as the last
+
+
+class Counters:
+    """Written by the engine thread, read by any."""
+
+    def __init__(self) -> None:
+        self.num_finished = 0
+        self._num_steps = 0
+        self._step_sizes = [0] * _NUM_SIZES
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._recent: deque[tuple[int, int, float]] = deque([(0, 0, 0.0)] * _NUM_RECENT)  # as in `_sums`
+        self._sums = (0, 0, 0.0)  # sums over the last steps: prompt tokens, output tokens, seconds
+
+    def add_step(self, num_prompt: int, num_sampled: int, seconds: float) -> None:
+        """Count a step: tokens of prompts that were computed, tokens that were sampled."""
+        self._num_steps += 1
+        self._step_sizes[(max(num_prompt + num_sampled, 1) - 1).bit_length()] += 1
+        self._num_prompt_tokens += num_prompt
+        self._num_output_tokens += num_sampled
+        last = self._recent.popleft()
+        self._recent.append((num_prompt, num_sampled, seconds))
+        prompt_sum, sampled_sum, seconds_sum = self._sums
+        self._sums = (
+            prompt_sum + num_prompt - last[0],
+            sampled_sum + num_sampled - last[1],
+            seconds_sum + seconds - last[2],
+        )
+
+    def metrics(self, stats: SchedulerStats, num_open: int) -> EngineMetrics:
+        """The state at this moment; `num_open`: sequences that have not ended."""
+        num_prompt, num_sampled, seconds = self._sums  # servers ask for this at every request
+        return EngineMetrics(
+            num_running=stats.num_running,
+            num_waiting=(num_waiting := max(num_open - stats.num_running, 0)),
+            num_deferred=max(num_waiting - stats.num_waiting, 0),
+            num_finished=self.num_finished,
+            num_steps=self._num_steps,
+            step_sizes=tuple(self._step_sizes),
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_used_blocks=stats.num_used_blocks,
+            num_blocks=stats.num_blocks,
+            cache_usage=stats.cache_usage,
+            prefix_hit_rate=stats.prefix_hit_rate,
+            prompt_tps=num_prompt / seconds if seconds else None,
+            output_tps=num_sampled / seconds if seconds else None,
+        )

@@ -1,0 +1,588 @@
+"""The engine thread: it runs one step after another for all requests of an `LLM`.
+
+Callers put requests into a `RequestQueue` and wait for updates. The scheduler and the engine belong to this thread;
+`exclusive` lends them to a caller while no request is open. The thread starts with the first request and sleeps while
+there is none. It holds no reference to the `LLM`, so that the `LLM` can be garbage collected. The thread stops when
+that happens, at `close`, and at the end of the interpreter.
+
+Each turn of its loop does this (see `_step`):
+
+1. cancel requests whose time is over;
+2. end cancelled requests and give new ones to the scheduler;
+3. submit the next step, while the engine still runs the one before;
+4. wait for the oldest step in flight, and take in its results;
+5. fill in the masks of the next step, which depend on these results;
+6. deliver the updates to callers.
+
+Because step 3 comes before step 4, the engine does not wait for Python. A step that is made ahead assumes that every
+sequence continues. The scheduler knows when a sequence ends by length, but not when it ends at a stop token or a stop
+string. In that case the step computes one row whose result is dropped. With a pipeline, as many steps are in flight as
+there are stages. They hold sequences whose tokens are known, so that all stages compute at once.
+
+User code (logits processors, hooks, callbacks for updates) runs in this thread. An exception in it, also `SystemExit`,
+belongs to its request and is raised where a caller waits for that request. Hence `except BaseException` below.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.engine.hooks import EngineHooks
+from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, RequestError, own_copy
+from infinilm.logs import logger
+from infinilm.lora.adapters import Adapters
+from infinilm.outputs import EngineMetrics
+from infinilm.requests.logits import HostSampler, sampling_error
+from infinilm.requests.request import Completion, EngineRequest, PromptRequest, RequestUpdate
+from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.sequence import Int32Array, Sequence
+from infinilm.scheduling.steps import InFlight, Step
+from infinilm.serving.counters import Counters
+from infinilm.serving.host_sampling import sample_rows, token_logprobs
+from infinilm.serving.mailbox import wake_loops
+from infinilm.serving.request_queue import RequestQueue
+
+_BUSY = "the LLM is busy with other requests; do this while none runs"
+_CLOSED = "this LLM is closed; make a new one"
+
+# Longer steps are not made ahead. Making a step takes a small fraction of this time (docs/measurements/benchmarks.md,
+# "Scheduler and blocks"), so waiting for it costs little. A step for sequences that have all ended would be wasted.
+_AHEAD_BELOW_SECONDS = 0.02
+
+# Requests that are given to the scheduler between two steps. Thousands at once would delay the running ones.
+_MAX_STARTS = 500
+
+# How often to check whether all requests of the running step are cancelled or late, so that it can be aborted.
+_LOOK_EVERY_SECONDS = 0.05
+
+
+_Update = RequestUpdate | None
+
+
+class EngineThread:
+    """Runs the scheduler and the engine for all requests of an `LLM`.
+
+    Parameters
+    ----------
+    engine : _core.InferEngine
+        Closed by `close`.
+    scheduler : Scheduler
+        May be replaced inside `exclusive`.
+    hooks : EngineHooks
+        While there are hooks, no step is made ahead, so that hooks see no token of a sequence that has ended.
+    adapters : Adapters
+        LoRA adapters that were removed are freed between two steps, once no sequence uses them.
+    queue : RequestQueue
+        Callers put requests in here.
+    num_stages : int
+        Stages of a pipeline; 1: there is no pipeline.
+    """
+
+    def __init__(
+        self,
+        engine: _core.InferEngine,
+        scheduler: Scheduler,
+        hooks: EngineHooks,
+        adapters: Adapters,
+        queue: RequestQueue,
+        num_stages: int = 1,
+    ) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._num_stages = num_stages
+        self.scheduler = scheduler
+        self._hooks = hooks
+        self._adapters = adapters
+        self._in_flight: deque[InFlight] = deque()  # the oldest first
+        self._step_seconds = 0.0  # how long the last step took
+        self._last_result = 0.0  # when the last step was done: seconds, perf_counter
+        self._process = os.getpid()  # the process in which the thread can run
+        self._lock = queue.lock  # guards the flags; a thread that holds it waits for nothing else
+        self._resets_prefixes = False  # the prefix cache is to be emptied before the next step
+        self._closed = False
+        self._death: BaseException | None = None  # why the engine died
+        self._thread: threading.Thread | None = None
+        self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
+        self._sampler = HostSampler()
+        self._counters = Counters()
+
+    # ---- for callers ----
+
+    def check_caller(self) -> None:
+        """Raise an error where waiting for the engine would never end.
+
+        Raises
+        ------
+        EngineDeadError
+            In a forked child, where the engine's threads do not exist.
+        InfinilmError
+            In a hook or a logits_processor of this engine, because the engine waits for them.
+        """
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                f"this LLM was made in process {self._process}, and its threads did not come along when process "
+                f"{os.getpid()} was forked: make a new LLM after the fork, or use the 'spawn' start method"
+            )
+        self._hooks.refuse_calls()
+        if self._is_own_thread:
+            raise InfinilmError(
+                "a logits_processor cannot call the LLM that is running it, which waits for it: use another LLM, or "
+                "do this when the request is done"
+            )
+
+    @property
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def check_open(self) -> None:
+        """Raise EngineDeadError if nothing can be run any more, and as `check_caller` does."""
+        self.check_caller()
+        if self._closed:
+            raise EngineDeadError(_CLOSED)
+        if self._death is not None:
+            raise EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one") from self._death
+
+    def submit(self, requests: Iterable[EngineRequest]) -> None:
+        """Queue all of these requests, or none.
+
+        Raises
+        ------
+        EngineDeadError, InfinilmError
+            As `check_open` does.
+        QueueFullError
+            They would exceed the limit of requests that run or wait.
+        DeviceError
+            The system cannot start a thread.
+        """
+        listed = list(requests)
+        with self._lock:
+            self.check_open()
+            self._start_thread()
+            self._queue.put(listed)
+
+    def _start_thread(self) -> None:
+        """Start the thread if it is not running; the caller holds the lock.
+
+        It may be called again after a KeyboardInterrupt.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="infinilm-engine", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise DeviceError(
+                    f"cannot start the engine thread: {error}; raise the limits of threads and memory of this process"
+                ) from error
+            self._thread = thread
+
+    def cancel(self, requests: Iterable[EngineRequest]) -> None:
+        """End requests at the next step; may be called anywhere, see `RequestQueue.cancel`."""
+        if not self._closed and self._death is None:
+            self._queue.cancel(requests)
+
+    def close(self) -> None:
+        """Stop after the current step, fail unfinished requests, free the engine. Idempotent; does nothing in a fork.
+
+        InfinilmError: in a hook or a logits_processor of this engine.
+        """
+        if os.getpid() == self._process:
+            self.check_caller()
+            self.finalize()
+
+    def finalize(self) -> None:
+        """`close` for the garbage collector and the exit of the program, which may run inside any statement.
+
+        On the engine's own threads it does not wait. The engine then stops when these threads continue.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._closed = True
+            self._queue.wake()
+            thread = self._thread
+        if thread is not None and (self._is_own_thread or self._hooks.is_calling):
+            # A thread that returns from the core after the interpreter's end would abort the process.
+            atexit.register(thread.join)
+            return  # the thread frees the engine itself when it returns to its loop
+        if thread is not None:
+            thread.join()
+        self._engine.close()
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Callable[[Sequence], None]]:
+        """Use the engine alone; yields a function that runs the prompt of a sequence with `collect_logits`.
+
+        Raises
+        ------
+        InfinilmError
+            Requests are running.
+        """
+        self.check_open()
+        if not self._queue.are_all_cancelled:
+            raise InfinilmError(_BUSY)  # at once, while a step may run
+        with self._stepping:
+            self.check_open()
+            while self._queue.is_any_cancelled:
+                self._deliver(self._end_cancelled(self._queue.num_cancelled, keep_unknown=True))
+            if self.scheduler.has_work:
+                raise InfinilmError(_BUSY)
+            while self._in_flight:  # steps that were made ahead for sequences that have ended
+                last = self._in_flight.popleft()
+                try:
+                    self._take_results(last, self._wait_for(last))
+                except BaseException as error:
+                    self._deliver(self._fail([], error))
+            yield self._run_alone
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache for all later requests; running requests continue."""
+        self.check_open()
+        self._resets_prefixes = True
+
+    def metrics(self) -> EngineMetrics:
+        """Counts and rates at this moment; never waits for a step."""
+        return self._counters.metrics(self.scheduler.stats, self._queue.num_open)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        with self._lock:
+            if self._thread is None:  # the caller that started this thread was interrupted before it stored it
+                self._thread = threading.current_thread()
+            if self._thread is not threading.current_thread():
+                return
+        error: BaseException = EngineDeadError(_CLOSED)
+        try:
+            while self._death is None and self._wait():
+                self._deliver(self._locked_step())
+        except BaseException as cause:  # a bug in this file must not let callers wait for ever
+            logger.exception("the engine thread failed")
+            self._death = cause
+        if self._death is not None:
+            error = EngineDeadError(f"the engine of this LLM died: {self._death}; make a new one")
+            error.__cause__ = self._death
+        with self._lock:  # closed or dead, so no request comes in after these
+            self._queue.receive()
+        with self._stepping:
+            self._queue.forget_cancelled()
+            updates = [self._end(request, "error", own_copy(error)) for request in list(self._queue.open_requests)]
+        self._deliver(updates)
+        self._engine.close()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; returns False once closed."""
+        # `close` sets the flag before it wakes this thread, and `receive` may have used up the wake-up since.
+        if not (self._closed or self._queue.num_unstarted or self._in_flight or self.scheduler.has_work):
+            self._queue.wait()
+        return not self._closed
+
+    def _locked_step(self) -> list[RequestUpdate]:
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> list[RequestUpdate]:
+        """Submit steps and take in the oldest one. The scheduler is up to date before updates are delivered."""
+        self._queue.cancel_late()  # first, so that a step whose requests are all late is found to be cancelled
+        is_cancelled = self._are_cancelled(*self._in_flight)
+        # A cancelled step is aborted and undone below, and its requests leave the scheduler after that.
+        updates = [] if is_cancelled else self._take_queued()
+        failed: Step | None = None  # the step whose requests fail with an error; None: all requests
+        try:
+            if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not is_cancelled):
+                was_idle = not self._in_flight
+                self._submit(updates)
+                if was_idle:
+                    updates += self._fill_masks()
+                    if not self._in_flight and self.scheduler.has_work:
+                        raise InfinilmError("the scheduler has sequences, and cannot run any of them")
+                    return updates
+            last = self._in_flight.popleft()
+            failed = last.step
+            output = self._watch(last)
+            failed = None
+            if output.aborted:
+                self._undo(last)
+            else:
+                updates += self._take_results(last, output)
+            if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
+                updates += self._take_queued()  # those that came while the step ran
+                self._submit(updates)
+            updates += self._fill_masks()
+        except BaseException as error:
+            requests: Iterable[EngineRequest] = self._queue.open_requests
+            if failed is not None:
+                requests = [sequence.request for sequence in failed.sequences]
+            updates += self._fail(requests, error)
+        return updates
+
+    def _runs_ahead(self, step: Step) -> bool:
+        """Whether another step may be submitted behind `step`, which is in flight."""
+        if self._num_stages > 1:
+            return len(self._in_flight) < self._num_stages and not self._hooks.in_use
+        return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.samples_on_host and not self._hooks.in_use
+
+    def _submit(self, updates: list[RequestUpdate]) -> None:
+        """Submit the next step, if one can be made now; with a pipeline one for each stage.
+
+        `updates` gets the updates of requests that failed meanwhile.
+        """
+        while (made := self._submit_one()) is not None:
+            self._in_flight.append(made)
+            # In a pipeline the tokens before this step are known, so its masks can be filled in at once. They must be,
+            # because the next step may set hooks, which waits for this one.
+            if self._num_stages > 1:
+                updates += self._fill_masks()
+            if len(self._in_flight) >= self._num_stages or self._hooks.in_use:
+                return
+
+    def _submit_one(self) -> InFlight | None:
+        now = time.perf_counter()
+        in_flight = None
+        if self._hooks.give():  # keys and values that were computed under other hooks are not valid
+            self.scheduler.reset_prefix_cache()
+        try:
+            if (step := self.scheduler.schedule(now)) is not None:
+                hidden: list[npt.NDArray[np.float32]] = []
+                if step.collects_hidden:
+
+                    def look(name: str, rows: _core.Tensor, layer: int) -> None:
+                        hidden.append(np.array(rows.numpy(), np.float32))  # a copy: the next step writes there
+
+                    self._hooks.watch("final_norm", look)
+                has_masks = step.masks is not None
+                in_flight = InFlight(step, self._engine.submit(step.batch, has_masks), now, hidden, has_masks)
+        finally:
+            if in_flight is None:
+                self._hooks.take_back()
+        return in_flight
+
+    def _fill_masks(self) -> list[RequestUpdate]:
+        """Fill in the masks that steps in flight lack, and end requests whose matcher fails."""
+        updates: list[RequestUpdate] = []
+        for in_flight in self._in_flight:
+            if in_flight.step.masks is None or not in_flight.lacks_masks:
+                continue
+            in_flight.lacks_masks = False
+            failures = in_flight.step.masks.fill()
+            in_flight.pending.give_masks()
+            updates += [self._end(sequence.request, "error", error) for sequence, error in failures]
+            updates += self._remove_ended([sequence.request for sequence, _ in failures])
+        return updates
+
+    def _wait_for(self, step: InFlight) -> _core.StepOutput:
+        try:
+            output = step.pending.result()
+            self._hooks.raise_failure()
+            return output
+        finally:
+            # The hooks belong to the newest step. Taking them back waits for that step, which may wait for masks that
+            # this thread fills in later.
+            if not self._in_flight or self._in_flight[-1] is step:
+                self._hooks.take_back()
+
+    def _watch(self, last: InFlight) -> _core.StepOutput:
+        """Wait for a step, and abort it when all its requests are cancelled or late."""
+        while not last.pending.wait(_LOOK_EVERY_SECONDS):
+            self._queue.cancel_late()
+            if self._are_cancelled(last, *self._in_flight):
+                last.pending.abort()
+        return self._wait_for(last)
+
+    def _are_cancelled(self, *steps: InFlight) -> bool:
+        """Whether there are steps, and all their requests are cancelled and still in the scheduler."""
+        requests = (sequence.request for in_flight in steps for sequence in in_flight.step.sequences)
+        return bool(steps) and self._queue.are_cancelled(requests)
+
+    def _undo(self, aborted: InFlight) -> None:
+        """Take back an aborted step, and those queued behind it, whose requests are cancelled as well."""
+        behind = list(self._in_flight)
+        self._in_flight.clear()
+        for in_flight in behind:
+            in_flight.pending.abort()
+        for in_flight in behind:
+            with contextlib.suppress(RequestError):  # it needs states that the aborted step did not leave
+                self._wait_for(in_flight)
+        for in_flight in reversed([aborted, *behind]):
+            self.scheduler.undo(in_flight.step)
+
+    def _fail(self, requests: Iterable[EngineRequest], error: BaseException) -> list[RequestUpdate]:
+        """End requests after a failed step. The cache is not to be trusted then, so all others are computed again."""
+        if isinstance(error, EngineDeadError):
+            self._death = error.__cause__ or error  # the cause is the error of the first rank that failed
+        for in_flight in self._in_flight:
+            with contextlib.suppress(BaseException):
+                in_flight.pending.abort()  # it may wait for masks
+        for in_flight in self._in_flight:
+            with contextlib.suppress(BaseException):
+                self._wait_for(in_flight)
+        self._in_flight.clear()
+        self.scheduler.recompute_all()
+        ended = [request for request in requests if request.finish_reason is None]
+        return [self._end(request, "error", own_copy(error)) for request in ended] + self._remove_ended(ended)
+
+    def _take_queued(self) -> list[RequestUpdate]:
+        """Apply what callers asked for: end cancelled and late requests, empty the prefix cache, start requests."""
+        # Counted before `receive`, so that each of these requests is known then, unless `put` refused it.
+        num_cancelled = self._queue.num_cancelled
+        self._queue.receive()
+        updates = self._end_cancelled(self._queue.cancel_late() + num_cancelled)
+        if self._resets_prefixes:  # behind `receive`, so that requests put in after the call start later
+            self._resets_prefixes = False
+            self.scheduler.reset_prefix_cache()
+        for request in self._queue.pop_unstarted(_MAX_STARTS):
+            updates += self._start(request)
+        self._adapters.free_unused()
+        return updates
+
+    def _end_cancelled(self, count: int, keep_unknown: bool = False) -> list[RequestUpdate]:
+        """End the first `count` cancelled requests; `keep_unknown`: see `RequestQueue.pop_cancelled`."""
+        updates: list[RequestUpdate] = []
+        ended: list[EngineRequest] = []
+        for request in self._queue.pop_cancelled(count, keep_unknown=keep_unknown):
+            reason = "abort" if request.cancelled_by is None else "error"
+            updates.append(self._end(request, reason, request.cancelled_by))
+            ended.append(request)
+        return updates + self._remove_ended(ended)
+
+    def _take_results(self, done: InFlight, output: _core.StepOutput) -> list[RequestUpdate]:
+        """Give the tokens and rows of a step to their requests."""
+        step = done.step
+        ids, failures = self._sampled_ids(step, output)
+        now = time.perf_counter()
+        sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
+        updates: list[RequestUpdate] = [s.request.token_update for s in sampled.streamed if s.request.needs_updates]
+        changed: list[EngineRequest] = []  # requests that have ended, or that have dependents
+        for sequence, row, token_id in sampled.request_tokens:
+            request: Completion = sequence.request
+            update = self._guarded(request, self._give_token, output, sequence, row, token_id)
+            if update is not None:
+                updates.append(update)
+            if request.dependents or request.finish_reason is not None:
+                changed.append(request)
+        for failed, error in failures.items():
+            updates.append(self._end(failed, "error", error))
+            changed.append(failed)
+        for sequence, _, _, _ in step.logits_rows:
+            collector: PromptRequest = sequence.request
+            if collector.finish_reason is None:  # otherwise it was cancelled while the step ran
+                update = self._guarded(collector, collector.take_logits)
+                if update is not None:
+                    updates.append(update)
+                    changed.append(collector)
+        self._step_seconds = now - max(done.submitted, self._last_result)
+        self._last_result = now
+        self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
+        return updates + self._remove_ended(changed)
+
+    def _sampled_ids(
+        self, step: Step, output: _core.StepOutput
+    ) -> tuple[Int32Array | None, dict[EngineRequest, BaseException]]:
+        """Token ids of a step, [num_rows], and why requests get none, whose ids are negative. None: it samples none."""
+        logits = output.logits.numpy() if output.logits is not None else None
+        ids = output.ids.numpy() if output.ids is not None else None
+        failures: dict[EngineRequest, BaseException] = {}
+        if step.samples_on_host:
+            if ids is None or logits is None:
+                raise InfinilmError("the engine gave no logits to sample from")
+            ids, failures = sample_rows(self._sampler, step.samples, ids, logits)
+        if ids is not None:
+            for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
+                sequence = step.samples[row]
+                request: EngineRequest = sequence.request
+                if request.finish_reason is None and request not in failures:
+                    is_constrained, is_changed = sequence.constraint is not None, sequence.changes is not None
+                    failures[request] = sampling_error(int(ids[row]), is_constrained, is_changed)
+        return ids, failures
+
+    def _give_token(self, output: _core.StepOutput, sequence: Sequence, row: int, token_id: int) -> _Update:
+        request: Completion = sequence.request
+        return request.take_token(token_id, token_logprobs(self._sampler, output, sequence, row, token_id))
+
+    def _start(self, request: EngineRequest) -> list[RequestUpdate]:
+        """Give a request to the scheduler; returns the updates of its end if the scheduler refuses it."""
+        try:
+            self.scheduler.add(request.sequence)
+        except Exception as error:  # such as CacheFullError: the whole cache is too small for it
+            return [self._end(request, "error", error), *self._remove_ended([request])]
+        return []
+
+    def _guarded(self, request: EngineRequest, take: Callable[..., _Update], *args: Any) -> _Update:
+        """Call a method of a request; an exception ends this request alone."""
+        try:
+            return take(*args)
+        except BaseException as error:
+            return self._end(request, "error", error)
+
+    def _end(self, request: EngineRequest, reason: str, error: BaseException | None = None) -> RequestUpdate:
+        """End a request early; `_remove_ended` removes it from the scheduler."""
+        try:
+            return request.end(reason, error)
+        except BaseException as other:  # the tokenizer failed on the last text
+            return request.end("error", other)
+
+    def _remove_ended(self, requests: list[EngineRequest]) -> list[RequestUpdate]:
+        """Take those of these requests that have ended out of the scheduler, and start their dependents.
+
+        Returns updates of dependents that end at once. Dependents of a completion start as soon as it has a token, and
+        those of a prompt when it has ended.
+        """
+        for request in requests:
+            if request.finish_reason is not None and request in self._queue.open_requests:
+                self._queue.open_requests.discard(request)
+                self.scheduler.remove(request.sequence)
+                self._counters.num_finished += 1
+        updates: list[RequestUpdate] = []
+        for request in requests:
+            if request.finish_reason is not None or not isinstance(request, PromptRequest):
+                dependents, request.dependents = request.dependents, []
+                for dependent in dependents:
+                    updates += self._start_dependent(dependent, request)
+        return updates
+
+    def _start_dependent(self, dependent: EngineRequest, request: EngineRequest) -> list[RequestUpdate]:
+        """Start a request that has waited for another one. It fails if that is a prompt which has failed."""
+        if dependent.finish_reason is not None:
+            return []
+        if isinstance(request, PromptRequest) and request.error is not None:
+            return [self._end(dependent, "error", own_copy(request.error)), *self._remove_ended([dependent])]
+        return self._start(dependent)
+
+    def _deliver(self, updates: Iterable[RequestUpdate]) -> None:
+        """Deliver updates to callers. A request whose updates cannot be delivered is cancelled."""
+        for update in updates:
+            request = update.request
+            try:
+                request.deliver(update)
+                if update.finish_reason is not None:
+                    request.release()
+            except BaseException as error:
+                if request.finish_reason is None and not self._queue.are_cancelled([request]):
+                    logger.warning("a request was cancelled, since its updates cannot be delivered: %s", error)
+                    self.cancel([request])
+        wake_loops()
+
+    def _run_alone(self, sequence: Sequence) -> None:
+        """Compute the prompt of a sequence; the lock is held and nothing else runs."""
+        self.scheduler.add(sequence)
+        try:
+            while sequence.num_collected < len(sequence.prompt_token_ids):
+                step = self.scheduler.schedule(time.perf_counter())
+                if step is None:
+                    raise InfinilmError("the scheduler cannot run this sequence")
+                self.scheduler.update(step, self._engine.forward(step.batch), time.perf_counter())
+        except BaseException:
+            self.scheduler.recompute_all()
+            raise
+        finally:
+            self.scheduler.remove(sequence)

@@ -1,0 +1,61 @@
+// Arguments of kernels that work on the rows of a matrix one by one. Filled from an op's parameters by ops/args.h.
+//
+// In every struct of this folder a pointer to T points at elements of `type`, and the stride of a matrix is the number
+// of elements between its rows. No C++ standard headers: kernels of every device include this.
+#pragma once
+
+#include <stdint.h>
+
+#include "args/activation.h"
+#include "args/element.h"
+
+namespace infinilm {
+
+struct NormArgs {
+    const void* x;       // [num_tokens, hidden_size] T
+    void* residual;      // null, or [num_tokens, hidden_size] T: scale * (residual + multiplier * x), rounded to T, is
+                         // normed, and stays there
+    const void* weight;  // [hidden_size]; or null, with residual: nothing is normed
+    const void* bias;    // [hidden_size] of LayerNorm; or null: RMSNorm
+    float* mean_square;  // [num_tokens] or null: read in place of the rows' own; without weight written, * multiplier
+    void* out;           // [num_tokens, hidden_size] T; may be x; not written without weight
+    int64_t x_stride, residual_stride, out_stride;
+    int num_tokens, hidden_size;
+    float eps, multiplier, scale;
+    Element type;
+};
+
+struct ActMulArgs {
+    const void* gate;  // [num_tokens, intermediate_size] T
+    const void* up;    // the same, or null: there is none
+    void* out;         // [num_tokens, intermediate_size] T; without up it may be gate
+    int64_t gate_stride, up_stride, out_stride;
+    int num_tokens, intermediate_size;
+    Activation activation;
+    Element type;
+};
+
+// x = cap * tanh(x / cap)
+struct SoftCapArgs {
+    float* x;  // [num_rows, n]
+    int64_t x_stride;
+    int num_rows, n;
+    float cap;
+};
+
+// out[t] = sum of weights[t, k] * parts[part_of[t, k]], in the order of k; + sigmoid(shared_gate[t]) * shared[t];
+// rounded, + residual[t].
+struct CombineArgs {
+    const void* parts;         // [num_tokens * top_k, hidden_size] T
+    const int32_t* part_of;    // [num_tokens, top_k]: rows of parts
+    const float* weights;      // [num_tokens, top_k], or null: 1
+    const void* shared;        // [num_tokens, hidden_size] T or null
+    const float* shared_gate;  // [num_tokens] or null: shared counts whole
+    const void* residual;      // [num_tokens, hidden_size] T or null
+    void* out;                 // [num_tokens, hidden_size] T; may be shared or residual
+    int64_t parts_stride, weights_stride, shared_stride, shared_gate_stride, residual_stride, out_stride;
+    int num_tokens, top_k, hidden_size;
+    Element type;
+};
+
+}  // namespace infinilm

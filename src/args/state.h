@@ -1,0 +1,48 @@
+// Arguments of kernels of layers with a state. See args/rows.h for what holds of all structs of this folder.
+#pragma once
+
+#include <stdint.h>
+
+#include "args/element.h"
+
+namespace infinilm {
+
+// See StateSteps in ops/backend.h.
+struct StateStepsArgs {
+    const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+    const int32_t* state_in;      // [num_seqs], -1: zeros
+    const int32_t* state_out;     // [num_seqs]
+    int num_seqs;
+};
+
+struct CausalConvArgs {
+    const void* x;        // [num_tokens, channels] T
+    const float* weight;  // [taps, channels]
+    float* state;         // [num_states, taps - 1, channels]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, channels] T
+    int64_t x_stride, out_stride;
+    int num_tokens, channels, taps;  // taps: 1 to most_taps
+    Element type;
+};
+constexpr int most_taps = 8;
+
+// What the state reads is rounded to T before it is normed.
+struct DeltaRuleArgs {
+    const void* qkv;          // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] T
+    const void* z;            // [num_tokens, num_v_heads * v_dim] T
+    const void *a, *b;        // [num_tokens, num_v_heads] T
+    const float* decay_rate;  // [num_v_heads]
+    const float* dt_bias;     // [num_v_heads]
+    const float* norm;        // [v_dim]
+    float* state;             // [num_states, num_v_heads, k_dim, v_dim]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, num_v_heads * v_dim] T
+    int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
+    int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;  // k_dim: at most most_k_dim
+    float eps;
+    Element type;
+};
+constexpr int most_k_dim = 256;
+
+}  // namespace infinilm

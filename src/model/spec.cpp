@@ -1,0 +1,157 @@
+#include "model/spec.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace infinilm {
+
+CacheSpec LayerSpec::cache() const {
+    return std::visit([](const auto& own) { return own.cache(); }, mixer);
+}
+
+CostSpec LayerSpec::cost() const {
+    return std::visit([](const auto& own) { return own.cost(); }, mixer);
+}
+
+std::vector<CacheSpec> ModelSpec::caches() const {
+    std::vector<CacheSpec> all;
+    for (const LayerSpec& layer : layers) all.push_back(layer.cache());
+    return all;
+}
+
+void check_rope(const ModelSpec& model, int rope, int head_dim) {
+    const int num_ropes = static_cast<int>(model.ropes.size());
+    require_spec(rope >= -1 && rope < num_ropes, "a layer has rope ", rope, " of ", num_ropes);
+    if (rope < 0) return;
+    const auto& inv_freq = model.ropes[static_cast<size_t>(rope)].inv_freq;
+    require_spec(!inv_freq.empty() && static_cast<int>(2 * inv_freq.size()) <= head_dim, "a rope has ", inv_freq.size(),
+                 " frequencies for head_dim ", head_dim);
+}
+
+namespace {
+
+// A layer that reads the keys and values of an earlier one.
+void check_owner(int layer, const std::vector<CacheSpec>& caches) {
+    const CacheSpec& own = caches[static_cast<size_t>(layer)];
+    if (own.kind != CacheKind::shared) return;
+    require_spec(own.owner >= 0 && own.owner < layer && caches[static_cast<size_t>(own.owner)].kind == CacheKind::paged,
+                 "layer ", layer, " reads the keys and values of layer ", own.owner,
+                 ", which is no earlier one with its own");
+    const CacheSpec& its = caches[static_cast<size_t>(own.owner)];
+    require_spec(its.num_kv_heads == own.num_kv_heads && its.head_dim == own.head_dim, "layer ", layer,
+                 " reads the keys and values of layer ", own.owner, ", whose heads are others");
+    require_spec((its.sliding_window > 0) == (own.sliding_window > 0), "layer ", layer,
+                 " reads the keys and values of layer ", own.owner, ": both must have a window, or neither");
+}
+
+void check_layer(const ModelSpec& model, const LayerSpec& layer) {
+    layer.visit([&](const auto& own) { own.check(model); });
+    require_spec(layer.mlp || layer.experts, "a layer needs an MLP or experts");
+    require_spec(!layer.experts || !model.parallel_blocks,
+                 "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
+    require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !layer.experts->shared),
+                 "experts beside an MLP need norms before and after, and none of all tokens");
+}
+
+// What ranks divide, each kind once: of those that are no heads the least.
+std::vector<Divided> divided(const ModelSpec& model) {
+    std::vector<Divided> all;
+    for (const LayerSpec& layer : model.layers)
+        layer.visit([&](const auto& sublayer) {
+            for (const Divided& own : sublayer.divided()) {
+                const auto known = std::ranges::find_if(all, [&](const Divided& other) {
+                    return other.what == own.what && (!own.equally || other.count == own.count);
+                });
+                if (known == all.end())
+                    all.push_back(own);
+                else
+                    known->count = std::min(known->count, own.count);
+            }
+        });
+    std::ranges::stable_sort(all, std::greater<>(), &Divided::equally);
+    return all;
+}
+
+bool fits(const std::vector<Divided>& all, int size) {
+    return size >= 1 && std::ranges::all_of(all, [&](const Divided& own) { return own.fits(size); });
+}
+
+std::string fitting_sizes(const std::vector<Divided>& all) {
+    std::string list;
+    int most = all.empty() ? 0 : all[0].count;
+    for (const Divided& own : all) most = std::min(most, own.count);
+    for (int size = 1; size <= most; ++size)
+        if (fits(all, size)) list += concat(list.empty() ? "" : ", ", size);
+    return list;
+}
+
+}  // namespace
+
+void validate(const ModelSpec& spec) {
+    require_spec(is_floating(spec.dtype), "dtype must be float32, bfloat16 or float16, got ", name(spec.dtype));
+    require_spec(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.max_model_len > 0,
+                 "vocab_size, hidden_size, num_layers and max_model_len must be positive, got ", spec.vocab_size, ", ",
+                 spec.hidden_size, ", ", spec.num_layers, ", ", spec.max_model_len);
+    require_spec(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
+    require_spec(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(),
+                 " entries for ", spec.num_layers, " layers");
+    require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
+    if (spec.own_vectors) spec.own_vectors->check(spec);
+    for (const LayerSpec& layer : spec.layers) check_layer(spec, layer);
+    const std::vector<CacheSpec> caches = spec.caches();
+    for (int layer = 0; layer < spec.num_layers; ++layer) check_owner(layer, caches);
+}
+
+const char* only_on_cpus(const ModelSpec& spec) {
+    for (const LayerSpec& layer : spec.layers) {
+        const char* refused = nullptr;
+        layer.visit([&](const auto& own) {
+            if constexpr (requires { own.only_on_cpus(); }) refused = own.only_on_cpus();
+        });
+        if (refused) return refused;
+    }
+    return nullptr;
+}
+
+ModelSpec local_spec(const ModelSpec& model, Shard shard) {
+    const std::vector<Divided> all = divided(model);
+    if (!fits(all, shard.size)) {
+        std::string list;
+        for (size_t i = 0; i < all.size(); ++i)
+            list += all[i].equally ? concat(i == 0 ? "" : ", ", all[i].count, " ", all[i].what)
+                                   : concat(" and ", all[i].what, " ", all[i].count);
+        throw ConfigError(concat("tensor parallelism of ", shard.size, " does not fit a model of ", list,
+                                 "; sizes that do: ", fitting_sizes(all)));
+    }
+    if (shard.rank < 0 || shard.rank >= shard.size)
+        throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
+    ModelSpec local = model;
+    for (LayerSpec& layer : local.layers) {
+        std::visit([&](auto& own) { own = own.local(shard); }, layer.mixer);
+        if (layer.mlp) *layer.mlp = layer.mlp->local(shard);
+        if (layer.experts) *layer.experts = layer.experts->local(shard);
+    }
+    return local;
+}
+
+ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
+    if (num_stages < 1 || num_stages > model.num_layers)
+        throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
+                                 " layers; a stage has at least one"));
+    if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
+    const bool reads_others = model.own_vectors || std::ranges::any_of(model.caches(), [](const CacheSpec& cache) {
+                                  return cache.owner >= 0;
+                              });
+    if (num_stages > 1 && reads_others)
+        throw ConfigError(concat("a pipeline of ", num_stages,
+                                 " stages does not fit a model whose layers read the keys "
+                                 "and values of earlier ones, or an embedding of their own; use one stage"));
+    const auto first = [&](int64_t s) {
+        return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
+    };
+    ModelSpec part = model;
+    part.stage = {first(stage), first(stage + 1)};
+    return part;
+}
+
+}  // namespace infinilm

@@ -1,0 +1,71 @@
+// Attention over the keys and values of each head: what it says of itself. Its weights and math are in attention.h.
+#pragma once
+
+#include "model/sublayers/sublayer_spec.h"
+
+namespace infinilm {
+
+// RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before it.
+// turned_heads: of each head behind RoPE, without weight, in the layers that have RoPE.
+enum class QkNorm : uint8_t { none, head, all, head_behind_rope, turned_heads };
+constexpr std::string_view name(QkNorm norm) {
+    switch (norm) {
+        case QkNorm::none: return "none";
+        case QkNorm::head: return "head";
+        case QkNorm::all: return "all";
+        case QkNorm::head_behind_rope: return "head_behind_rope";
+        case QkNorm::turned_heads: return "turned_heads";
+    }
+    return "?";
+}
+
+struct AttentionSpec {
+    int num_heads = 0, num_kv_heads = 0, head_dim = 0;
+    float softmax_scale = 0;
+    float score_cap = 0;     // scores s become score_cap * tanh(s / score_cap); 0: they stay
+    int sliding_window = 0;  // keys that a token sees; 0: all
+    bool chunked = false;    // the window does not slide: it begins where the position is a multiple of its size
+    int rope = -1;           // which of ModelSpec::ropes turns q and k; -1: none
+    int q_rope = -1;         // which turns q, where that is another, or k is not turned; else -1
+    int kv_owner = -1;       // the earlier layer whose keys and values it reads; -1: it has its own
+    bool qkv_bias = false, out_bias = false;
+    bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
+    bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
+    QkNorm qk_norm = QkNorm::none;
+    bool v_norm = false;  // RMSNorm of each head of v, without weight
+
+    int q_dim() const { return num_heads * head_dim; }
+    int kv_dim() const { return num_kv_heads * head_dim; }
+    bool own_kv() const { return kv_owner < 0; }
+    int qkv_dim() const { return q_dim() + (own_kv() ? 2 * kv_dim() : 0); }
+
+    void check(const ModelSpec& model) const;
+    std::vector<Divided> divided() const { return {{"attention heads", num_heads}}; }
+    AttentionSpec local(Shard shard) const;
+    CacheSpec cache() const;
+    CostSpec cost() const { return {.of_pair = int64_t{2} * q_dim()}; }
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("num_heads", &AttentionSpec::num_heads, "");
+        f("num_kv_heads", &AttentionSpec::num_kv_heads, "");
+        f("head_dim", &AttentionSpec::head_dim, "");
+        f("softmax_scale", &AttentionSpec::softmax_scale, "");
+        f("score_cap", &AttentionSpec::score_cap, "Scores s become score_cap * tanh(s / score_cap); 0: they stay.");
+        f("sliding_window", &AttentionSpec::sliding_window, "Keys that a token sees; 0: all.");
+        f("chunked", &AttentionSpec::chunked, "The window begins where the position is a multiple of its size.");
+        f("rope", &AttentionSpec::rope, "An index into ModelSpec.ropes; -1: none.");
+        f("q_rope", &AttentionSpec::q_rope, "What turns q, where that is another; else -1.");
+        f("kv_owner", &AttentionSpec::kv_owner,
+          "The earlier layer whose keys and values it reads; -1: it has its own.");
+        f("qkv_bias", &AttentionSpec::qkv_bias, "");
+        f("out_bias", &AttentionSpec::out_bias, "");
+        f("sinks", &AttentionSpec::sinks, "Each head has a number that joins the softmax of its scores.");
+        f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
+        f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
+        f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
+    }
+};
+
+}  // namespace infinilm

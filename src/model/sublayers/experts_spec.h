@@ -1,0 +1,53 @@
+// Experts, of which each token goes to some: what they say of themselves. Their weights and math are in experts.h.
+#pragma once
+
+#include <optional>
+
+#include "core/scoring.h"
+#include "model/sublayers/mlp_spec.h"
+
+namespace infinilm {
+
+// Each token goes to top_k experts. How these are chosen and weighed: see RouteParams. In a layer that has an MLP, too,
+// as in Gemma 4, MLP, router and experts read the residual stream through norms of their own, that of the router times
+// hidden_size^-0.5; what MLP and experts give is normed before it is added up, and each expert has a number that
+// multiplies its weights.
+struct ExpertsSpec {
+    int count = 0, top_k = 0;
+    MlpSpec expert;                 // each of them
+    std::optional<MlpSpec> shared;  // one that all tokens go to
+    bool shared_gate = false;       // its result is multiplied by the sigmoid of a logit of the token
+    bool router_bias = false;
+    Scoring scoring = Scoring::softmax;
+    bool correction_bias = false;  // each expert has a number that is added to its score for the choice alone
+    bool norm_topk_prob = false;   // the weights of a token's experts add up to 1, before they are scaled
+    float scale = 1;
+    int num_groups = 1, top_groups = 1;  // a token's experts are those of its best groups
+    int group_best = 2;                  // so many experts together say how good a group is: 1 or 2
+    bool weigh_inputs = false;           // an expert reads the token times its weight, and what it gives counts whole
+
+    void check(const ModelSpec& model) const;
+    std::vector<Divided> divided() const;
+    ExpertsSpec local(Shard shard) const;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("count", &ExpertsSpec::count, "");
+        f("top_k", &ExpertsSpec::top_k, "Experts that compute a token.");
+        f("expert", &ExpertsSpec::expert, "Each of them.");
+        f("shared", &ExpertsSpec::shared, "One that all tokens go to.");
+        f("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.");
+        f("router_bias", &ExpertsSpec::router_bias, "");
+        f("scoring", &ExpertsSpec::scoring, "");
+        f("correction_bias", &ExpertsSpec::correction_bias, "Added to scores for the choice alone.");
+        f("norm_topk_prob", &ExpertsSpec::norm_topk_prob, "");
+        f("scale", &ExpertsSpec::scale, "Multiplies the weights of a token's experts.");
+        f("num_groups", &ExpertsSpec::num_groups, "");
+        f("top_groups", &ExpertsSpec::top_groups, "A token's experts are those of its best groups.");
+        f("group_best", &ExpertsSpec::group_best, "Experts of a group that say how good it is.");
+        f("weigh_inputs", &ExpertsSpec::weigh_inputs, "An expert reads the token times its weight.");
+    }
+};
+
+}  // namespace infinilm
