@@ -279,16 +279,18 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None, *,
     path = Path(text).expanduser()
     if path.is_dir():
         return _weights_of(path)
-    if is_gguf(path):
+    is_piece = re.search(r"\.gguf[.-]", path.name, re.IGNORECASE) and path.suffix.lower() != ".gguf"
+    if is_gguf(path) and not is_piece:
         return path
     if path.exists():
-        if re.search(r"\.gguf[.-]", path.name, re.IGNORECASE):
+        if is_piece:
             raise ConfigError(
                 f"model {text!r} is a piece of a GGUF file: join all pieces in their order, as `cat` does, to one file "
                 "whose name ends in .gguf"
             )
         raise ConfigError(
-            f"model {text!r} is a file; pass a .gguf file, or the folder that holds config.json and *.safetensors"
+            f"model {text!r} is a file, and none of GGUF; pass a GGUF file, or the folder that holds config.json and "
+            "*.safetensors"
         )
     if path.suffix.lower() == ".gguf":
         link = f"; it is a link to {path.readlink()}: fetch it again" if path.is_symlink() else ""

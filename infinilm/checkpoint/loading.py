@@ -102,6 +102,11 @@ def _causes(checkpoint: MappedTensors, missing: list[str], unexpected: list[str]
         causes.append("the names differ only by a prefix such as 'model.': the checkpoint was saved from a submodule")
     if unexpected and all(name.endswith(".bias") for name in unexpected):
         causes.append("the checkpoint has biases that config.json does not announce (attention_bias, mlp_bias)")
+    if "layers.0.attention.wq.weight" in unexpected:
+        causes.append(
+            "the files have Mistral's own names, as consolidated.safetensors has: fetch model.safetensors, or "
+            "model-*.safetensors and their index, of the same repository"
+        )
     if any("lora_" in name for name in unexpected):
         causes.append("the files hold a LoRA adapter: merge it into its base model first")
     if shaped or not causes:

@@ -205,7 +205,9 @@ class _Files:
         # The prefixes that the files use; the first where they use none.
         table = names.outside.get("embed_tokens", "embed_tokens")
         used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
-        self.model, self.head = next(used, names.prefixes[0])
+        # A checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
+        usual = ("", "") if f"{table}.weight" in stored else names.prefixes[0]
+        self.model, self.head = next(used, usual)
         self.joined, self.stacked = (
             {part: (whole, parts) for whole, parts in table.items() for part in parts}
             for table in (names.joined, names.stacked)
@@ -218,6 +220,24 @@ class _Files:
     def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:
         """How many rows the engine's modules have, in the layer of the parameter."""
         return [self._expected[f"model.{parameter.layer}{module}{parameter.kind}"][0] for module in modules]
+
+    def outputs_are_columns(self, parameter: _Parameter) -> bool:
+        """True if outputs are the columns of the stacks in the layer of a parameter.
+
+        transformers 5 writes as rows what earlier versions and the hub have as columns. A square tensor may be either,
+        but the other one of the layer is not square then.
+        """
+        if self.names.stacked_as != "columns" or not isinstance(self.stored, Mapping):
+            return self.names.stacked_as != "rows"
+        for whole, modules in self.names.stacked.items():
+            info = self.stored.get(self.tensor(parameter, whole))
+            shapes = [
+                self._expected.get(f"model.{parameter.layer}{module.format(0)}.weight", (0, 0)) for module in modules
+            ]
+            rows, columns = sum(shape[0] for shape in shapes), shapes[0][1]
+            if info is not None and rows != columns and info.shape[1:] == (rows, columns):
+                return False
+        return True
 
     def is_quantised(self, tensor: str) -> bool:
         """True if a tensor is stored in a quantised format."""
@@ -273,7 +293,7 @@ def _in_a_stack(files: _Files, parameter: _Parameter) -> _Found | None:
     begin, end, step = sum(sizes[:index]), sum(sizes[: index + 1]), 1
     if files.names.stacked_as == "columns_in_turn":
         begin, end, step = index, sum(sizes), len(parts)
-    columns = files.names.stacked_as != "rows" and not files.is_quantised(tensor)
+    columns = files.outputs_are_columns(parameter) and not files.is_quantised(tensor)
     shape = sum(sizes), *parameter.shape[1:]
     source = Source(tensor, begin, end, None, matrix, columns and len(parameter.shape) == 2, step)
     return source, (matrix + 1, *(shape[::-1] if columns else shape))

@@ -37,6 +37,7 @@ __all__ = [
 _FIRST_READ = 1 << 20  # bytes; a vocabulary of 150,000 tokens takes some 8 MB
 _LARGEST_HEADER = 1 << 30
 _BESIDE_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # in names of files that come with a model
+_MAGIC = b"GGUF"
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -161,8 +162,17 @@ class GgufFile:
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """True if a path is that of a GGUF file, by its name."""
-    return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
+    """True if a path is that of a GGUF file, by its name or its first bytes: Ollama's files are named by a hash."""
+    path = Path(path)
+    return path.is_file() and (path.suffix.lower() == ".gguf" or _begins_as_gguf(path))
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (InfinilmError, FileNotFoundError):
+        return False
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:

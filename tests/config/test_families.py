@@ -461,12 +461,19 @@ def test_what_differs_by_the_number_of_a_layer_is_read():
     own = {"head_dim": 12, "num_key_value_heads": 1}
     values = {key: value for key, value in SHAPED.items() if key != "global_head_dim"}
     values |= {"layer_types": [S, F, F], "attention_k_eq_v": True}
-    config = make("gemma4_text", **values, per_layer_config={"1": own, "2": own})
-    assert (config.global_head_dim, config.num_global_key_value_heads) == (12, 1)
+    for first, second in (("1", "2"), ("01", "02"), (1, 2)):  # transformers pads the numbers of ten layers or more
+        config = make("gemma4_text", **values, per_layer_config={first: own, second: own})
+        assert (config.global_head_dim, config.num_global_key_value_heads) == (12, 1)
     assert decoder_spec(make("gemma4_text", **{**values, "hidden_size_per_layer_input": None}), 9).own_vectors is None
     same = make("gemma4_text", **{**values, "attention_k_eq_v": False}, per_layer_config={})
     assert each(decoder_spec(same, 9), "head_dim") == (8, 8, 8)
-    for wrong in ({"1": own}, {"1": own, "2": {"head_dim": 4}}, {"1": own, "2": {**own, "hidden_size": 3}}, [own]):
+    for wrong in (
+        {"1": own},
+        {"1": own, "x": own},
+        {"1": own, "2": {"head_dim": 4}},
+        {"1": own, "2": {**own, "hidden_size": 3}},
+        [own],
+    ):
         with pytest.raises(ConfigError, match="per_layer_config"):
             make("gemma4_text", **values, per_layer_config=wrong)
 

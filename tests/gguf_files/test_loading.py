@@ -66,6 +66,16 @@ def test_the_same_bits(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+def test_a_file_of_any_name(tmp_path: Path) -> None:
+    """As Ollama keeps them: the first bytes say what the file is."""
+    name = SAME[0]
+    path = convert(golden(name)).write(tmp_path / f"sha256-{0:064x}")
+    np.testing.assert_array_equal(logits(path), logits(golden(name)))
+    (tmp_path / "other").write_bytes(b"GGU")
+    with pytest.raises(ConfigError, match="is a file, and none of GGUF"):
+        LLM(tmp_path / "other")
+
+
 @pytest.mark.parametrize("name", sorted(OTHER_FAMILIES))
 def test_other_families(name: str, tmp_path: Path) -> None:
     """Written as llama.cpp's converter does: experts in one tensor, norms plus 1, permuted rows, windows, sinks."""

@@ -178,6 +178,7 @@ def test_harmless_extras_are_skipped(tmp_path):
         (["layers.0.w"], ["model.layers.0.w"], "differ only by a prefix"),
         (["x", "x.bias"], ["x"], "attention_bias"),
         (["x.lora_A.weight"], ["x"], "LoRA"),
+        (["layers.0.attention.wq.weight"], ["x"], "fetch model.safetensors"),
         (["other"], ["x"], "do not belong together"),
     ],
 )

@@ -54,7 +54,7 @@ def test_absent_folder(name, tmp_path, monkeypatch):
 
 def test_file_and_empty(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"is a file; pass a \.gguf file, or the folder"):
+    with pytest.raises(ConfigError, match=r"is a file, and none of GGUF; pass a GGUF file, or the folder"):
         resolve_model(tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="empty string"):
         resolve_model("")

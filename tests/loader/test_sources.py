@@ -5,6 +5,7 @@ import logging
 import mmap
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from infinilm import LLM, _core
 from infinilm.checkpoint.folder import Checkpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.pack_writer import pack_model
+from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import find_by_names
 from infinilm.config.families import FAMILIES
-from infinilm.config.families.names import LLAMA, MIXTRAL
+from infinilm.config.families.names import LLAMA, MIXTRAL, QWEN_VL_MOE
 from infinilm.config.json.model_config import AutoConfig
 from infinilm.config.spec import build_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape
@@ -86,6 +88,13 @@ def test_the_text_part_is_found_under_every_prefix(tmp_path, name, prefixes):
         return model + plain.removeprefix("model.") if plain.startswith("model.") else head + plain
 
     folder = copy(golden(name), tmp_path / "copy", rename)
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-llama3-rope-tied"])
+def test_names_may_have_no_prefix(tmp_path, name):
+    """As checkpoints of a model without its head have them, such as Qwen3-Embedding."""
+    folder = copy(golden(name), tmp_path / "copy", lambda tensor: tensor.removeprefix("model."))
     np.testing.assert_array_equal(logits(folder), logits(golden(name)))
 
 
@@ -216,6 +225,32 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
         tensors[f"{new}.experts.gate_up_proj"], tensors[f"{new}.experts.down_proj"] = np.hstack([gate, up]), down
     save_file(tensors, folder / "model.safetensors")
     np.testing.assert_array_equal(logits(folder), logits(golden("mixtral")))
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl-moe", "llama4-text"])
+def test_stacked_experts_may_have_their_outputs_as_rows_or_as_columns(tmp_path, name):
+    """As transformers 5 writes them, and as they are on the hub."""
+    folder = shutil.copytree(golden(name), tmp_path / "turned")
+    tensors = load_bits(folder / "model.safetensors")
+    stacks = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
+    assert stacks
+    tensors |= {name: np.ascontiguousarray(tensors[name].swapaxes(1, 2)) for name in stacks}
+    save_file(tensors, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
+
+
+def test_a_square_stack_of_experts_is_read_as_the_other_one_of_its_layer():
+    """2 x 16 outputs of 32 inputs, so that only `down_proj` tells rows from columns."""
+    layers = [LayerShape(head_dim=8, num_kv_heads=1, intermediate_size=16, window=0)]
+    part = "model.layers.0.mlp.experts"
+    expected = {f"{part}.0.gate_proj.weight": (16, 32), f"{part}.0.up_proj.weight": (16, 32)}
+    expected |= {f"{part}.0.down_proj.weight": (32, 16)}
+    for down, columns in (((1, 16, 32), True), ((1, 32, 16), False)):
+        shapes = {f"{part}.gate_up_proj": (1, 32, 32), f"{part}.down_proj": down, "model.embed_tokens.weight": (9, 32)}
+        stored = {name: TensorInfo(name, "float32", shape, Path("x"), 0, 0) for name, shape in shapes.items()}
+        found = find_by_names(QWEN_VL_MOE, None, layers, expected, stored)
+        assert {source.columns for source in found.sources.values()} == {columns}
+        assert found.shapes[f"{part}.down_proj"] == down
 
 
 @pytest.mark.parametrize("name", ["mixtral", "minimax-m2", "granite-moe"])

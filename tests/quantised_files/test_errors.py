@@ -50,7 +50,7 @@ def changed(config: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
 
 WEIGHTS = ("config_groups", "group_0", "weights")
 BAD_CONFIGS = [
-    ({"quant_method": "exl2"}, "quant_method 'exl2' are not read; read: gptq, awq"),
+    ({"quant_method": "exl2"}, "quant_method 'exl2' are not read; read: gptq, awq, .* itself with quantization='int4'"),
     ({"bits": 4}, "quant_method None"),
     ("gptq", "must be an object; got 'gptq'"),
     ({"quant_method": "gptq"}, "bits: expected 2 or 3 or 4 or 8; got None"),
@@ -61,6 +61,18 @@ BAD_CONFIGS = [
     (gptq(4, 32).config | {"dynamic": {"-:(a+b": {}}}, "expected a regular expression"),
     (awq(64).config | {"version": "marlin"}, "version: expected 'gemm' or 'gemv' .*; got 'marlin'"),
     (awq(64).config | {"bits": 8}, "bits: expected 4; got 8"),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "packing_format: expected 'auto"),
+    ({"quant_method": "auto-round", "data_type": "mx_fp"}, "data_type: expected 'int'; got 'mx_fp'"),
+    ({"quant_method": "auto-round", "bits": 4, "extra_config": []}, "extra_config must be an object"),
+    (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "packing_format": "auto_round:auto_awq",
+            "extra_config": {"a": {"bits": 8}},
+        },
+        "extra_config: expected in auto_round:auto_awq",
+    ),
     (CT | {"format": "marlin-24"}, "format 'marlin-24' is not read; read: pack-quantized"),
     (CT | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: expected weights that are not"),
     (CT | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config: expected no transforms"),
@@ -298,7 +310,7 @@ def test_folders_of_mlx(tmp_path: Path, keys: tuple[str, ...], more: dict[str, A
     values = {"group_size": 64, "bits": 4, **more}
     (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, values)))
     with pytest.raises(
-        ConfigError, match="quantised as MLX stores them, which is not read: take the model that"
+        ConfigError, match=r"quantised as MLX stores them, which is not read\. Take the model that"
     ) as told:
         open_checkpoint(tmp_path)
     assert len(str(told.value)) < 400

@@ -14,7 +14,7 @@ from infinilm.checkpoint import Checkpoint
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.sources import Source
-from quantised_files.writers import FORMATS, Format, Tensors, of_bf16, save
+from quantised_files.writers import FORMATS, Format, Tensors, awq, gptq, of_bf16, save
 
 GOLDEN = Path(__file__).parents[1] / "golden_quantised"
 
@@ -50,6 +50,32 @@ def test_weights(form: Format, tmp_path: Path, data: st.DataObject) -> None:
     expected = exact[begin:end] if order is None else exact[begin:end][order]
     np.testing.assert_allclose(got, expected, rtol=2.5e-7, atol=0)
     np.testing.assert_array_equal(half, got.astype(np.float16))
+
+
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": True, "data_type": "int"}
+
+
+def test_auto_round(tmp_path: Path) -> None:
+    """What GPTQ and AWQ store under settings of AutoRound's own, which may differ in single modules."""
+    rng = np.random.default_rng(0)
+    forms = {"a.gate": gptq(4, 64), "a.gate_proj": gptq(8, 32), "b.q": gptq(4, 64, sym=False)}
+    written = {module: form.write(rng, 64, 128) for module, form in forms.items()}
+    tensors = {module + suffix: tensor for module, (parts, _) in written.items() for suffix, tensor in parts.items()}
+    tensors["c.plain.weight"] = ("F32", np.ones((64, 128), np.float32))
+    single = {"a.gate_proj": {"bits": 8, "group_size": 32}, r"q$": {"sym": False}, "c.plain": {"bits": 16}}
+    write(tmp_path / "gptq", {**AUTO_ROUND, "packing_format": "auto_round:auto_gptq", "extra_config": single}, tensors)
+    with open_checkpoint(tmp_path / "gptq") as checkpoint:
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        for module, (_, exact) in written.items():
+            got = checkpoint.read(Source(f"{module}.weight", 0, 64), "float32")
+            np.testing.assert_allclose(got, exact, rtol=2.5e-7, atol=0)
+    parts, exact = awq(64).write(rng, 64, 128)
+    as_awq = {**AUTO_ROUND, "sym": False, "packing_format": "auto_round:auto_awq"}
+    write(tmp_path / "awq", as_awq, {f"a.b{suffix}": tensor for suffix, tensor in parts.items()})
+    with open_checkpoint(tmp_path / "awq") as checkpoint:
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        got = checkpoint.read(Source("a.b.weight", 0, 64), "float32")
+        np.testing.assert_allclose(got, exact, rtol=2.5e-7, atol=0)
 
 
 def golden(name: str) -> tuple[QuantisedCheckpoint, dict[str, np.ndarray]]:

@@ -6,6 +6,7 @@ key, what was expected and what came.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,20 +62,20 @@ class _Keys:
     def __init__(self, path: str, values: Any) -> None:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{path} must be an object; got {short_repr(values)}")
-        self.path, self._values = path, values
+        self.path, self.values = path, values
 
     def fail(self, key: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {key}: expected {expected}; got {short_repr(self._values.get(key))}")
+        return ConfigError(f"{self.path}: {key}: expected {expected}; got {short_repr(self.values.get(key))}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = self._values.get(key)
+        value = self.values.get(key)
         return default if value is None else value
 
     def is_null(self, key: str) -> bool:
-        return key in self._values and self._values[key] is None
+        return key in self.values and self.values[key] is None
 
     def first(self, keys: Sequence[str], default: Any = None) -> Any:
-        return next((self._values[key] for key in keys if self._values.get(key) is not None), default)
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), default)
 
     def one_of(self, key: str, allowed: Sequence[Any], default: Any = None) -> Any:
         value = self.get(key, default)
@@ -96,7 +97,7 @@ class _Keys:
         return 0 if self.get(key, default) == -1 and type(self.get(key, default)) is int else self.integer(key, default)
 
     def object(self, key: str) -> _Keys:
-        return _Keys(f"{self.path}.{key}", self._values.get(key))
+        return _Keys(f"{self.path}.{key}", self.values.get(key))
 
     def block(self, key: str) -> tuple[int, int] | None:
         value = self.get(key)
@@ -107,8 +108,13 @@ class _Keys:
             raise self.fail(key, "two integers above 0")
         return sizes[0], sizes[1]
 
+    def objects(self, key: str) -> list[tuple[str, _Keys]]:
+        """The objects in an object that may be absent or null."""
+        found = self.object(key) if self.get(key) is not None else _Keys(self.path, {})
+        return [(str(name), found.object(name)) for name, _ in found.items()]
+
     def items(self) -> list[tuple[Any, Any]]:
-        return list(self._values.items())
+        return list(self.values.items())
 
 
 def _everything(module: str) -> bool:
@@ -218,6 +224,33 @@ def _bitsandbytes(config: _Keys) -> QuantisedLinears:
 def _mxfp4(config: _Keys) -> QuantisedLinears:
     scheme = Scheme("mxfp4", "mxfp4 experts", "mxfp4", 4, 32)
     return QuantisedLinears("mxfp4", ((_everything, (scheme,)),))
+
+
+_AUTO_GPTQ, _AUTO_AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
+_IS_PATTERN = re.compile(r"[*+?^$()\[\]{}|\\]")  # a key of `extra_config` with one of these is no plain name
+
+
+def _auto_round(config: _Keys) -> QuantisedLinears:
+    """AutoRound stores what GPTQ or AWQ stores; its `extra_config` has the settings of single modules.
+
+    A plain name means that module, and a pattern all in whose names it is found (vLLM's AutoRoundConfig).
+    """
+    packing = config.one_of("packing_format", (_AUTO_GPTQ, _AUTO_AWQ), _AUTO_GPTQ)
+    config.one_of("data_type", ("int",), "int")
+    config.one_of("act_bits", (16, 32), 16)
+    if packing == _AUTO_AWQ:
+        usual = {key: config.get(key) for key in ("bits", "group_size", "sym")}
+        for name, keys in config.objects("extra_config"):
+            own = {key: keys.get(key, value) for key, value in usual.items()}
+            if own != usual and own["bits"] not in (16, 32):
+                raise config.fail("extra_config", f"in {packing} {usual} or bits 16 for {short_repr(name)}")
+        return _awq(config)
+    single = {
+        ("-:" if keys.get("bits") in (16, 32) else "")
+        + (f".*({name})" if _IS_PATTERN.search(name) else f"{re.escape(name)}$"): keys.values
+        for name, keys in config.objects("extra_config")
+    }
+    return _gptq(_Keys(config.path, {**config.values, "checkpoint_format": "gptq", "dynamic": single}))
 
 
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # others are not read
@@ -372,6 +405,7 @@ def _ct_inputs(activations: _Keys) -> str:
 METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
@@ -399,12 +433,16 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
         in_bits = any(config.get(f"{prefix}load_in_{n}bit") is True for prefix in ("", "_") for n in (4, 8))
         method = "bitsandbytes" if in_bits else "compressed-tensors" if config.get("config_groups") else None
     if isinstance(method, str):
-        method = method.replace("_", "-") if "compressed" in method else method
+        method = method.replace("_", "-") if method in ("compressed_tensors", "auto_round") else method
     if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(
-            f"{path}: weights quantised by quant_method {short_repr(method)} are not read; read: {', '.join(METHODS)}"
+            f"{path}: weights quantised by quant_method {short_repr(method)} are not read; read: {', '.join(METHODS)}. "
+            f"{_OTHER_FORM}"
         )
     return METHODS[method](config)
+
+
+_OTHER_FORM = "Take the model that they were made from, such as its GGUF file, or itself with quantization='int4'"
 
 
 def _is_mlx(values: Any) -> bool:
@@ -416,10 +454,7 @@ def _is_mlx(values: Any) -> bool:
     )
 
 
-_MLX = (
-    "{path}: the weights are quantised as MLX stores them, which is not read: take the model that they were made from, "
-    "such as its GGUF file, or itself with quantization='int4'"
-)
+_MLX = f"{{path}}: the weights are quantised as MLX stores them, which is not read. {_OTHER_FORM}"
 
 
 def read_config(folder: Path) -> QuantisedLinears | None:

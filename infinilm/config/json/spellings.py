@@ -174,16 +174,13 @@ def _global_layers(values: dict[str, Any], family: Family) -> None:
             f"per_layer_config must be an object of objects by the number of a layer, beside layer_types; got "
             f"{short_repr(given)}"
         )
-    full = [str(layer) for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    layers = [int(key) if str(key).isdecimal() else -1 for key in given]  # transformers pads them: "02", "11"
     keys = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-    if own and (
-        sorted(map(str, given)) != sorted(full)
-        or any(part != own[0] for part in own)
-        or not own[0].keys() <= keys.keys()
-    ):
+    if own and (sorted(layers) != full or any(part != own[0] for part in own) or not own[0].keys() <= keys.keys()):
         raise ConfigError(
             "per_layer_config: only head_dim and num_key_value_heads can differ, and those of all 'full_attention' "
-            f"layers, {', '.join(full)}, must be the same; got {short_repr(given)}"
+            f"layers, {', '.join(map(str, full))}, must be the same; got {short_repr(given)}"
         )
     for old, new in keys.items():
         values["per_layer_config"] = own[0].get(old) if own else None
