@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["References", "escaped", "parts_of"]
+__all__ = ["References", "each_part_once", "escaped", "parts_of"]
+
+_MOST_COPIED = 200  # levels of a schema, which may have fewer
 
 
 class References:
@@ -85,3 +87,12 @@ def parts_of(pointer: str) -> list[str]:
 def escaped(name: str) -> str:
     """A name as a pointer has it."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def each_part_once(node: Any, depth: int = 0) -> Any:
+    """A copy of a schema in which no object stands in two places: what is known of a part is kept by its identity."""
+    if depth < _MOST_COPIED and isinstance(node, Mapping):
+        return {key: each_part_once(value, depth + 1) for key, value in node.items()}
+    if depth < _MOST_COPIED and isinstance(node, list):
+        return [each_part_once(value, depth + 1) for value in node]
+    return node

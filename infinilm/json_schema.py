@@ -25,7 +25,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import RequestError, did_you_mean
 from infinilm.json_disjoint import Exclusions
 from infinilm.json_keywords import misspelt
-from infinilm.json_references import References, escaped, parts_of
+from infinilm.json_references import References, each_part_once, escaped, parts_of
 from infinilm.json_strings import LIBRARY_FORMATS, PATTERNS, UNENFORCED_FORMATS, enforceable_pattern
 
 __all__ = ["LENIENT", "EnforceableSchema", "child_schemas", "enforceable_schema"]
@@ -42,7 +42,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _NEVER_ENFORCED = (
     *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties"),
-    *("$dynamicRef", "$recursiveRef"),
+    *("$dynamicRef", "$recursiveRef", "contentSchema"),
 )
 _ENFORCED = (
     *(*_ONE, *_LISTS, *_MAPS, *_BOUNDS, *_COUNTS, "$ref", "const", "enum", "type", "required", "pattern", "format"),
@@ -50,7 +50,7 @@ _ENFORCED = (
 )
 _ANNOTATIONS = (
     *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "readOnly", "writeOnly"),
-    *("examples", "example", "deprecated", "discriminator", "contentMediaType", "contentEncoding", "contentSchema"),
+    *("examples", "example", "deprecated", "discriminator", "contentMediaType", "contentEncoding"),
     *("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "minContains", "maxContains"),
 )
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -107,7 +107,7 @@ def enforceable_schema(schema: Mapping[str, Any], name: str, *, strict: bool = T
     options = schema.get("x-guidance", {})
     if options not in ({}, LENIENT):
         raise RequestError(f"{name}: $.x-guidance may be {json.dumps(dict(LENIENT))} here, got {short_repr(options)}")
-    reader = _Reader(schema, name, strict=strict and not options)
+    reader = _Reader(each_part_once(schema), name, strict=strict and not options)
     made = reader.read()
     return EnforceableSchema(made, tuple(reader.relaxed))
 
@@ -526,20 +526,22 @@ class _Reader:
             names = names if names else {}
             made["additionalProperties"] = False
         if names:
-            made["properties"] = {**dict.fromkeys(names, True), **made.get("properties", {})}
+            listed = made.get("properties", {})  # first, and in their order, which is that of the text
+            made["properties"] = {**listed, **{name: True for name in names if name not in listed}}
             made["additionalProperties"] = False
 
     def _names(self, schema: Mapping[str, Any], path: str) -> dict[str, None] | None:
         """The properties that a schema and its parts list, in their order; None: one of them lets others be."""
-        names: dict[str, None] = {}
+        listed: dict[str, None] = {}
+        required: dict[str, None] = {}
         for part in self._parts_of_value(schema, path):
             is_open = part.get("additionalProperties", False) is not False
             if is_open or "patternProperties" in part or ("$ref" in part and self._references.target(part) is None):
                 return None
-            for listed in (part.get("properties"), part.get("required")):
-                if isinstance(listed, (Mapping, list)):
-                    names |= dict.fromkeys(name for name in listed if isinstance(name, str))
-        return names
+            for names, found in ((part.get("properties"), listed), (part.get("required"), required)):
+                if isinstance(names, (Mapping, list)):
+                    found |= dict.fromkeys(name for name in names if isinstance(name, str))
+        return listed | required
 
     def _check_properties(self, made: dict[str, Any], path: str) -> None:
         required = set(made.get("required", ()))

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 import infinilm
 from infinilm import Constraint, RequestError
@@ -24,6 +24,7 @@ from infinilm.text.tokenizer import Tokenizer
 J = Constraint.json_schema
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"properties": {"b": {"type": "null"}}}
+REFERENCE = {"$ref": "#/$defs/a"}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,28 @@ def test_what_a_schema_lets_through(grammars: Grammars, schema: Any, yes: list[A
     assert [value for value in no if accepts(grammars, in_grammar, value)] == []
 
 
+INTEGERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": INTEGERS, "required": ["b"]},
+        {"properties": INTEGERS, "required": ["b", "a"]},
+        {"required": ["b", "a"], "properties": INTEGERS, "additionalProperties": True},
+        {"allOf": [{"properties": INTEGERS, "required": ["b"]}]},
+        {"required": ["b"], "allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "required": ["b"], "allOf": [{"properties": {"b": {}}, "required": ["b", "a"]}]},
+        {"anyOf": [{"properties": INTEGERS, "required": ["b"]}, {"type": "null"}]},
+    ],
+)
+def test_properties_come_as_they_are_declared(grammars: Grammars, schema: dict[str, Any]) -> None:
+    """And not as `required` lists them: the order of a schema is often that in which to think."""
+    constraint = J({"type": "object", **schema})
+    assert accepts(grammars, constraint, '{"a": 1, "b": 2}')
+    assert not accepts(grammars, constraint, '{"b": 2, "a": 1}')
+
+
 FORMATS = {
     "date": (["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "0004-02-29"],
              ["2021-02-29", "0100-02-29", "2100-02-29", "0000-01-01", "2024-04-31", "2024-13-01"]),
@@ -138,6 +161,7 @@ RELAXED: list[tuple[dict[str, Any], list[str]]] = [
     ({"not": {}, "if": {}, "then": {}, "contains": {}}, ["$.not", "$.if", "$.then", "$.contains"]),
     ({"$ref": "http://example.com/x"}, ["$.$ref"]),
     ({"const": 2**70}, ["$.const"]),
+    ({"contentMediaType": "application/json", "contentSchema": {"type": "null"}}, ["$.contentSchema"]),
     ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, []),  # as anyOf: of which llguidance tells nothing
     ({"uniqueItems": False, "then": {}, "dependentRequired": {}}, []),
 ]
@@ -204,6 +228,7 @@ def test_types(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
         max_leaves=8,
     ).filter(lambda schema: isinstance(schema, dict))
 )  # fmt: skip
+@example(schema={"oneOf": [{"additionalProperties": REFERENCE}, {"allOf": [False, A, REFERENCE]}]})
 def test_rewriting_twice_changes_nothing(schema: dict[str, Any]) -> None:
     once = enforceable_schema({**schema, "$defs": {"a": A}}, "schema", strict=False)
     again = enforceable_schema(once.schema, "schema")
