@@ -24,7 +24,7 @@ from bench.synthetic import SHAPES, shape
 from infinilm import _core
 from infinilm.bench.limits import Spread
 from infinilm.bench.work import OpWork, work_of
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
 from infinilm.errors import DeviceError, InfinilmError
 
@@ -158,7 +158,7 @@ def seconds_ahead(engine: _core.InferEngine, batch: _core.Batch, count: int) -> 
 
 
 def open_engine(config: dict[str, Any], max_model_len: int, graphs: bool = True) -> _core.InferEngine:
-    spec = build_spec(LlamaConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
+    spec = build_spec(ModelConfig.from_dict(config), dtype="bfloat16", max_model_len=max_model_len)
     engine = _core.InferEngine(spec, "cuda", graphs=graphs)
     engine.load_dummy("bfloat16")
     engine.finish_loading()

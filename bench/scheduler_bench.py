@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from infinilm import LLM, SamplingParams, _core
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
@@ -181,7 +181,7 @@ def run_layout(engine: _core.InferEngine, block_size: int, max_len: int, batch: 
 
 
 def bench_layouts(layers: int, prompt: int, rounds: int) -> None:
-    config = LlamaConfig(
+    config = ModelConfig(
         vocab_size=1000,
         hidden_size=1024,
         intermediate_size=2048,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from infinilm import _core
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
 
 LLAMA3_ROPE = {
@@ -155,7 +155,7 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
 
 def write_weights(config: dict[str, Any], path: Path) -> None:
     """A safetensors file with every tensor that the engine expects of this config."""
-    known = LlamaConfig.from_dict(config)
+    known = ModelConfig.from_dict(config)
     spec = build_spec(known, dtype="bfloat16", max_model_len=known.max_position_embeddings)
     shapes = _core.param_shapes(spec)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

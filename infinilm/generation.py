@@ -102,7 +102,7 @@ class GenerationMixin:
 
     Attributes
     ----------
-    config : LlamaConfig
+    config : ModelConfig
     max_model_len : int
         Tokens of a sequence, prompt and output together.
     eos_token_ids : frozenset of int

@@ -79,9 +79,21 @@ _FEATURES = (
     ("data or expert parallelism", "data_parallel_size enable_expert_parallel"),
     ("code that comes with a model", "trust_remote_code"),
     ("changing config.json by keyword", "hf_overrides rope_scaling rope_theta"),
-    ("quantising weights while they are read", "load_in_8bit load_in_4bit"),  # but in LLM
 )
 _ABSENT = MappingProxyType({name: feature for feature, names in _FEATURES for name in names.split()})
+
+# What is said when a model is loaded, as it is written there.
+_LOADED_BY = (
+    *("dtype", "device", "quantization", "kv_cache", "kv_cache_dtype", "tokenizer", "num_threads", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"),
+)
+_AT_LOADING = MappingProxyType(
+    {
+        **{name: f"{name}=..." for name in _LOADED_BY},
+        "load_in_8bit": "quantization='int8'",
+        "load_in_4bit": "quantization='int4'",
+    }
+)
 
 _NEVER_NEEDED = "leave it out: "
 _ONE_LLM = _NEVER_NEEDED + "one LLM has generate(), chat(), embed() and score()"
@@ -137,6 +149,9 @@ _ADVICE = (
     (
         "dtype",
         {
+            "quantization": "LLM(model, quantization=...) quantises while it loads",
+            "load_in_8bit": "LLM(model, quantization='int8') quantises while it loads",
+            "load_in_4bit": "LLM(model, quantization='int4') quantises while it loads",
             "quantization_config": _NEVER_NEEDED + "quantised files are recognised",
             "verbose": _NEVER_NEEDED + "logging.getLogger('infinilm').setLevel(...) says how much is logged",
             "use_mmap": _NEVER_NEEDED + "files are mapped while they are read",
@@ -151,7 +166,7 @@ _ADVICE = (
 )
 
 _NO_TRAINING = "there is nothing to train here"
-_AT_LOADING = "it is said when the model is opened: AutoModelForCausalLM.from_pretrained(path, device=..., dtype=...)"
+_AT_OPENING = "it is said when the model is opened: AutoModelForCausalLM.from_pretrained(path, device=..., dtype=...)"
 _ATTRIBUTES = MappingProxyType(
     {
         "LLM": {
@@ -174,7 +189,7 @@ _ATTRIBUTES = MappingProxyType(
             "generate_batch": "generate() takes any number of prompts",
         },
         "CausalLM": {
-            **dict.fromkeys(("half", "float", "bfloat16", "double", "cuda"), _AT_LOADING),
+            **dict.fromkeys(("half", "float", "bfloat16", "double", "cuda"), _AT_OPENING),
             **dict.fromkeys(("train", "parameters", "requires_grad_", "gradient_checkpointing_enable"), _NO_TRAINING),
             "state_dict": "model.engine.state_dict() gives the weights, one dict for each rank",
             "named_parameters": "model.engine.state_dict() gives the weights, one dict for each rank",
@@ -226,6 +241,8 @@ def unknown_parameter(owner: str, name: str, known: Collection[str], otherwise: 
         hint = f": {_ABSENT[name]} is not available in this version"
     elif other in known:
         hint = f"; it is called {other!r} here" + (" (0 is greedy)" if name == "do_sample" else "")
+    elif (loaded := name if name in _AT_LOADING else other) in _AT_LOADING and "model" not in known:
+        hint = f": it is said when the model is loaded: LLM(model, {_AT_LOADING[loaded]})"
     else:
         hint = did_you_mean(name, known) or otherwise
     return TypeError(f"{owner} has no parameter {name!r}{hint}")

@@ -27,7 +27,7 @@ from infinilm.calls.handle import Request
 from infinilm.calls.scores import ScoreMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
@@ -212,7 +212,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             stage=0 if stages else None,
         )
         self.model_path: Path = plan.path
-        self.config: LlamaConfig = plan.config
+        self.config: ModelConfig = plan.config
         self.device: str = plan.device  # the device of the first rank
         self.devices: tuple[str, ...] = plan.devices  # one for each rank of a stage
         self.dtype: str = plan.dtype

@@ -12,7 +12,7 @@ from infinilm.calls.reduce import areduce_prompts, reduce_prompts
 from infinilm.calls.streams import run_prompts
 from infinilm.calls.windows import sliding_windows
 from infinilm.checks import as_integer
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import Score, perplexity_of
@@ -34,7 +34,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 class ScoreMethods:
     """What `LLM` has for prompts that are read and not continued."""
 
-    config: LlamaConfig
+    config: ModelConfig
     tokenizer: Tokenizer
     max_model_len: int
     _thread: EngineThread

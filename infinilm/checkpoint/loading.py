@@ -268,7 +268,7 @@ def load_weights(
     engine : WeightEngine
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
-    config : LlamaConfig, optional
+    config : ModelConfig, optional
         Of the model, whose family says what its checkpoints call the parameters. None: as the engine does.
     progress : bool
         Show a progress bar on stderr, if that is a terminal.

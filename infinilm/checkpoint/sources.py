@@ -122,7 +122,7 @@ def find_tensors(
 
     Parameters
     ----------
-    config : LlamaConfig, optional
+    config : ModelConfig, optional
         Of the model; None: the files call tensors as the engine does.
     expected : mapping of str to shape
         The parameters.

@@ -105,7 +105,7 @@ class ControlVector:
         ----------
         hooks : HookRegistry
             The registry of the engine or the `LLM`, whose prefix cache this empties.
-        config : LlamaConfig
+        config : ModelConfig
             The configuration of its model.
 
         Raises

@@ -223,6 +223,7 @@ class ModelSites:
         found = set(_core.sites(spec))
         norm = "a" if any(name == "q_norm" for name, _ in found) else "no"
         self._description = f"{spec.num_layers} layers and {norm} norm of q and k"
+        self._last_layer = spec.num_layers - 1
         places = [
             (site, layer)
             for site in SITES
@@ -234,14 +235,19 @@ class ModelSites:
 
     def select(self, pattern: str) -> list[str]:
         """The core's names of the sites that fit; ConfigError if there are none."""
-        fits = _matcher(pattern)
-        names = [aliases[0] for aliases in self._aliases if any(map(fits, aliases))]
+        names = self._fitting(pattern)
         if not names:
-            hint = did_you_mean(pattern, itertools.chain.from_iterable(self._aliases), count=2)
+            in_last_layer = re.sub(r"(?<=layer)\d+|(?<=layers\.)\d+", str(self._last_layer), pattern)
+            near = [in_last_layer] if self._fitting(in_last_layer) else itertools.chain.from_iterable(self._aliases)
+            hint = did_you_mean(pattern, near, count=2)
             raise ConfigError(
                 f"hook pattern {pattern!r} fits no site of this model, which has {self._description}{hint}"
             )
         return names
+
+    def _fitting(self, pattern: str) -> list[str]:
+        fits = _matcher(pattern)
+        return [aliases[0] for aliases in self._aliases if any(map(fits, aliases))]
 
 
 _serials = itertools.count(1)

@@ -43,7 +43,7 @@ class EngineModel(GenerationMixin):
     ----------
     engine : InferEngine
         Use it by hand as you like, but not while `generate` runs: both write the cache from its beginning.
-    config : LlamaConfig
+    config : ModelConfig
     dtype, device : str
     max_model_len : int
         Tokens of a row.

@@ -54,7 +54,7 @@ def parse_cache_budget(kv_cache: int | str | None, free_bytes: int, device: str 
     return parse_size("kv_cache", kv_cache, expected)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryPlan:
     """How the memory is used: weights, workspace, and a KV cache of `num_blocks` blocks of `block_size` tokens.
 
@@ -144,6 +144,10 @@ class MemoryPlan:
         return (f" and {windows} of layers that keep a window, {per_token} per token" if windows else "") + (
             f" and {states} states of {format_bytes(self.state_bytes)}" if states else ""
         )
+
+    def __repr__(self) -> str:
+        """Show the sentence of `str`; `dataclasses.asdict` has the numbers."""
+        return f"<MemoryPlan: {self}>"
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Show IPython and Jupyter the sentence of `str`."""

@@ -35,7 +35,7 @@ from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
 
 if TYPE_CHECKING:
-    from infinilm.config.json.model_config import LlamaConfig
+    from infinilm.config.json.model_config import ModelConfig
 
 
 def free_memory(device: str) -> int:
@@ -48,7 +48,7 @@ class ModelPlan:
     """The decisions made before a model is loaded."""
 
     path: Path  # the checkpoint folder
-    config: LlamaConfig
+    config: ModelConfig
     devices: tuple[str, ...]  # one for each rank: "cpu", "cuda" or "cuda:<index>"
     stored_dtype: str  # the dtype of the checkpoint's weights
     dtype: str  # what the engine computes in
@@ -233,7 +233,7 @@ def plan_model(
     )
 
 
-def _read_adapters(lora: object, config: LlamaConfig) -> dict[str, PeftAdapter]:
+def _read_adapters(lora: object, config: ModelConfig) -> dict[str, PeftAdapter]:
     """The adapters that requests can name. ConfigError: `lora` is something else."""
     if not lora:
         return {}
@@ -244,7 +244,7 @@ def _read_adapters(lora: object, config: LlamaConfig) -> dict[str, PeftAdapter]:
     return {name: read_adapter(folder, config) for name, folder in lora.items()}
 
 
-def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> Merge | None:
+def _read_merge(merge_lora: Any, config: ModelConfig, *, is_mergeable: bool) -> Merge | None:
     """What becomes part of the weights, if anything does."""
     folders = [merge_lora] if isinstance(merge_lora, (str, os.PathLike)) else list(merge_lora or ())
     if folders and not is_mergeable:
@@ -255,7 +255,7 @@ def _read_merge(merge_lora: Any, config: LlamaConfig, *, is_mergeable: bool) -> 
     return Merge([read_adapter(folder, config, merged=True) for folder in folders]) if folders else None
 
 
-def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
+def _tell_longrope(config: ModelConfig, max_model_len: int) -> None:
     """Say that RoPE factors for long texts are used for all; see `infinilm.config.sublayers.rope`."""
     rope = config.rope_parameters
     positions = rope.get("original_max_position_embeddings") or config.max_position_embeddings
@@ -269,7 +269,7 @@ def _tell_longrope(config: LlamaConfig, max_model_len: int) -> None:
         )
 
 
-def _check_num_ranks(config: LlamaConfig, num_ranks: Any) -> None:
+def _check_num_ranks(config: ModelConfig, num_ranks: Any) -> None:
     """Refuse more ranks than heads, before anything is made for each rank."""
     if as_integer("tensor_parallel_size", num_ranks) > config.num_attention_heads:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.json.model_config import LlamaConfig
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.requests.limits import RequestLimits
@@ -67,7 +67,7 @@ class RequestMaker:
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
     tokenizer : Tokenizer
     chat_template : ChatTemplate
     grammars : Grammars
@@ -87,7 +87,7 @@ class RequestMaker:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: ModelConfig,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
         grammars: Grammars,

@@ -18,6 +18,7 @@ from llm.support import PATIENCE
 
 from engine.support import Foreign, make_engine, run
 from infinilm import AutoConfig, ConfigError, DeviceError, HookRegistry, InferEngine, InfinilmError, _core
+from infinilm.checkpoint import resolve_model
 from infinilm.config.spec import build_spec
 from infinilm.engine.hooks import SITES, ModelSites, Site
 
@@ -454,6 +455,22 @@ def test_hooks_work_in_half_precision(tmp_path: Path) -> None:
 def test_hints_keep_the_layer(pattern: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         HookRegistry().register_hook(pattern, print)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("model.layers.99.mlp.*", "model.layers.4.mlp.*"),
+        ("layer99_q_proj", "layer4_q_proj"),
+        ("layers.7.self_attn.o_proj", "layers.4.self_attn.o_proj"),
+    ],
+)
+def test_a_layer_beyond_the_last_is_told_by_the_same_site_of_the_last(pattern: str, near: str) -> None:
+    HookRegistry().register_hook(pattern, print)  # which fits deeper models
+    with pytest.raises(ConfigError, match=re.escape(f"has 5 layers and no norm of q and k; did you mean '{near}'?")):
+        ModelSites(
+            build_spec(AutoConfig.from_pretrained(resolve_model("demo")), dtype="float32", max_model_len=9)
+        ).select(pattern)
 
 
 @pytest.mark.parametrize("name", GOLDENS)

@@ -158,6 +158,14 @@ def config_only(folder: Path) -> Path:
     return folder
 
 
+def test_a_configuration_alone_is_planned(tmp_path: Path) -> None:
+    """There is nothing else to read in the folder, and no keyword to know."""
+    folder = config_only(tmp_path)
+    plan = infinilm.plan_memory(folder, device="cpu", kv_cache="1GiB")
+    assert plan == infinilm.plan_memory(folder, device="cpu", kv_cache="1GiB", load_format="dummy")
+    assert repr(plan) == f"<MemoryPlan: {plan}>"
+
+
 def test_the_cache_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinilm.planning.memory.available_memory", lambda: 2**30)
     folder = config_only(tmp_path)

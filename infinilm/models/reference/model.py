@@ -47,7 +47,7 @@ class ReferenceModel(GenerationMixin):
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
     dtype : str
         What it computes in: "float32", or "float64" to judge float32 by.
     max_model_len : int, optional
