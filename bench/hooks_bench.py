@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infinilm import LLM
-from infinilm.engine.hooks import SITES
+from infinilm import LLM, HookRegistry
 
 STEPS = 32
 
@@ -53,22 +52,23 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    in_layer = [site.name for site in SITES if site.in_layer and not site.needs]
-    everywhere = [f"layer{i}_{site}" for i in range(args.layers) for site in in_layer]
     variants: dict[str, list[str]] = {
         "no hooks": [],
         "no hooks, again": [],
         "one at the logits": ["logits"],
-        f"one at each of {len(everywhere) + 3} sites": ["embedding", *everywhere, "final_norm", "logits"],
+        "one at every site": ["*"],
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(make_config(args.layers, args.hidden)))
-        with LLM(folder, load_format="dummy", max_num_seqs=1, use_tqdm=False) as llm:
+        registry = HookRegistry()
+        with LLM(folder, load_format="dummy", max_num_seqs=1, hooks=registry, use_tqdm=False) as llm:
             times: dict[str, list[float]] = {name: [] for name in variants}
             decode(llm)
             for _ in range(args.rounds):
-                for name, sites in variants.items():
-                    llm._engine.set_hooks((lambda *_: None) if sites else None, sites)
+                for name, patterns in variants.items():
+                    registry.clear()
+                    for pattern in patterns:
+                        registry.register_hook(pattern, lambda *_: None)
                     times[name].append(decode(llm))
     base = statistics.median(times["no hooks"])
     for name, values in times.items():

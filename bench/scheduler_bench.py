@@ -19,20 +19,26 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import itertools
 import pstats
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from bench.requests import request_maker
 from infinilm import LLM, SamplingParams, _core
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec
+from infinilm.engine.hooks import EngineHooks, ModelSites
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
+from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.request_queue import RequestQueue
 
 
 def spread(least: int, count: int) -> list[int]:
@@ -59,8 +65,8 @@ def time_yardstick() -> float:
     return time.perf_counter() - started
 
 
-def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[float]:
-    """Seconds of each step of `num_seqs` decodes, the engine left out."""
+def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[tuple[float, float]]:
+    """Seconds of each step of `num_seqs` decodes, the engine left out, and of the yardstick."""
     scheduler = Scheduler(
         num_seqs * 64,
         16,
@@ -79,17 +85,36 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[flo
         scheduler.update(step, output, started)
         elapsed = time.perf_counter() - started
         if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
-            yield elapsed
+            yield elapsed, time_yardstick()
 
 
 class NoEngine:
-    """Answers every step at once, with the same token for all."""
+    """Answers every step at once, with the same token for all, and notes how long the thread that submits takes.
 
-    def __init__(self, num_seqs: int) -> None:
+    Parameters
+    ----------
+    num_seqs : int
+    between : callable
+        Called between two turns of that thread, in it.
+
+    Attributes
+    ----------
+    seconds : list of float
+        Of each turn.
+    """
+
+    def __init__(self, num_seqs: int, between: Callable[[], object]) -> None:
         ids = np.full(num_seqs, 300, np.int32)
         self._output = SimpleNamespace(ids=SimpleNamespace(numpy=lambda: ids), logits=None, aborted=False)
+        self._between = between
+        self._begin: float | None = None
+        self.seconds: list[float] = []
 
     def submit(self, batch: _core.Batch, late_masks: bool) -> NoEngine:
+        if self._begin is not None:
+            self.seconds.append(time.perf_counter() - self._begin)
+        self._between()
+        self._begin = time.perf_counter()
         return self
 
     def wait(self, seconds: float) -> bool:
@@ -99,37 +124,51 @@ class NoEngine:
     def result(self) -> Any:
         return self._output
 
+    def remove_adapter(self, id: int) -> None:
+        """There are none."""
+
     def close(self) -> None:
         pass
 
 
-def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterator[float]:
-    """Seconds of each step of the thread that serves `num_seqs` requests of an `LLM`, the engine left out."""
+def run_engine_thread(num_seqs: int, num_steps: int, ends_only: bool, between: Callable[[], object]) -> list[float]:
+    """Seconds of each turn of the thread that serves `num_seqs` requests of an `LLM`, the engine left out."""
+    engine: Any = NoEngine(num_seqs, between)
     max_len = num_steps + 64
-    with LLM("demo", max_num_seqs=num_seqs, max_model_len=max_len, kv_cache="2GiB", use_tqdm=False) as llm:
-        thread: Any = llm._thread
-        thread._engine.close()
-        thread._engine = NoEngine(num_seqs)
+    with LLM("demo", max_num_seqs=1, max_model_len=max_len, kv_cache="1GiB", use_tqdm=False) as llm:
+        maker = request_maker(llm, engine)
+        spec = build_spec(llm.config, dtype="float32", max_model_len=max_len)
+        scheduler = Scheduler(
+            num_seqs * -(-max_len // 16),
+            16,
+            max_num_seqs=num_seqs,
+            max_model_len=max_len,
+            max_num_batched_tokens=num_seqs * 64,
+        )
+        hooks, queue = EngineHooks(engine, ModelSites(spec), 1), RequestQueue(num_seqs, None)
+        thread = EngineThread(engine, scheduler, hooks, maker.adapters, queue)
         prompts = [[1 + i % 200] * length for i, length in enumerate(spread(20, num_seqs))]
-        requests = llm._requests.make(prompts, None, {"max_tokens": num_steps + 20, "ignore_eos": True})
-        heard: list[Any] = []
+        requests = maker.make(prompts, None, {"max_tokens": num_steps + 10, "ignore_eos": True})
+        ends: SimpleQueue[object] = SimpleQueue()
         for request in requests:
-            request.listen(heard.append, ends_only=ends_only)
-        thread._queue.put(
-            [part for request in requests for part in request.to_submit]
-        )  # `submit` would start the thread
-        for i in range(num_steps + 10):
-            started = time.perf_counter()
-            thread._deliver(thread._step())
-            elapsed = time.perf_counter() - started
-            if i >= 10:
-                assert len(heard) == (0 if ends_only else num_seqs)
-                yield elapsed
-            heard.clear()
+            request.listen(lambda update: ends.put(update) if update.finish_reason else None, ends_only=ends_only)
+        thread.submit([part for request in requests for part in request.to_submit])
+        for _ in requests:
+            ends.get()
+        thread.close()
+    return engine.seconds[9:]  # without the prompts, and first times
 
 
-def print_times(label: str, seconds: Iterator[float]) -> None:
-    steps, yardsticks = zip(*((step, time_yardstick()) for step in seconds), strict=True)
+def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterator[tuple[float, float]]:
+    """As `run_engine_thread`, with the yardstick in that thread, between the turns."""
+    yardsticks: list[float] = []
+    seconds = run_engine_thread(num_seqs, num_steps, ends_only, lambda: yardsticks.append(time_yardstick()))
+    return zip(seconds, yardsticks[-len(seconds) :], strict=True)
+
+
+def print_times(label: str, times: Iterator[tuple[float, float]]) -> None:
+    """`times`: seconds of each step, and of the yardstick after it."""
+    steps, yardsticks = zip(*times, strict=True)
     micros = sorted(1e6 * step for step in steps)
     tenth, median, p99 = (micros[len(micros) * p // 100] for p in (10, 50, 99))
     share = statistics.median(step / yardstick for step, yardstick in zip(steps, yardsticks, strict=True))
@@ -147,14 +186,14 @@ def bench_steps(sizes: list[int], num_steps: int) -> None:
 
 
 def profile_steps(size: int, num_steps: int) -> None:
-    steps = time_engine_thread(size, num_steps, ends_only=False)
-    next(steps)
-    gc.collect()
-    profile = cProfile.Profile()
-    profile.enable()
-    for _ in steps:
-        pass
-    profile.disable()
+    profile, turns = cProfile.Profile(), itertools.count()
+
+    def begin() -> None:
+        if next(turns) == 10:  # without the prompts, and first times
+            gc.collect()
+            profile.enable()  # of this thread, which ends with the steps
+
+    run_engine_thread(size, num_steps, False, begin)
     pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 

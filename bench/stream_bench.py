@@ -10,31 +10,60 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import selectors
 import time
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+from bench.requests import request_maker
 from infinilm import LLM, SamplingParams
 from infinilm.calls.streams import AsyncRequests
 from infinilm.requests.request import RequestUpdate
 from infinilm.server.completions import CompletionCall, CompletionStream
+from infinilm.server.sampling import StreamOptions
 from infinilm.serving.mailbox import wake_loops
 
 TEXT = "Once upon a time there was a little red fox that saw a big kite and smiled. " * 40
+
+
+class NeverWaiting(selectors.DefaultSelector):
+    """A selector that does not sleep until the time of the clock, which is set by hand."""
+
+    def select(self, timeout: float | None = None) -> Any:
+        return super().select(0)
+
+
+def run(work: Coroutine[Any, Any, tuple[float, float]]) -> tuple[float, float]:
+    loop = asyncio.SelectorEventLoop(NeverWaiting())
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
 
 
 async def measure(llm: LLM, args: argparse.Namespace) -> tuple[float, float]:
     """Microseconds of CPU per token, and tokens per event."""
     loop: Any = asyncio.get_running_loop()
     now = 0.0
-    select = loop._selector.select
     loop.time = lambda: now
-    loop._selector.select = lambda timeout=None: select(0)
     thread: Any = SimpleNamespace(submit=lambda requests: None, cancel=lambda requests: None, check_caller=lambda: None)
     service: Any = SimpleNamespace(fingerprint="x", llm=llm)
     ids = llm.tokenize(TEXT)[: args.tokens]
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    call = CompletionCall([[1]], params, False, False, None, True, True, False, "m")
+    call = CompletionCall(
+        prompts=[[1]],
+        params=params,
+        echo=False,
+        scores_only=False,
+        logprobs=None,
+        is_stream=True,
+        stream_options=StreamOptions(include_usage=True),
+        return_token_ids=False,
+        prompt_logprobs=None,
+        tells_timings=False,
+        model="m",
+    )
     num_events = 0
 
     async def read(running: AsyncRequests) -> None:
@@ -43,7 +72,8 @@ async def measure(llm: LLM, args: argparse.Namespace) -> tuple[float, float]:
         async for deltas in running.deltas(lambda: 0.02):
             num_events += bool("".join(stream.push(deltas)).encode())
 
-    requests = [llm._requests.make("Once", params, {}) for _ in range(args.streams)]
+    maker = request_maker(llm, None)
+    requests = [maker.make("Once", params, {}) for _ in range(args.streams)]
     readers = [asyncio.ensure_future(read(AsyncRequests(None, thread, made))) for made in requests]
     completions = [completion for made in requests for completion in made[0].completions]
     await asyncio.sleep(0)
@@ -75,7 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     args = parser.parse_args()
     with LLM("demo", max_num_seqs=args.streams) as llm:
-        cost, per_event = min(asyncio.run(measure(llm, args)) for _ in range(args.rounds))
+        cost, per_event = min(run(measure(llm, args)) for _ in range(args.rounds))
     print(f"{cost:.2f} us of CPU per token, {per_event:.1f} tokens per event")
 
 

@@ -241,7 +241,7 @@ def unknown_parameter(owner: str, name: str, known: Collection[str], otherwise: 
         hint = f": {_ABSENT[name]} is not available in this version"
     elif other in known:
         hint = f"; it is called {other!r} here" + (" (0 is greedy)" if name == "do_sample" else "")
-    elif (loaded := name if name in _AT_LOADING else other) in _AT_LOADING and "model" not in known:
+    elif (loaded := name if name in _AT_LOADING else other or "") in _AT_LOADING:
         hint = f": it is said when the model is loaded: LLM(model, {_AT_LOADING[loaded]})"
     else:
         hint = did_you_mean(name, known) or otherwise

@@ -65,6 +65,16 @@ def test_no_package_uses_private_names_of_another(path: Path) -> None:
     assert not reaches(path)
 
 
+SCRIPTS = {path: ast.parse(path.read_text()) for path in sorted((PACKAGE.parent / "bench").glob("*.py"))}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_benchmarks_use_public_names(path: Path) -> None:
+    own: set[str] = set().union(*map(defined_names, SCRIPTS.values()))
+    foreign = set().union(*DEFINED.values()) - own
+    assert [name for _, name in sorted(used_names(SCRIPTS[path])) if name in foreign] == []
+
+
 def test_a_private_name_is_found() -> None:
     """`bench` once read the engine of an `LLM` by its private name."""
     assert used_names(ast.parse("llm._engine.time_ops(True)")) == {(1, "_engine")}
