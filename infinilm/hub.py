@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,11 @@ SKIPPED_FILES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+):([^:]+)")
 _URL = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)(/(blob|resolve)/[^/]+/(?P<file>[^?#]+\.gguf))?.*", re.I)
+# Errors of the hub's library, and of what it is built on, that say that nothing answered.
+_UNREACHABLE = {
+    *("OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectTimeout", "ReadTimeout"),
+    *("ConnectionError", "ProxyError", "TimeoutException"),
+}
 _PART = r"(-\d{5}-of-\d{5})?"  # of a GGUF file that is one of several
 
 
@@ -94,8 +99,12 @@ def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) ->
         return _download_gguf(model, revision, use_tqdm)
     patterns = {"allow_patterns": MODEL_FILES, "ignore_patterns": SKIPPED_FILES}
     folder = _snapshot(model, revision, use_tqdm, **patterns)
-    if not any(folder.glob("*.safetensors")) and (found := _gguf_files(model.hub_id, revision)):
-        raise gguf_alone(model, found)
+    if not any(folder.glob("*.safetensors")):
+        found: list[str] = []
+        with contextlib.suppress(ConfigError):  # without a network, what is here is all there is
+            found = _gguf_files(model, revision)
+        if found:
+            raise gguf_alone(model, found)
     return folder
 
 
@@ -151,9 +160,12 @@ def _download_gguf(model: HubModel, revision: str | None, use_tqdm: bool) -> Pat
     assert model.file is not None
     wanted = model.file
     if not wanted.endswith(".gguf"):
-        files = _gguf_files(model.hub_id, revision)
-        if files is None:  # what has been fetched before
-            folder = _snapshot(model, revision, use_tqdm, allow_patterns=["*.gguf"], local_files_only=True)
+        try:
+            files = _gguf_files(model, revision)
+        except ConfigError:
+            folder = cached_folder(model, revision)
+            if folder is None:
+                raise
             files = models_among(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
         wanted = choose_gguf(model, files)
     path = _snapshot(model, revision, use_tqdm, allow_patterns=[parts_of(wanted)]) / wanted
@@ -162,28 +174,34 @@ def _download_gguf(model: HubModel, revision: str | None, use_tqdm: bool) -> Pat
     return path
 
 
-def _gguf_files(hub_id: str, revision: str | None) -> list[str] | None:
-    """Names of the GGUF files of a repository; None: the hub cannot be asked."""
+def _gguf_files(model: HubModel, revision: str | None) -> list[str]:
+    """Names of the GGUF files of a repository. ConfigError: the hub does not tell."""
+    library = _library(model)
     try:
-        from huggingface_hub import HfApi
+        # `list_repo_files` would ask an absent network for half a minute.
+        found = library.HfApi().model_info(model.hub_id, revision=revision).siblings or ()
+    except Exception as error:  # the hub's errors share no base class of their own
+        raise hub_error(model, error) from error
+    return models_among(entry.rfilename for entry in found)
 
-        names = HfApi().list_repo_files(hub_id, revision=revision)
-    except Exception:  # offline, or no such repository, which fetching says as well
-        return None
-    return models_among(names)
 
-
-def _snapshot(model: HubModel, revision: str | None, use_tqdm: bool, **patterns: Any) -> Path:
+def _library(model: HubModel) -> Any:
+    """The hub's library. ConfigError: it is not installed."""
     try:
-        from huggingface_hub import snapshot_download
+        import huggingface_hub
     except ImportError as error:
         raise ConfigError(
             f"{model.what} '{model}' is no folder here; to fetch it from the Hugging Face hub, run "
             "pip install huggingface_hub, or pass the path of a downloaded folder"
         ) from error
+    return huggingface_hub
+
+
+def _snapshot(model: HubModel, revision: str | None, use_tqdm: bool, **patterns: Any) -> Path:
+    library = _library(model)
     try:
         with _bars(use_tqdm) as bar_type:
-            return Path(snapshot_download(model.hub_id, revision=revision, tqdm_class=bar_type, **patterns))
+            return Path(library.snapshot_download(model.hub_id, revision=revision, tqdm_class=bar_type, **patterns))
     except Exception as error:  # the hub's errors share no base class of their own
         raise hub_error(model, error) from error
 
@@ -204,11 +222,28 @@ def hub_error(model: HubModel, error: Exception) -> ConfigError:
             f"{model.what} '{model}' is no folder here, and the Hugging Face hub has none of this name that it would "
             f"show: check the name; if it is private, {login}"
         )
-    told = f"{model.what} '{model}' is no folder here and could not be fetched from the Hugging Face hub: {error}"
-    return ConfigError(told)
+    told = f"{model.what} '{model}' is no folder here, and "
+    if kinds & _UNREACHABLE and "HfHubHTTPError" not in kinds:  # which is an answer
+        return ConfigError(told + _how_without_a_hub(model))
+    return ConfigError(f"{told}could not be fetched from the Hugging Face hub: {error}")
 
 
-@contextmanager
+def _how_without_a_hub(model: HubModel) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+        remedy = "unset it"
+    else:
+        why = f"the Hugging Face hub, {constants.ENDPOINT}, cannot be reached"
+        remedy = "check the network, its proxy (HTTPS_PROXY) or the mirror that HF_ENDPOINT names"
+    return (
+        f"{why}; its cache, {constants.HF_HUB_CACHE}, has not all of it. {remedy[0].upper()}{remedy[1:]}; or run "
+        f"`hf download {model.hub_id} --local-dir FOLDER` where there is a network, and pass that folder"
+    )
+
+
+@contextlib.contextmanager
 def _bars(wanted: bool) -> Iterator[type]:
     """Give the class of the hub's progress bars: one, of bytes, which is gone when the text comes.
 

@@ -381,10 +381,14 @@ def make_llm(args: argparse.Namespace, **settings: Any) -> LLM:
     return llm
 
 
-def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = None) -> SamplingParams:
-    """Make the parameters; what is not given is as in `defaults`, those of the model."""
+def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> SamplingParams:
+    """Make the parameters; what is not given is as the model of `llm` has it.
+
+    With `llm`, a constraint is compiled, so that what is wrong with it is told before anything is printed.
+    """
     from infinilm.sampling_params import make_sampling_params
 
+    defaults = None if llm is None else llm.default_sampling_params
     given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name, None) is not None}
     if names := [name for name, _ in getattr(args, "lora", None) or ()]:
         if len(names) > 1:
@@ -392,6 +396,8 @@ def sampling_params(args: argparse.Namespace, defaults: SamplingParams | None = 
         given["lora"] = names[0]
     if (constraint := _constraint(args)) is not None:
         given["constraint"] = constraint
+        if llm is not None:
+            llm.grammars.matcher(constraint)
     if defaults is None or defaults.max_tokens is None:
         given = {"max_tokens": args.default_max_tokens} | given
     return make_sampling_params(defaults, given)

@@ -83,7 +83,7 @@ def run_chat(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{llm.model_path} has no chat template (a base model?): pass --chat-template, or use infinilm generate"
             )
-        params = sampling_params(args, llm.default_sampling_params)
+        params = sampling_params(args, llm)
         chat = _Chat(llm, params, dict(args.chat_template_kwarg), args.system, not args.hide_thoughts)
         if message is not None:
             return _answer_one(chat, message)

@@ -239,7 +239,7 @@ def _generate(args: argparse.Namespace) -> int:
     sampling_params(args)  # a bad option is told before the model is loaded
     prompt = _read_prompt(args)
     with open_llm(args) as llm:
-        params = sampling_params(args, llm.default_sampling_params)
+        params = sampling_params(args, llm)
         events = llm.stream([prompt], params)  # a bad request raises here, before anything is printed
         if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))

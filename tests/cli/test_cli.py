@@ -126,6 +126,23 @@ def test_structure(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert capsys.readouterr().out == f"{expected}\n"
 
 
+def test_what_is_wrong_with_a_constraint_is_told_before_the_prompt(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--model", str(folder), "--grammar"]
+    for command, grammar, message in (
+        ("generate", "start: absent", 'unknown name: "absent"'),
+        ("generate", 'start: "a"', "the package llguidance is not installed; pip install"),
+        ("chat", 'start: "a"', "the package llguidance is not installed; pip install"),
+    ):
+        if message.startswith("the package"):
+            monkeypatch.setitem(sys.modules, "llguidance", None)
+        template = ["--chat-template", "{{ messages[0].content }}"] if command == "chat" else []
+        assert run(command, "the", *arguments, grammar, *template) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and captured.out == ""
+
+
 def test_several_texts(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", str(folder), "--seed", "3", "--max-tokens", "9", "--ignore-eos"]
     expected = llm.generate("the", seed=3, max_tokens=9, ignore_eos=True, n=3)[0].outputs

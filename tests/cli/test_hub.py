@@ -11,8 +11,10 @@ import pytest
 from gguf_files.conversion import convert
 from goldens import golden
 from hub_server import Hub, running_hub
+from huggingface_hub import constants
 from llm import tiny
 from lora.adapters import make_adapter
+from ports import free_port
 
 from cli.support import run
 from infinilm import LLM, hub as infinilm_hub, plan_memory
@@ -118,6 +120,23 @@ def test_what_cannot_be_fetched(hub: Hub, capsys: pytest.CaptureFixture[str], mo
         assert run(*command, model) == 2
         captured = capsys.readouterr()
         assert message in captured.err and not captured.out
+
+
+@pytest.mark.parametrize("model", ["org/name", "org/name:Q4_0"])
+@pytest.mark.parametrize("command", [("plan",), ("generate", "x", "--model")], ids=lambda command: command[0])
+def test_without_a_network(
+    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], model: str
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for is_offline, why in (
+        (False, f"and the Hugging Face hub, {constants.ENDPOINT}, cannot be reached; its cache, "),
+        (True, "and HF_HUB_OFFLINE forbids to ask the Hugging Face hub; its cache, "),
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        assert run(*command, model) == 2
+        error = capsys.readouterr().err
+        assert f"{model!r} is no folder here, {why}{hub.root.parent / 'cache'}, has not all of it." in error
+        assert "run `hf download org/name --local-dir FOLDER`" in error and error.count("\n") == 1
 
 
 def test_a_damaged_header_is_told_by_the_name_of_the_model(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

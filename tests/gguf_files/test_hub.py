@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: FILES)
+    siblings = [SimpleNamespace(rfilename=name) for name in FILES]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
     return names
 
 
@@ -78,7 +80,7 @@ def test_what_was_fetched_before_needs_no_network(tmp_path: Path, monkeypatch: p
     huggingface_hub = pytest.importorskip("huggingface_hub")
     (tmp_path / "fox-Q8_0.gguf").touch()
 
-    def list_repo_files(*_: Any, **__: Any) -> list[str]:
+    def model_info(*_: Any, **__: Any) -> None:
         raise OSError("no network")
 
     def snapshot_download(hub_id: str, **options: Any) -> str:
@@ -86,10 +88,10 @@ def test_what_was_fetched_before_needs_no_network(tmp_path: Path, monkeypatch: p
             raise OSError("not in the cache")
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert resolve_model("org/fox:Q8_0") == tmp_path / "fox-Q8_0.gguf"
     with pytest.raises(ConfigError, match=r"'org/fox:Q4_0': no GGUF file of this name; there are fox-Q8_0.gguf"):
         resolve_model("org/fox:Q4_0")
-    with pytest.raises(ConfigError, match=r"'org/other:Q8_0' is no folder here and could not be fetched.*not in the c"):
+    with pytest.raises(ConfigError, match=r"'org/other:Q8_0' is no folder here, and could not be fetched.*no network"):
         resolve_model("org/other:Q8_0")

@@ -107,5 +107,5 @@ def test_hub(monkeypatch, tmp_path):
         raise OSError("no network")
 
     hub.snapshot_download = fail
-    with pytest.raises(ConfigError, match=r"'org/name' is no folder here and could not be fetched.*no network"):
+    with pytest.raises(ConfigError, match=r"'org/name' is no folder here, and could not be fetched.*no network"):
         resolve_model("org/name")
