@@ -61,7 +61,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "floor_scale": ((None, 8192), "queries of this family are not scaled by their position"),
         "attn_scale": ((None, 0.1), "queries of this family are not scaled by their position"),
         "alibi": (_NEVER, "positions come from RoPE only"),
-        "use_qk_norm": (_NEVER, "whether q and k are normed is no choice in this family"),
+        "use_qk_norm": (_NEVER, "norms of q and k are not computed in this family"),
         "qk_layernorm": (_NEVER, "normalised q and k exist in Qwen3ForCausalLM, always"),
         "clip_qkv": ((None,), "clipped q, k and v are not supported"),
         "query_pre_attn_scalar": ((None,), "attention scores are scaled by head_dim ** -0.5 in this family"),
