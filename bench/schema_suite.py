@@ -120,7 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if absent := [name for name in args.sets or () if name not in found]:
         parser.error(f"{args.folder} has no set {absent[0]!r}; there are {', '.join(found) or 'none'}")
     counts: dict[str, Count] = {}
-    logging.getLogger("infinilm").setLevel(logging.ERROR)  # not what each relaxed schema leaves out
     with LLM(args.model, max_num_seqs=1, kv_cache="64MiB", use_tqdm=False) as llm:
         for name in args.sets or found:
             drawn = random.Random(args.seed).sample(found[name], min(args.number, len(found[name])))
@@ -129,4 +128,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("infinilm").setLevel(logging.ERROR)  # not what each relaxed schema leaves out
     main()
