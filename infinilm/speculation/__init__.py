@@ -32,7 +32,8 @@ class Drafter(Protocol):
     def draft(self, limit: int) -> list[int]:
         """The tokens that may come next, `limit` at most (>= 1), in order; none if it has nothing to offer.
 
-        A draft ends before the first token that is not in the vocabulary. An exception fails the request.
+        A draft ends before the first token that is not in the vocabulary or that ends the sequence. After an exception,
+        which is logged, the sequence gets no more drafts.
         """
 
 
