@@ -48,6 +48,7 @@ from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
+from infinilm.speculation import Drafters
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -114,6 +115,9 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     generation_config
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
+    speculation
+        Makes the drafter of each sequence (`infinilm.speculation`). Steps verify drafts, so answers do not change.
+        None: nothing is drafted. Models with states, pipelines, and requests with a logits processor draft nothing.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
@@ -169,6 +173,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
+        speculation: Drafters | None = None,
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -267,6 +272,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
+            "drafters": speculation,
+            "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -30,7 +31,9 @@ class _Unconfigured(logging.Handler):
     """Prints warnings as long as the application has no handlers of its own, for all loggers or for this one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers and logger.handlers == [self] and sys.stderr is not None:
+        if logging.getLogger().handlers or logger.handlers != [self] or sys.stderr is None:
+            return
+        with contextlib.suppress(OSError):  # where stderr is on a full disk, what is at work goes on without a word
             print(f"infinilm: {record.levelname.lower()}: {printable(record.getMessage())}", file=sys.stderr)
             if record.exc_info:
                 print(logging.Formatter().formatException(record.exc_info), file=sys.stderr)

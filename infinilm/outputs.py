@@ -368,6 +368,7 @@ class Delta:
     top_logprobs: list[dict[int, float]]  # one for each of these tokens, itself included; empty unless asked for
     finish_reason: str | None
     error: BaseException | None
+    stop_reason: str | int | None = None  # as in `CompletionOutput`
 
 
 @dataclass(frozen=True, slots=True)

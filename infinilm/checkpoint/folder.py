@@ -260,8 +260,8 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None, *,
     FileNotFoundError
         A folder that does not exist.
     ConfigError
-        Another file, a folder with several models as GGUF files, a revision of something else than a hub id, a hub id
-        without huggingface_hub, or a download that failed.
+        Another file, a folder that must not be read, one with several models as GGUF files, a revision of something
+        else than a hub id, a hub id without huggingface_hub, or a download that failed.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"model: expected a folder, 'demo' or a hub id, got {short_repr(model)}")
@@ -278,6 +278,8 @@ def resolve_model(model: str | os.PathLike[str], revision: str | None = None, *,
         return Path(__file__).parents[1] / "assets" / "demo"
     path = Path(text).expanduser()
     if path.is_dir():
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ConfigError(f"{path}: no permission to read this folder; check its owner and mode")
         return _weights_of(path)
     is_piece = re.search(r"\.gguf[.-]", path.name, re.IGNORECASE) and path.suffix.lower() != ".gguf"
     if is_gguf(path) and not is_piece:

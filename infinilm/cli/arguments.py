@@ -189,7 +189,8 @@ def as_options(message: str, args: argparse.Namespace) -> str:
     follows ": " is a key of the file named before it, and stays.
     """
     names = sorted(vars(args).keys() - {"model", "prompt", "message"}, key=len, reverse=True)
-    any_name, spelled = "|".join(names), "|".join(name for name in names if "_" in name)
+    any_name = "|".join(names)
+    spelled = "|".join(name for name in names if "_" in name) or "(?!)"  # which fits nothing
     setting = re.compile(
         rf"(?<![\w./'-])(?<!: )(?:(?P<given>{any_name})=(?P<blank>(?=\s|$))?|(?P<spelled>{spelled})(?![\w.]))"
         rf"|^(?P<first>{any_name})(?=: | must )"

@@ -50,14 +50,20 @@ def has_piped_text() -> bool:
 
 
 def put(text: str) -> None:
-    """Write to stdout, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Write to stdout, at once. BrokenPipeError: its reader has left. OSError: what else is wrong, such as a full disk.
+
+    The message of the latter names stdout.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:  # by its number, Python makes it a BrokenPipeError where it was one
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def put_aside(text: str) -> None:
-    """Write to stderr, at once."""
-    with contextlib.suppress(BrokenPipeError):
+    """Write to stderr, at once, if that can be written; a log on a full disk ends no server and loses no answer."""
+    with contextlib.suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
 
 

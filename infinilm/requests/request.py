@@ -433,6 +433,7 @@ class CompletionReader:
             completion.logprobs[begin:num_tokens],
             reason,
             error,
+            None if reason is None else completion.stop_reason,
         )
 
     def _take(self, last: RequestUpdate, num_tokens: int) -> tuple[str, str | None, BaseException | None]:

@@ -140,6 +140,14 @@ class BlockManager:
             group.block_table[slots, self.lengths[slots]] = self._take(group, len(slots))
         self.lengths[slots] += 1
 
+    def trim(self, slot: int, num_tokens: int) -> None:
+        """Give back the blocks of a slot behind those that its first `num_tokens` tokens fill; none is remembered."""
+        begin, end = self.blocks_for(num_tokens), int(self.lengths[slot])
+        if end > begin:
+            for group in self.groups:
+                group.give_back(group.block_table[slot, begin:end][::-1])
+            self.lengths[slot] = begin
+
     def share(self, slot: int, chain: Sequence[int], adapter_id: int = -1) -> None:
         """Begin an empty slot with a known prefix, behind which a sequence can begin; see `starts`."""
         self._chain_id[slot] = chain[-1] if chain else _root_of(adapter_id)

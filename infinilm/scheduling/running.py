@@ -60,6 +60,7 @@ class RunningSequences:
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.is_constrained = np.zeros(max_num_seqs, np.bool_)
         self.is_changed = np.zeros(max_num_seqs, np.bool_)
+        self.is_drafted = np.zeros(max_num_seqs, np.bool_)  # has a drafter
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.top_p = np.ones(max_num_seqs, np.float32)
@@ -111,6 +112,7 @@ class RunningSequences:
         self.num_logprobs[slot] = sequence.num_logprobs
         self.is_constrained[slot] = sequence.constraint is not None
         self.is_changed[slot] = sequence.changes is not None
+        self.is_drafted[slot] = sequence.drafter is not None
         params = sequence.params
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
@@ -144,3 +146,8 @@ class RunningSequences:
         self.tokens[slots, positions] = ids
         # A later step may have sampled the next token meanwhile, and then its row stays.
         self.previous_row[slots[self.num_tokens[slots] == positions + 1]] = -1
+
+    def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
+        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order."""
+        self.num_tokens[slots] = np.maximum(self.num_tokens[slots], positions + 1)
+        self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)

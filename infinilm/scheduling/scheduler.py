@@ -10,6 +10,9 @@ through five hands:
 - masks: `StepMasks` says which tokens constraints allow, and is filled in later, while the step runs;
 - update: `take_tokens` appends the new tokens to their sequences.
 
+Where sequences have drafts, `Drafting` adds these to a step that is otherwise chosen, and each counts the more tokens
+the more of its draft was right.
+
 `schedule` advances the sequences to what they will be after the step, so that it may be called one step ahead. The
 newest token of a sequence is not known then, and the batch names the row of the step before that samples it. With a
 pipeline, as many steps are in flight as it has stages, and a sequence waits until its newest token is known: sequences
@@ -30,12 +33,14 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.drafting import Drafting
 from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepDraft
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
+from infinilm.speculation import Drafters
 
 __all__ = ["MAX_COLLECTED_ROWS", "Scheduler"]
 
@@ -56,6 +61,9 @@ class Scheduler:
         See `StatePool`; 0 states: the model keeps none.
     num_stages
         Stages of a pipeline, and steps that may be in flight; 1: there is no pipeline.
+    drafters, vocab_size
+        Makes the drafter of each sequence, of tokens below `vocab_size`. None: nothing is drafted. Nor is it in a
+        pipeline, or for models that keep states, which a step cannot take back to where a draft was wrong.
     """
 
     def __init__(
@@ -72,6 +80,8 @@ class Scheduler:
         num_states: int = 0,
         snapshot_interval: int = 0,
         num_stages: int = 1,
+        drafters: Drafters | None = None,
+        vocab_size: int = 0,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
@@ -91,6 +101,9 @@ class Scheduler:
         )
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
         self._running = RunningSequences(max_num_seqs, max_model_len)
+        self._drafting: Drafting | None = None
+        if drafters is not None and num_stages == 1 and num_states == 0:
+            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
 
@@ -107,8 +120,14 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     @property
+    def needs_results(self) -> bool:
+        """Whether the next step should wait for the results of those in flight, because sequences draft from them."""
+        return self._drafting is not None and self._drafting.is_any_drafted
+
+    @property
     def stats(self) -> SchedulerStats:
         """Counters; may be read while a step runs."""
+        drafting = self._drafting
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -117,6 +136,9 @@ class Scheduler:
             cache_usage=max(group.num_used / group.num_blocks for group in self.blocks.groups),
             prefix_hit_rate=self.blocks.hit_rate,
             num_preemptions=self.num_preemptions,
+            num_drafts=0 if drafting is None else drafting.num_drafts,
+            num_draft_tokens=0 if drafting is None else drafting.num_draft_tokens,
+            accepted_at=() if drafting is None else tuple(drafting.accepted_at),
         )
 
     def add(self, sequence: Sequence) -> None:
@@ -151,7 +173,7 @@ class Scheduler:
             self.waiting.pop(sequence, None)
         sequence.adapter = None
 
-    def schedule(self, now: float) -> Step | None:
+    def schedule(self, now: float, *, may_draft: bool = True) -> Step | None:
         """Choose and build the next step; None if nothing is to be computed, or nothing before a step in flight ends.
 
         At most one step may be in flight, or one less than there are stages; results go to `update` in order.
@@ -160,6 +182,8 @@ class Scheduler:
         ----------
         now
             Seconds, perf_counter.
+        may_draft
+            Whether the step may hold tokens that sequences turn out not to have.
         """
         draft = StepDraft(self.max_num_batched_tokens)
         try:
@@ -171,6 +195,8 @@ class Scheduler:
                 self._admit(draft, now)
             if not draft.sequences:
                 return None
+            if self._drafting is not None and may_draft and not self._in_flight:
+                self._drafting.choose(draft)
             step = self._builder.build(draft, is_ahead=bool(self._in_flight) and self._num_stages == 1)
         except BaseException:  # tokens that will not be computed must not stay in the prefix cache
             for sequence in reversed(draft.admitted):
@@ -202,7 +228,11 @@ class Scheduler:
         if ids is None:
             assert output.ids is not None  # because there are samples
             ids = output.ids.numpy()
-        return take_tokens(self._running, step, ids, now)
+        rows = step.rows_that_count(ids)
+        sampled = take_tokens(self._running, step, ids, now, rows)
+        if self._drafting is not None and step.drafts is not None:
+            self._drafting.settle(step, rows)
+        return sampled
 
     def undo(self, step: Step) -> None:
         """Take back an aborted step, so that no prefix keeps its tokens.
@@ -361,6 +391,8 @@ class Scheduler:
         """Let a sequence run, behind a known prefix and its state; see `BlockManager.find_prefix`."""
         num_cached = len(chain) * self.blocks.block_size
         final_length = NO_LIMIT if sequence.collect_logits else self._final_length(sequence)
+        if self._drafting is not None and not sequence.first_scheduled:
+            self._drafting.enter(sequence)
         slot = self._running.enter(sequence, num_cached, final_length)
         self.blocks.share(slot, chain, sequence.adapter_id)
         self._states.enter(slot, state)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
     from infinilm.scheduling.matcher import Matcher
     from infinilm.scheduling.token_changes import TokenChanges
+    from infinilm.speculation import Drafter
 
 __all__ = ["ENDED", "IndexArray", "Int32Array", "Sequence"]
 
@@ -67,6 +68,12 @@ class Sequence:
         The host reads or changes the logits of each token.
     samples_on_host : bool
         The host samples the tokens, so no step can be made ahead.
+    drafter : Drafter or None
+        Drafts the next tokens, which a step then verifies.
+    num_drafter_tokens : int
+        How many of the tokens so far the drafter has taken in.
+    num_draft_tokens, num_accepted_tokens : int
+        Tokens that were drafted and verified so far, and those of them that were right.
     output_token_ids : list of int
     token_times : list of float
         When each of these came: seconds, perf_counter.
@@ -99,6 +106,10 @@ class Sequence:
     num_logprobs: int = -1
     needs_logits: bool = False
     samples_on_host: bool = False
+    drafter: Drafter | None = None
+    num_drafter_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
     logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
@@ -117,3 +128,8 @@ class Sequence:
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def append(self, token_id: int, now: float) -> None:
+        """Add a token to the output, which came at `now` (seconds, perf_counter)."""
+        self.output_token_ids.append(token_id)
+        self.token_times.append(now)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.scheduling.block_manager import BlockManager
-from infinilm.scheduling.masks import StepMasks
+from infinilm.scheduling.masks import KNOWN, StepMasks
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.steps import Step
-from infinilm.scheduling.token_changes import logit_changes
+from infinilm.scheduling.token_changes import TokenChanges, logit_changes
 
 __all__ = ["StepBuilder", "StepDraft"]
 
@@ -25,12 +25,16 @@ _NO_SLOTS: IndexArray = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class StepDraft:
-    """The contents of a step that is being chosen: a token of each sequence in decode, then chunks of prompts."""
+    """The contents of a step that is being chosen: a token of each sequence in decode, then chunks of prompts.
+
+    A sequence in decode may have a draft, whose tokens are computed behind its own.
+    """
 
     budget: int  # tokens that may still be added
     sequences: list[Sequence] = field(default_factory=list)
     decode_slots: IndexArray = field(default_factory=lambda: _NO_SLOTS)  # where the sequences in decode are
     prefill_counts: list[int] = field(default_factory=list)  # tokens of each of the other sequences
+    drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence in decode, its draft)
     num_collected_rows: int = 0
     admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
 
@@ -73,11 +77,24 @@ class StepBuilder:
         layout = self._lay_out(draft)
         slots, starts, ends = layout.slots, layout.starts, layout.ends
         collects = running.collects[slots]  # [num_seqs]
-        sampled = np.flatnonzero(~collects & (ends == running.num_tokens[slots]))
+        sampled = np.flatnonzero(~collects & (ends >= running.num_tokens[slots]))
         samples, sample_slots, positions = sequences, slots, ends
         if len(sampled) < len(sequences):
             samples, sample_slots, positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
         rows = [layout.cu_seqlens_q[1:][sampled] - 1]
+        drafts: list[int] | None = None
+        if draft.drafts:
+            widths = np.ones(len(samples), np.int32)
+            drafts = [KNOWN] * len(samples)
+            for index, token_ids in reversed(draft.drafts):
+                i = int(np.searchsorted(sampled, index))
+                widths[i] += len(token_ids)
+                drafts[i + 1 : i + 1] = token_ids
+            last = np.repeat(np.cumsum(widths, dtype=np.int32), widths) - 1
+            behind = last - np.arange(len(drafts), dtype=np.int32)
+            rows = [np.repeat(rows[0], widths) - behind]
+            samples = [sequence for sequence, width in zip(samples, widths.tolist(), strict=True) for _ in range(width)]
+            sample_slots, positions = np.repeat(sample_slots, widths), np.repeat(positions, widths) - behind
         logits_rows: list[tuple[Sequence, int, int, int]] = []
         num_rows = len(samples)
         for i in np.flatnonzero(collects).tolist():
@@ -86,7 +103,8 @@ class StepBuilder:
             logits_rows.append((sequences[i], int(starts[i]), num_rows, num_rows + count))
             num_rows += count
         needs_logits = bool(np.count_nonzero(running.needs_logits[sample_slots]))
-        masks = StepMasks.of(samples, num_rows) if np.count_nonzero(running.is_constrained[sample_slots]) else None
+        is_constrained = np.count_nonzero(running.is_constrained[sample_slots])
+        masks = StepMasks.of(samples, num_rows, drafts) if is_constrained else None
         adapter_ids = running.adapter_id[slots]
         batch = _core.Batch(
             input_ids=running.tokens[layout.token_slots, layout.positions],
@@ -100,7 +118,7 @@ class StepBuilder:
             **self._cache_arrays(layout),
             **self._states.batch_arrays(slots, ends, len(draft.decode_slots), self._blocks.chain_id),
             **({} if masks is None else masks.batch_arrays()),
-            **self._changes(samples, sample_slots, num_rows),
+            **self._changes(samples, sample_slots, num_rows, drafts),
             **(self._sampling(sample_slots, positions, num_rows) if samples else {}),
         )
         step = Step(
@@ -115,14 +133,19 @@ class StepBuilder:
             samples_on_host=needs_logits and any(s.samples_on_host for s in samples),
             masks=masks,
             num_left=running.num_left,
+            drafts=drafts,
         )
+        if drafts is not None:  # as if no draft were right
+            known = np.flatnonzero(np.array(drafts) == KNOWN)
+            ends = np.minimum(ends, running.num_tokens[slots])
+            sample_slots = sample_slots[known]
         running.advance(slots, ends, sample_slots)
         return step
 
     def _lay_out(self, draft: StepDraft) -> _Layout:
         num_computed, num_decodes = self._running.num_computed, len(draft.decode_slots)
         num_seqs = len(draft.sequences)
-        if num_seqs == num_decodes:  # one token of each
+        if num_seqs == num_decodes and not draft.drafts:  # one token of each
             slots = draft.decode_slots
             starts = num_computed[slots]
             return _Layout(slots, starts, starts + 1, np.arange(num_seqs + 1, dtype=np.int32), slots, starts)
@@ -130,6 +153,8 @@ class StepBuilder:
         slots = np.concatenate((draft.decode_slots, prefill_slots))
         counts = np.ones(num_seqs, np.int32)
         counts[num_decodes:] = draft.prefill_counts
+        for i, token_ids in draft.drafts:
+            counts[i] += len(token_ids)
         starts = num_computed[slots]
         cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
@@ -154,14 +179,19 @@ class StepBuilder:
         is_newest = layout.positions == running.num_tokens[token_slots] - 1
         return np.where(is_newest, running.previous_row[token_slots], np.int32(-1))
 
-    def _changes(self, samples: list[Sequence], slots: IndexArray, num_rows: int) -> BatchArrays:
+    def _changes(
+        self, samples: list[Sequence], slots: IndexArray, num_rows: int, drafts: list[int] | None
+    ) -> BatchArrays:
         """What bias and penalties change, if anything."""
         rows = np.flatnonzero(self._running.is_changed[slots])
         if not len(rows):
             return {}
         is_ahead = self._running.previous_row[slots[rows]] >= 0
         listed = rows.tolist()
-        changes = [one for row in listed if (one := samples[row].changes) is not None]
+        if drafts is not None:
+            changes = _changes_behind(samples, listed, drafts)
+        else:
+            changes = [one for row in listed if (one := samples[row].changes) is not None]
         return logit_changes(changes, listed, is_ahead.tolist(), num_rows)
 
     def _sampling(self, slots: IndexArray, positions: Int32Array, num_rows: int) -> BatchArrays:
@@ -192,3 +222,16 @@ class StepBuilder:
             "min_p": entries(running.min_p, 0),
             "num_logprobs": entries(running.num_logprobs, -1),
         }
+
+
+def _changes_behind(samples: list[Sequence], rows: list[int], drafts: list[int]) -> list[TokenChanges]:
+    """What changes the logits of these rows, of which those of drafts count the drafts up to their own."""
+    changes: list[TokenChanges] = []
+    for row in rows:
+        one = samples[row].changes
+        assert one is not None
+        if drafts[row] != KNOWN and one.counts_tokens:
+            one = changes[-1].copy()  # of the row before, which is of the same sequence
+            one.accept(drafts[row])
+        changes.append(one)
+    return changes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
-from infinilm.scheduling.masks import StepMasks
+from infinilm.scheduling.masks import KNOWN, VOID, StepMasks
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 
 __all__ = ["InFlight", "SampledTokens", "SchedulerStats", "Step", "tokens_of_a_step"]
@@ -37,7 +38,8 @@ class Step:
     starts : int32 array, [len(sequences)]
         Tokens of each sequence that are computed before the step.
     samples : list of Sequence
-        The sequences that get a token: row i of the output belongs to samples[i].
+        The sequences that get a token: row i of the output belongs to samples[i]. A sequence with a draft has a row
+        for its newest token, and then one for each token of the draft.
     slots : index array, [len(samples)]
     positions : int32 array, [len(samples)]
         Where in its sequence each new token goes.
@@ -50,6 +52,9 @@ class Step:
         To be filled in once the step before is done.
     num_left : int
         `RunningSequences.num_left` when the step was made.
+    drafts : list of int, [len(samples)], or None
+        Of each row the token that it computes, if this is a draft; `KNOWN`: the token is known. `VOID`: the row cannot
+        count. None: no sequence has a draft.
     """
 
     batch: _core.Batch
@@ -63,6 +68,20 @@ class Step:
     samples_on_host: bool
     masks: StepMasks | None
     num_left: int
+    drafts: list[int] | None = None
+
+    def rows_that_count(self, ids: Int32Array) -> SequenceOf[int]:
+        """The rows whose draws are tokens of their sequences, given what rows have drawn, `ids` [num_rows]."""
+        if self.drafts is None:
+            return range(len(self.samples))
+        rows: list[int] = []
+        drawn: int = VOID
+        for row, (draft, token_id) in enumerate(zip(self.drafts, ids.tolist(), strict=False)):
+            # Behind a row that does not count nothing is drawn.
+            drawn = token_id if draft in (KNOWN, drawn) and draft != VOID else VOID
+            if drawn != VOID:
+                rows.append(row)
+        return rows
 
     @property
     def collects_hidden(self) -> bool:
@@ -87,7 +106,10 @@ class SampledTokens:
 
     num_tokens: int
     request_tokens: list[tuple[Sequence, int, int]]  # tokens that requests must take in: (sequence, its row, token id)
-    streamed: list[Sequence]  # plain sequences that continue, and whose callers want every token
+    streamed: list[Sequence]  # plain sequences that continue, and whose callers want every token, for each such token
+    # More tokens that requests must take in, behind those above. Each is appended to its sequence only then, unless the
+    # sequence has ended.
+    appended_later: list[tuple[Sequence, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +129,10 @@ class SchedulerStats:
         Share of prompt tokens that the prefix cache held, 0 to 1.
     num_preemptions : int
         Times a sequence lost its blocks to others and was computed again.
+    num_drafts, num_draft_tokens : int
+        Drafts that steps have verified, and their tokens.
+    accepted_at : tuple of int
+        How often the token at each position of a draft was right, from the first.
     """
 
     num_running: int
@@ -116,3 +142,6 @@ class SchedulerStats:
     cache_usage: float
     prefix_hit_rate: float
     num_preemptions: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class TokenChanges:
         """Whether the parameters change any logits, which most requests do not."""
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         return bool(params.logit_bias) or penalties != (1, 0, 0)
+
+    def copy(self) -> TokenChanges:
+        """Make another one in the same state, which changes apart from this one."""
+        other = copy(self)
+        other._place, other._tokens = self._place.copy(), self._tokens.copy()
+        return other
 
     @property
     def tokens(self) -> Int32Array:

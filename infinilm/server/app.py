@@ -49,6 +49,7 @@ _LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
 Handler = Callable[[Service, Request], Awaitable[Response]]
+Reader = Callable[[Service, dict[str, Any], UnknownFields], T]  # of the JSON of a body
 
 
 def make_app(service: Service) -> App:
@@ -99,9 +100,7 @@ def _hint(path: str) -> str:
 
 
 async def _chat(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    part = Resumption(request.headers, values, "chatcmpl-")
-    call = await _read(service, request, read_chat, values)
+    call, part = await _read(service, request, _resumable(request, "chatcmpl-", read_chat))
     prompts = [call.prompt_token_ids]
     part.check(prompts, call.params, call.is_stream)
     if call.is_stream:
@@ -112,9 +111,7 @@ async def _chat(service: Service, request: Request) -> Response:
 
 
 async def _completion(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    part = Resumption(request.headers, values, "cmpl-")
-    call = await _read(service, request, read_completion, values)
+    call, part = await _read(service, request, _resumable(request, "cmpl-", read_completion))
     part.check(call.prompts, call.params, call.is_stream)
     if call.is_stream:
         return _Stream(
@@ -130,25 +127,23 @@ async def _completion(service: Service, request: Request) -> Response:
 
 
 async def _response(service: Service, request: Request) -> Response:
-    call, builder = await _read(service, request, read_response, await _json(service, request))
+    call, builder = await _read(service, request, read_response)
     return await _blocks(service, request, call, builder, Resumption({}, {}, ""))
 
 
 async def _message(service: Service, request: Request) -> Response:
-    values = await _json(service, request)
-    part = Resumption(request.headers, values, "")  # the id of a message is in its first event alone
-    call, builder = await _read(service, request, read_message, values)
+    # The id of a message is in its first event alone.
+    (call, builder), part = await _read(service, request, _resumable(request, "", read_message))
     return await _blocks(service, request, call, builder, part)
 
 
 async def _count_tokens(service: Service, request: Request) -> Response:
-    count = partial(read_message, counts_only=True)
-    call, _ = await _read(service, request, count, await _json(service, request))
+    call, _ = await _read(service, request, partial(read_message, counts_only=True))
     return JSONResponse({"input_tokens": len(call.prompt_token_ids)})
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
-    call = await _read(service, request, read_embedding, await _json(service, request))
+    call = await _read(service, request, read_embedding)
     llm = service.llm
 
     async def work() -> Response:
@@ -271,32 +266,34 @@ class _Stream(Response):
         return part.marked("".join([last, *stream.end(), "" if self._path else "data: [DONE]\n\n"]), running)
 
 
-async def _beside(
-    service: Service, num_bytes: int, work: Callable[..., T], *arguments: Any, long_reader: Executor | None = None
-) -> T:
-    """Do what reads a body of so many bytes: at once, in a thread, or after other long ones, in `long_reader`."""
-    if num_bytes <= _SHORT_BODY:
-        return work(*arguments)
-    reader = (long_reader or service.long_reader) if num_bytes > _LONG_BODY else None
-    return await asyncio.get_running_loop().run_in_executor(reader, work, *arguments)
-
-
 async def _read(
-    service: Service,
-    request: Request,
-    read: Callable[[Service, Mapping[str, Any], UnknownFields], T],
-    values: Mapping[str, Any],
+    service: Service, request: Request, read: Reader[T], *, is_slow: bool = False, long_reader: Executor | None = None
 ) -> T:
-    """What a body asks for; `values`: its JSON."""
-    # Templates and tokenizers take time.
-    return await _beside(service, len(await request.body()), read, service, values, request.state.unknown)
+    """What `read` makes of the JSON object that a request carries.
 
-
-async def _json(service: Service, request: Request) -> dict[str, Any]:
-    """The JSON object that a request carries."""
+    Short bodies are read at once, others in a thread, since templates and tokenizers take time, and long ones after
+    each other, in `long_reader` (default: that of the service). `is_slow`: short ones take time, too.
+    """
     _ = service.llm  # an error, if nothing can be served
     data = await request.body()
-    return await _beside(service, len(data) if len(data) > _LONG_BODY else 0, _parsed, data)
+
+    def work() -> T:
+        return read(service, _parsed(data), request.state.unknown)
+
+    if len(data) <= _SHORT_BODY and not is_slow:
+        return work()
+    reader = (long_reader or service.long_reader) if len(data) > _LONG_BODY else None
+    return await asyncio.get_running_loop().run_in_executor(reader, work)
+
+
+def _resumable(request: Request, prefix: str, read: Reader[T]) -> Reader[tuple[T, Resumption]]:
+    """A reader that also finds out which part of the answer is asked for; `prefix`: that of `Resumption`."""
+
+    def read_both(service: Service, values: dict[str, Any], unknown: UnknownFields) -> tuple[T, Resumption]:
+        part = Resumption(request.headers, values, prefix)
+        return read(service, values, unknown), part
+
+    return read_both
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
@@ -368,12 +365,9 @@ async def _unload_adapter(service: Service, request: Request) -> Response:
     return await _change_adapters(service, request, unload_adapter)
 
 
-async def _change_adapters(
-    service: Service, request: Request, change: Callable[[Service, Mapping[str, Any], UnknownFields], str]
-) -> Response:
-    values = await _json(service, request)
+async def _change_adapters(service: Service, request: Request, change: Reader[str]) -> Response:
     try:
-        told = await asyncio.to_thread(change, service, values, request.state.unknown)
+        told = await _read(service, request, change, is_slow=True)
     except EngineDeadError as error:
         raise service.failed(error) from error
     service.identity = None  # the answers of an adapter are part of it
@@ -388,17 +382,9 @@ async def _detokenize(service: Service, request: Request) -> Response:
     return await _tokens(service, request, detokenize)
 
 
-async def _tokens(
-    service: Service,
-    request: Request,
-    convert: Callable[[Service, Mapping[str, Any], UnknownFields], dict[str, Any]],
-) -> Response:
+async def _tokens(service: Service, request: Request, convert: Reader[dict[str, Any]]) -> Response:
     """Answer what is about tokens alone, in a thread, and never before one who waits for an answer of the model."""
-    values, num_bytes = await _json(service, request), max(len(await request.body()), _SHORT_BODY + 1)
-    made = await _beside(
-        service, num_bytes, convert, service, values, request.state.unknown, long_reader=service.long_tokenizer
-    )
-    return JSONResponse(made)
+    return JSONResponse(await _read(service, request, convert, is_slow=True, long_reader=service.long_tokenizer))
 
 
 async def _tokenizer_info(service: Service, _: Request) -> Response:

@@ -287,6 +287,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
                 "message": message,
                 "logprobs": logprobs,
                 "finish_reason": finish_reason(choice.finish_reason, 0 if call.is_named else maker.num_calls),
+                "stop_reason": choice.stop_reason,  # vLLM's
                 **({"token_ids": list(choice.token_ids)} if call.return_token_ids else {}),
             }
         )
@@ -380,7 +381,8 @@ class ChatStream:
             if made_of.finish_reason is not None:
                 # OpenAI ends an answer that is a call by name like a text.
                 num_calls = 0 if call.is_named else self._makers[index].num_calls
-                yield self._chunk(index, {}, reason=finish_reason(made_of.finish_reason, num_calls))
+                reason, stopped_by = finish_reason(made_of.finish_reason, num_calls), made_of.stop_reason
+                yield self._chunk(index, {}, reason=reason, of_choice={"stop_reason": stopped_by})
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""

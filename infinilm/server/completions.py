@@ -152,6 +152,7 @@ def _choice(
         "text": before + answer,
         "logprobs": logprobs,
         "finish_reason": "length" if call.scores_only else choice.finish_reason,
+        "stop_reason": None if call.scores_only else choice.stop_reason,  # vLLM's
         **({"token_ids": ids, "prompt_token_ids": list(output.prompt_token_ids)} if call.return_token_ids else {}),
         **told_prompt_logprobs(output, call.prompt_logprobs, service.token_bytes),
     }
@@ -224,6 +225,8 @@ class CompletionStream:
             logprobs = maker.add(tokens) if maker is not None and tokens else None
             if not (piece or reason or logprobs or given):
                 continue
+            if reason:
+                given["stop_reason"] = None if call.scores_only else delta.stop_reason
             reason = "length" if call.scores_only and reason else reason
             choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason, **given}
             yield self._writer.chunk(choice)

@@ -43,6 +43,8 @@ __all__ = [
 
 logger = logging.getLogger("infinilm.server")
 
+_AT_ONCE_SECONDS = 1.0  # for the end at a second signal, which a step of the engine or a reader of texts may hold up
+
 # More than a burst of requests makes (docs/measurements/benchmarks.md, "Serving"). Python 3.11 has 700.
 _YOUNG_OBJECTS = 10_000
 
@@ -203,8 +205,9 @@ async def _serve(
         nonlocal num_signals
         num_signals += 1
         stop.set()
-        if num_signals > 1:  # again: now
+        if num_signals == 2:  # again: now
             server.should_exit = server.force_exit = True
+            _end_soon(listener)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
@@ -240,6 +243,22 @@ async def _serve(
             await asyncio.to_thread(llm.close)
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
+
+
+def _end_soon(listener: socket.socket) -> None:
+    """End the process by force if it is still there in a moment: threads of it may be at long work.
+
+    The path of a Unix socket is removed before.
+    """
+    uds = listener.getsockname() if listener.family == socket.AF_UNIX else None
+
+    def end() -> None:
+        end_listening(listener, uds)
+        os._exit(0)
+
+    timer = threading.Timer(_AT_ONCE_SECONDS, end)
+    timer.daemon = True  # an end that comes sooner does not wait for it
+    timer.start()
 
 
 def _collect_seldom() -> None:

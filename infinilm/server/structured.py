@@ -82,7 +82,7 @@ def take_constraint(body: Body, format_name: str = "response_format") -> Constra
     ApiError
         Names the field: it is malformed, cannot be enforced, or there is another one.
     """
-    found = [_response_format(body, format_name), *_of_vllm(body), *_of_llama_cpp(body)]
+    found = [_response_format(body, format_name), *_of_vllm(body), *_of_llama_cpp(body), *_of_sglang(body)]
     said = [constraint for constraint in found if constraint is not None]
     if len(said) > 1:
         raise ApiError(f"{said[1].name} cannot be combined with {said[0].name}", param=said[1].name)
@@ -130,6 +130,15 @@ def _of_llama_cpp(body: Body) -> list[Constraint | None]:
     return [
         None if schema is None else _make("json_schema", Constraint.json_schema, schema),
         _make("grammar", Constraint.grammar, grammar) if grammar else None,
+    ]
+
+
+def _of_sglang(body: Body) -> list[Constraint | None]:
+    """`regex` and `ebnf`, a grammar in the form of llama.cpp's, of SGLang's server."""
+    pattern, grammar = body.take("regex", text), body.take("ebnf", text)
+    return [
+        None if pattern is None else _make("regex", Constraint.regex, pattern),
+        None if grammar is None else _make("ebnf", Constraint.grammar, grammar),
     ]
 
 

@@ -330,6 +330,8 @@ class EngineThread:
         """Whether another step may be submitted behind `step`, which is in flight."""
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
+        if step.drafts is not None or self.scheduler.needs_results:
+            return False
         return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.samples_on_host and not self._hooks.in_use
 
     def _submit(self, updates: list[RequestUpdate]) -> None:
@@ -352,7 +354,7 @@ class EngineThread:
         if self._hooks.give():  # keys and values that were computed under other hooks are not valid
             self.scheduler.reset_prefix_cache()
         try:
-            if (step := self.scheduler.schedule(now)) is not None:
+            if (step := self.scheduler.schedule(now, may_draft=not self._hooks.in_use)) is not None:
                 hidden: list[npt.NDArray[np.float32]] = []
                 if step.collects_hidden:
 
@@ -470,7 +472,19 @@ class EngineThread:
                 updates.append(update)
             if request.dependents or request.finish_reason is not None:
                 changed.append(request)
+        num_tokens = sampled.num_tokens
+        for sequence, row, token_id in sampled.appended_later:
+            if sequence.request.finish_reason is not None:  # at a token before
+                num_tokens -= 1
+                continue
+            sequence.append(token_id, now)
+            update = self._guarded(sequence.request, self._give_token, output, sequence, row, token_id)
+            if update is not None:
+                updates.append(update)
+            changed.append(sequence.request)
         for failed, error in failures.items():
+            if failed.finish_reason is not None:
+                continue
             updates.append(self._end(failed, "error", error))
             changed.append(failed)
         for sequence, _, _, _ in step.logits_rows:
@@ -482,7 +496,7 @@ class EngineThread:
                     changed.append(collector)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
-        self._counters.add_step(step.num_prompt_tokens, sampled.num_tokens, self._step_seconds)
+        self._counters.add_step(step.num_prompt_tokens, num_tokens, self._step_seconds)
         return updates + self._remove_ended(changed)
 
     def _sampled_ids(
@@ -498,6 +512,8 @@ class EngineThread:
             ids, failures = sample_rows(self._sampler, step.samples, ids, logits)
         if ids is not None:
             for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
+                if step.drafts is not None and row not in step.rows_that_count(ids):
+                    continue
                 sequence = step.samples[row]
                 request: EngineRequest = sequence.request
                 if request.finish_reason is None and request not in failures:

@@ -28,3 +28,15 @@ def test_stdin_that_is_not_utf8(command: list[str]) -> None:
     )
     assert done.returncode == 2
     assert b"stdin: expected UTF-8, got the byte 0xe9" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="what is written to it finds a full disk")
+@pytest.mark.parametrize("command", [["generate", "x", "--max-tokens", "3"], ["plan", "demo"], ["completion", "bash"]])
+def test_a_full_disk(command: list[str]) -> None:
+    """An answer that cannot be written is an error that names stdout; what goes to stderr is not needed."""
+    run = [sys.executable, "-m", "infinilm", *command]
+    with open("/dev/full", "wb") as full:
+        lost = subprocess.run(run, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, check=False)
+        silent = subprocess.run(run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert (lost.returncode, lost.stderr) == (1, b"infinilm: error: stdout: No space left on device\n")
+    assert silent.returncode == 0 and silent.stdout

@@ -23,6 +23,7 @@ from infinilm.engine.hooks import ModelSites
 
 sys.path.insert(0, str(ROOT / "tests"))
 from quantised_files.conversion import resized
+from speculation.drafters import Book, assert_drafted, counts, told
 
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -262,6 +263,24 @@ def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:
     with open_llm(model, dtype=dtype, max_num_batched_tokens=1) as llm:
         one_by_one = llm.forward(long[:20])
     assert whole[:20].tobytes() == one_by_one.tobytes()
+
+
+def drafts(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Steps that verify drafts: answers are those without, bit for bit."""
+    book = Book()
+    sampling: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
+    with open_llm(make_model(name, Path(folder)), dtype=dtype, speculation=book) as llm:
+        for more in (
+            {"temperature": 0},
+            {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+            {"temperature": 1, "allowed_token_ids": list(range(3, 90))},
+        ):
+            book.mode = "off"
+            alone = told(llm.generate(prompts(131, 40, 5), **sampling, **more))
+            for book.mode in ("right", "until"):
+                before = counts(llm)
+                assert told(llm.generate(prompts(131, 40, 5), **sampling, **more)) == alone, (book.mode, more)
+                assert_drafted(llm, before, book.mode)
 
 
 def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> None:

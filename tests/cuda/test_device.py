@@ -188,6 +188,12 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_drafts(simulate: Run, models: str, name: str) -> None:
+    outcome = simulate("device_cases:drafts", name=name, folder=models, dtype="bfloat16")
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "quantization"),
     [

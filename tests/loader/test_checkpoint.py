@@ -4,6 +4,7 @@ import gc
 import json
 import mmap
 import os
+import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -14,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from infinilm.checkpoint.folder import Checkpoint, TensorInfo
+from infinilm.checkpoint.folder import Checkpoint, TensorInfo, resolve_model
 from infinilm.checkpoint.safetensors_header import read_header
-from infinilm.errors import WeightError
+from infinilm.errors import ConfigError, WeightError
 
 
 def write(path, header, data=b"", length=None):
@@ -285,6 +286,14 @@ def test_no_safetensors(tmp_path, name, message):
 def test_no_folder(tmp_path):
     with pytest.raises(WeightError, match="expected a checkpoint folder"):
         Checkpoint(tmp_path / "absent")
+
+
+def test_a_folder_that_must_not_be_read(tmp_path, monkeypatch):
+    save_file(example(), tmp_path / "model.safetensors")
+    assert resolve_model(tmp_path) == tmp_path
+    monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) != os.fspath(tmp_path))
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}: no permission to read this folder; check its owner")):
+        resolve_model(tmp_path)
 
 
 def test_no_permission(tmp_path, monkeypatch):

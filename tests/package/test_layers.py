@@ -24,7 +24,7 @@ FLOORS = (
     ("model_files", "hub"),
     ("config", "text", "distributed"),
     ("checkpoint", "cache"),
-    ("engine", "generation", "lora"),
+    ("engine", "generation", "lora", "speculation"),
     ("models", "scheduling"),
     ("planning", "requests"),
     ("pipeline", "serving"),

@@ -143,6 +143,8 @@ class Engine:
             tokens = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
             begin, end, context = *cu_seqlens_q[i : i + 2], int(batch.context_lens[i])
             count = end - begin
+            if step.drafts is not None:
+                tokens += input_ids[begin + len(tokens) - (context - count) : end].tolist()
             if len(tokens) < context:  # the last one is not known to the scheduler yet
                 tokens.append(int(input_ids[end - 1]))
                 assert tokens[-1] == next_token(prefixes_of(tokens[:-1])[-1])

@@ -538,3 +538,32 @@ def test_embeddings(client: openai.OpenAI, demo: LLM, server: ServerProcess, hea
         answer = post(server, headers, "/v1/embeddings", **({"model": "demo", "input": "x"} | fields))
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == next(iter(fields))
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_the_reason_of_a_stop(server: ServerProcess, headers: dict[str, str], is_chat: bool) -> None:
+    """Which stop string or stop token id ended an answer; in a stream its last chunk says so."""
+    route = "chat/completions" if is_chat else "completions"
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    body |= {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {"prompt": "Once upon a time"}
+
+    def choice(**more: Any) -> dict[str, Any]:
+        answer = httpx.post(f"{server.url}/v1/{route}", json=body | more, headers=headers, timeout=SECONDS)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()["choices"][0]
+        return found
+
+    def streamed(**more: Any) -> list[dict[str, Any]]:
+        said = body | more | {"stream": True}
+        answer = httpx.post(f"{server.url}/v1/{route}", json=said, headers=headers, timeout=SECONDS)
+        return [json.loads(line[6:])["choices"][0] for line in answer.text.splitlines() if line.startswith("data: {")]
+
+    first = choice(return_token_ids=True)
+    text, ids = first["message"]["content"] if is_chat else first["text"], first["token_ids"]
+    assert (first["finish_reason"], first["stop_reason"]) == ("length", None)
+    for stop, reason in (({"stop": ["\x00", text[5:8]]}, text[5:8]), ({"stop_token_ids": [ids[3]]}, ids[3])):
+        for found in (choice(**stop), streamed(**stop)[-1]):
+            assert (found["finish_reason"], found["stop_reason"]) == ("stop", reason)
+    *chunks, last = streamed()
+    assert (last["finish_reason"], last["stop_reason"]) == ("length", None)
+    assert all("stop_reason" not in chunk for chunk in chunks)

@@ -203,3 +203,172 @@ def test_timings(server: ServerProcess, headers: dict[str, str], route: str) -> 
             f"{server.url}/v1/{other}", json={**fields, "timings_per_token": True}, headers=headers, timeout=SECONDS
         )
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "timings_per_token"
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "json_schema", "name": "test", "schema": {"const": "foooooo"}}, '"foooooo"'),
+        ({"type": "json_object"}, r"\{.*"),
+        ({"type": "text"}, ".*"),
+        ({"type": "json_schema", "name": "test"}, None),
+    ],
+)
+def test_formats_of_responses(
+    server: ServerProcess, headers: dict[str, str], form: dict[str, Any], pattern: str | None
+) -> None:
+    """llama.cpp, test_compat_oai_responses.py: test_responses_with_text_format."""
+    body = {"input": "Write an example", "max_output_tokens": 24, "text": {"format": form}}
+    answer = httpx.post(f"{server.url}/responses", json=body, headers=headers, timeout=SECONDS)
+    if pattern is None:
+        assert answer.status_code == 400 and "error" in answer.json()
+    else:
+        message = next(item for item in answer.json()["output"] if item["type"] == "message")
+        assert re.fullmatch(pattern, message["content"][0]["text"], re.DOTALL)
+
+
+def test_events_of_a_response(client: openai.OpenAI) -> None:
+    """llama.cpp, test_compat_oai_responses.py: test_responses_with_openai_library,
+    test_responses_stream_with_openai_library.
+    """
+    call: Any = {"model": "demo", "input": BOOK, "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**call)
+    assert whole.id.startswith("resp_") and (whole.output[0].id or "").startswith("msg_")
+    text, ids, items = "", set(), set()
+    for event in client.responses.create(**call, stream=True):
+        if event.type in ("response.created", "response.in_progress", "response.incomplete"):
+            ids.add(event.response.id)
+        if event.type in ("response.output_item.added", "response.output_item.done"):
+            items.add(event.item.id)
+        if event.type in ("response.content_part.added", "response.content_part.done", "response.output_text.done"):
+            items.add(event.item_id)
+        if event.type == "response.output_text.delta":
+            items.add(event.item_id)
+            text += event.delta
+        if event.type == "response.incomplete":  # it is cut by its limit
+            assert event.response.output_text == text
+    assert len(ids) == len(items) == 1 and text == whole.output_text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "You are a helpful assistant."},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": " it?"}]}
+            ]
+        },
+        {"messages": [*BOOK[1:], {"role": "assistant", "content": "Hi there!"}, *BOOK[1:]]},
+        {"stop_sequences": ["\n", "END"]},
+        {"temperature": 0.5},
+        {"top_p": 0.9},
+        {"top_k": 40},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"metadata": {"user_id": "test_user_123"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_messages(server: ServerProcess, headers: dict[str, str], fields: dict[str, Any]) -> None:
+    """llama.cpp, test_compat_anthropic.py: test_anthropic_messages_basic and those of its fields."""
+    body = {"model": "demo", "max_tokens": 50, "messages": BOOK[1:], **fields}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=SECONDS).json()
+    assert (answer["type"], answer["role"]) == ("message", "assistant")
+    assert answer["content"][0]["type"] == "text" and answer["content"][0]["text"]
+    assert answer["stop_reason"] in ("end_turn", "max_tokens", "stop_sequence")
+    counts = ("cache_read_input_tokens", "input_tokens", "output_tokens")
+    assert all(isinstance(answer["usage"][name], int) for name in counts) and answer["usage"]["output_tokens"] > 0
+    assert "timings" not in answer and "choices" not in answer and "object" not in answer
+
+
+def test_a_stream_of_a_message(server: ServerProcess, headers: dict[str, str]) -> None:
+    """llama.cpp, test_compat_anthropic.py: test_anthropic_messages_streaming,
+    test_anthropic_streaming_content_block_indices.
+    """
+    body = {"model": "demo", "max_tokens": 30, "messages": BOOK[1:], "stream": True}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=SECONDS)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    names = [event["type"] for event in events]
+    deltas = names.count("content_block_delta")
+    begin, end = ["message_start", "content_block_start"], ["content_block_stop", "message_delta", "message_stop"]
+    assert deltas > 0 and [name for name in names if name != "ping"] == [
+        *begin,
+        *["content_block_delta"] * deltas,
+        *end,
+    ]
+    assert {event["index"] for event in events if "index" in event} == {0}
+    message = events[0]["message"]
+    assert message["content"] == [] and message["role"] == "assistant" and message["usage"]["input_tokens"] > 0
+    assert all(event["delta"]["type"] == "text_delta" for event in events if event["type"] == "content_block_delta")
+    assert events[-2]["delta"]["stop_reason"] in ("end_turn", "max_tokens")
+    assert events[-2]["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("fields", [{}, {"system": "You are a helpful assistant."}])
+def test_counts_of_messages(server: ServerProcess, headers: dict[str, str], fields: dict[str, str]) -> None:
+    """llama.cpp, test_compat_anthropic.py: test_anthropic_count_tokens and those of its fields."""
+    body = {"model": "demo", "messages": BOOK[1:], **fields}
+    answer = httpx.post(f"{server.url}/v1/messages/count_tokens", json=body, headers=headers, timeout=SECONDS)
+    assert answer.json().keys() == {"input_tokens"} and answer.json()["input_tokens"] > 0
+
+
+@pytest.mark.parametrize("content", ["string", [12, 34, 56], ["one", "two"], ["one", [12, 34]], [[12, 34], [56]]])
+def test_inputs_of_embeddings(server: ServerProcess, headers: dict[str, str], content: Any) -> None:
+    """llama.cpp, test_embedding.py: test_embedding_mixed_input, test_embedding_single, test_embedding_multiple,
+    test_embedding_usage_multiple.
+    """
+    answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": content}, headers=headers, timeout=SECONDS).json()
+    several = isinstance(content, list) and not isinstance(content[0], int)
+    assert len(answer["data"]) == (len(content) if several else 1)
+    for entry in answer["data"]:
+        assert sum(x * x for x in entry["embedding"]) == pytest.approx(1, abs=1e-3)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize("content", [[], {"content": "string"}, "This is a test " * 512])
+def test_inputs_that_are_no_embeddings(server: ServerProcess, headers: dict[str, str], content: Any) -> None:
+    """llama.cpp, test_embedding.py: test_embedding_invalid_input, test_embedding_error_prompt_too_long."""
+    answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": content}, headers=headers, timeout=SECONDS)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        (
+            {"regex": r'\{\n   "name": "\w{1,9}",\n   "people": \d{1,9}\n\}'},
+            r'\{\n   "name": "\w+",\n   "people": \d+\n\}',
+        ),
+        ({"ebnf": 'root ::= "Hello" | "Hi" | "Hey"'}, "Hello|Hi|Hey"),
+        (
+            {"ebnf": 'root ::= "{" pair "}"\npair ::= "\\"name\\"" ":" string\nstring ::= "\\"" [A-Za-z]+ "\\""'},
+            r'\{"name":"[A-Za-z]+("\})?',
+        ),
+    ],
+)
+def test_grammars_of_sglang(
+    server: ServerProcess, headers: dict[str, str], fields: dict[str, str], pattern: str
+) -> None:
+    """SGLang, test/srt/openai_server: test_openai_server.py: test_regex; test_openai_server_ebnf.py."""
+    body = {"messages": BOOK, "temperature": 0, "max_tokens": 64, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=SECONDS)
+    content = answer.json()["choices"][0]["message"]["content"]
+    assert re.fullmatch(pattern, content, re.DOTALL), content
+
+
+def test_answers_that_go_on(server: ServerProcess, headers: dict[str, str]) -> None:
+    """SGLang, test/srt/openai_server/validation: test_openai_server_ignore_eos.py; test_matched_stop.py, whose field
+    `matched_stop` is vLLM's `stop_reason` here; test_request_length_validation.py.
+    """
+
+    def ask(**fields: Any) -> httpx.Response:
+        body = {"messages": BOOK, "temperature": 0, **fields}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=SECONDS)
+
+    long = ask(max_tokens=200, ignore_eos=True).json()
+    assert long["usage"]["completion_tokens"] == 200 and long["choices"][0]["finish_reason"] == "length"
+    for fields, reason, stop in (({"stop": "."}, "stop", "."), ({"ignore_eos": True}, "length", None)):
+        (choice,) = ask(max_tokens=100, **fields).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
+    refused = ask(messages=[{"role": "user", "content": "hello " * 1200}])
+    assert refused.status_code == 400 and "context length" in refused.json()["error"]["message"]

@@ -143,6 +143,69 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert not any("Traceback" in line for line in server.lines), server.lines
 
 
+STUCK = """
+import sys, time, infinilm.llm
+from infinilm.cli.main import main
+class Stuck(infinilm.llm.LLM):
+    def asubmit(self, prompts, params=None, **sampling):
+        def hang(token_ids, logits):
+            sys.stderr.write("inside\\n")
+            time.sleep({seconds})
+        import dataclasses
+        return super().asubmit(prompts, dataclasses.replace(params, logits_processor=hang), **sampling)
+infinilm.llm.LLM = Stuck
+sys.exit(main(["serve", "--uds", "socket"]))
+"""
+
+
+def test_a_second_signal_does_not_wait_for_a_step(tmp_path: Path) -> None:
+    """Where the engine is at work for as long as this test waits, and longer; the path of the socket is free then."""
+    command = [sys.executable, "-c", STUCK.format(seconds=2 * SECONDS)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert " at unix:" in process.stderr.readline()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(tmp_path / "socket"))
+                body = json.dumps({"prompt": "x"})
+                head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+                client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+                assert process.stderr.readline() == "inside\n"
+                process.send_signal(signal.SIGINT)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(2)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
+    assert not (tmp_path / "socket").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="what is written to it finds a full disk")
+def test_a_log_on_a_full_disk(tmp_path: Path) -> None:
+    """Nothing of it can be written, and clients get their answers."""
+    path = tmp_path / "socket"
+    command = [sys.executable, "-m", "infinilm", "serve", "--uds", str(path), "--log-requests"]
+    with open("/dev/full", "wb") as full, subprocess.Popen(command, cwd=tmp_path, stdout=full, stderr=full) as process:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+
+                def is_ready() -> bool:
+                    assert process.poll() is None
+                    with socket.socket(socket.AF_UNIX) as probe:
+                        listens = probe.connect_ex(str(path)) == 0
+                    return listens and client.get("/health", timeout=SECONDS).status_code == 200
+
+                wait_for(is_ready)
+                for prompt, status in (("Once", 200), (3, 400)):
+                    answer = client.post("/v1/completions", json={"prompt": prompt}, timeout=SECONDS)
+                    assert answer.status_code == status
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
+
+
 def test_keys_are_read_again_and_the_log_tells_of_requests(tmp_path: Path) -> None:
     """In the middle of a stream; and while it drains it is alive, but not ready."""
     file = tmp_path / "keys"

@@ -99,6 +99,8 @@ FIELDS: list[tuple[dict[str, Any], Callable[[str], None]]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE, "strict": False}}}, is_animal),
     ({"json_schema": SCHEMA}, is_animal),
     ({"grammar": GBNF}, matches(r"\(*x\)*")),
+    ({"regex": "[a-f]{2,9}!"}, matches("[a-f]{2,9}!")),
+    ({"ebnf": GBNF}, matches(r"\(*x\)*")),
     ({"guided_json": SCHEMA}, is_animal),
     ({"guided_regex": "[a-f]{2,9}!"}, matches("[a-f]{2,9}!")),
     ({"guided_choice": ["yes", "no"]}, matches("yes|no")),
@@ -155,6 +157,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"grammar": "root ::= (", }, "grammar", "GBNF"),
     ({"grammar": GBNF, "json_schema": {}}, "grammar", AND),
+    ({"regex": "("}, "regex", "unclosed group"),
+    ({"ebnf": "root ::= ("}, "ebnf", "GBNF"),
+    ({"ebnf": GBNF, "regex": "a"}, "ebnf", f"{AND} regex"),
     (as_schema({"uniqueItems": True}), "response_format", r"\$\.uniqueItems is a keyword that cannot be enforced"),
     ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.structures", "missing"),
 ]  # fmt: skip

@@ -1,0 +1,61 @@
+"""Drafts: tokens that probably come next, which one step verifies together.
+
+A step computes the newest token of a sequence and its draft as so many rows. Each row draws exactly what decoding one
+token at a time would draw there, since neither logits nor random numbers depend on what else a step computes. A drafted
+token is right when it equals what the row before it drew; the rows behind the first wrong one are dropped. So a draft
+changes how fast an answer comes, and no bit of it, whatever a drafter proposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.sampling_params import SamplingParams
+
+__all__ = ["DraftRequest", "Drafter", "Drafters"]
+
+
+class Drafter(Protocol):
+    """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick."""
+
+    def update(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that are known now: first the prompt, then what the sequence generates, in order, each once.
+
+        They come just before a draft is asked for, so several at once; a drafter never sees a token that is taken
+        back.
+        """
+
+    def draft(self, limit: int) -> list[int]:
+        """The tokens that may come next, `limit` at most (>= 1), in order; none if it has nothing to offer.
+
+        A draft ends before the first token that is not in the vocabulary or that ends the sequence. After an exception,
+        which is logged, the sequence gets no more drafts.
+        """
+
+
+class DraftRequest(Protocol):
+    """What a factory of drafters may read of a sequence (`infinilm.scheduling.sequence.Sequence`), and not change."""
+
+    @property
+    def prompt_token_ids(self) -> npt.NDArray[np.int32]:
+        """[num_prompt_tokens]: the prompt, which `Drafter.update` gets, too."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """How its tokens are chosen, and when it ends."""
+
+    @property
+    def constraint(self) -> Any:
+        """The grammar (`infinilm.scheduling.matcher.Matcher`) or None.
+
+        It has taken in the tokens so far whenever a drafter is called, and becomes None when it allows every token from
+        then on.
+        """
+
+
+Drafters = Callable[[DraftRequest], "Drafter | None"]
+"""Makes the drafter of a new sequence, each sequence of a request its own; None: the sequence gets no drafts."""
