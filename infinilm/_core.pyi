@@ -79,36 +79,10 @@ def cuda_free_bytes(device: int) -> int:
 def default_num_threads() -> int:
     """Cores this process may use, no more than its cgroups' quota."""
 
-def uniform(seed: int, position: int) -> float:
-    """The uniform draw in [0, 1) of a request's seed at a position."""
-
-def fill_uniform(seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
-    """uniform() for many requests at once."""
-
-def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], penalties: Annotated[NDArray[numpy.float32], dict(shape=(3), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order='C', device='cpu', writable=False)]) -> None:
-    """
-    What penalties [3] and tokens [num_changes, 3], as Batch has them for each row, change in logits [vocab_size], in place.
-    """
-
 def measure_cpu_limits(num_threads: int = 0, compute_dtype: str = 'float32', buffer_bytes: int = 1073741824) -> tuple[float, float]:
     """
     Measured read bandwidth in bytes/s and arithmetic peak in flop/s. buffer_bytes: what is read, 64 MiB to 1 GiB.
     """
-
-class PreparedLinear:
-    """Weights of a linear in a backend's own form."""
-
-    @property
-    def in_features(self) -> int: ...
-
-    @property
-    def out_features(self) -> int: ...
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
-        """
-        Panels and scales, as adopt_linear takes them; None where there are none.
-        """
 
 class Backend:
     """
@@ -127,6 +101,15 @@ class Backend:
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
 
+    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
+        """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
+
+    def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
+        """x: [num_tokens, num_heads, in_features]; weight: by_head."""
+
+    def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
+        """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
+
     def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none', multiplier: float = 1.0) -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
@@ -138,18 +121,6 @@ class Backend:
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0, scale: float = 1.0) -> None: ...
 
-    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
-        """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
-
-    def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
-        """x: [num_tokens, num_heads, in_features]; weight: by_head."""
-
-    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
-
-    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
-
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
-
     def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
 
     def soft_cap(self, x: Tensor, cap: float) -> None:
@@ -157,25 +128,54 @@ class Backend:
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
 
+    def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
+
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
+
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
+
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None) -> None: ...
+
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
-    def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
-        """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
-
     def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor) -> None: ...
 
     def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float) -> None: ...
-
-    def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
     def log_probs(self, logits: Tensor, drawn: Tensor, num_logprobs: Tensor, ids: Tensor, logprobs: Tensor) -> None: ...
 
     def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor, token_ids: Tensor | None = None, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
+
+class PreparedLinear:
+    """Weights of a linear in a backend's own form."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None]:
+        """
+        Panels and scales, as adopt_linear takes them; None where there are none.
+        """
+
+def uniform(seed: int, position: int) -> float:
+    """The uniform draw in [0, 1) of a request's seed at a position."""
+
+def fill_uniform(seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """uniform() for many requests at once."""
+
+def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], penalties: Annotated[NDArray[numpy.float32], dict(shape=(3), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order='C', device='cpu', writable=False)]) -> None:
+    """
+    What penalties [3] and tokens [num_changes, 3], as Batch has them for each row, change in logits [vocab_size], in place.
+    """
 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
@@ -928,6 +928,10 @@ def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[st
     """
     By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.
     """
+
+DELTA_MOST_TAPS: int = 8
+
+DELTA_MOST_K_DIM: int = 256
 
 PACKED_LAYOUT_VERSION: int = 1
 

@@ -8,8 +8,8 @@
 Fails where one spills registers, uses local memory, or says that wgmma is serialized: a toolkit that a user installs
 with does so silently. Compilers give the same every time. So a file that has passed is not compiled again while it, the
 headers that it includes, nvcc, its flags and the toolkits are what they were: ptx_passed.json has a digest of all these
-for each file. Whenever a file is compiled, nvcc says which headers it has read, and one that the digest lacks is an
-error. What was compiled since is kept in ~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
+for each file, without their comments. Whenever a file is compiled, nvcc says which headers it has read, and one that
+the digest lacks is an error. What was compiled since is kept in ~/.cache/infinilm/ptx (or below XDG_CACHE_HOME).
 """
 
 from __future__ import annotations
@@ -102,9 +102,21 @@ def inputs_of(source: Path) -> list[Path]:
     return sorted(known)
 
 
+def code_of(text: str) -> str:
+    """The lines of a C++ file without comments, ends of lines and empty lines: a comment makes no other kernel."""
+    code = re.sub(
+        r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""",
+        lambda found: " " if found[0].startswith("/") else found[0],
+        text,
+        flags=re.DOTALL,
+    )
+    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())
+
+
 def digest_of(source: Path) -> str:
-    """One of a source and of all that it includes, which is the same in another folder."""
-    return digest(*(part for path in inputs_of(source) for part in (name_of(path).encode(), path.read_bytes())))
+    """One of the code of a source and of all that it includes, which is the same in another folder."""
+    inputs = ((name_of(path), code_of(path.read_text())) for path in inputs_of(source))
+    return digest(*(part.encode() for pair in inputs for part in pair))
 
 
 def name_of(path: Path) -> str:

@@ -66,8 +66,8 @@ struct SlidingFirstKey {
 struct AttentionKernelArgs : AttentionArgs {
     int group;    // query heads of a kv head
     float scale;  // softmax_scale * log2(e)
-    // Of scores before softmax_scale, 0: none; -2 cap; 2 log2(e) / cap. Not worked out by the threads, who have no
-    // registers for it.
+    // The cap of scores before softmax_scale, 0: none; -2 cap; 2 log2(e) / cap. The host works these out, since threads
+    // have no registers for it.
     float cap, minus_2_cap, cap_scale;
     Divider per_block;  // by block_size
     FirstKey first_key;
@@ -125,7 +125,7 @@ struct RowsOf {
     __device__ __forceinline__ int end(int row) const { return first_position + row / group + 1; }
     __device__ __forceinline__ int begin(int row) const { return max(0, first_key(end(row))); }
     __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
-    // Of its `head_dim` elements in q or out, whose tokens are `stride` apart.
+    // The offset of a row's `head_dim` elements in q or out, whose tokens are `stride` apart.
     __device__ __forceinline__ int64_t offset(int row, int64_t stride, int head_dim) const {
         const int token = row / group;
         return (first_token + token) * stride + static_cast<int64_t>(first_head + row - token * group) * head_dim;
@@ -277,7 +277,7 @@ struct Factors {
         chunk = power_of_two(chunk_m - largest);
         m = largest;
     }
-    // Of sums and outputs alike.
+    // For sums and outputs alike.
     __device__ __forceinline__ float merge(float x, float chunk_x) const {
         return __fmaf_rn(chunk_x, chunk, __fmul_rn(x, before));
     }

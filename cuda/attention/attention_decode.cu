@@ -55,7 +55,7 @@ struct DecodeTile {
         }
     }
     __device__ __forceinline__ bool is_whole() const { return slot < 0; }
-    // Of a chunk's partial results.
+    // A chunk's partial results.
     __device__ __forceinline__ float* partial(const AttentionKernelArgs& p, int chunk) const {
         const int64_t row = slot + static_cast<int64_t>(kv_head * chunks + chunk) * num_rows;
         return static_cast<float*>(p.work.workspace) + row * p.work.row_floats;
@@ -143,7 +143,7 @@ struct DecodeSums {
 };
 
 // The scores and weights of a warp's piece of a chunk, and what they say of m; the weights of all pieces come to lie in
-// room.weights. load_next(part): starts the copies of the keys behind this part, once nobody reads it.
+// room.weights. load_next(part): starts the copies of the keys behind this part, once no thread reads it.
 template <class T, class Shape, class Load>
 __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const DecodeTile& tile,
                                             const DecodeRoom<T, Shape>& room, int chunk_begin, RowState (&rows)[2],
@@ -344,7 +344,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
             const int width = p.value_dim - part * kColumns;
             if (part > 0) {
                 if (width <= 0) break;
-                __syncthreads();  // nobody reads the part before any more
+                __syncthreads();  // no thread reads the part before any more
                 load_values(i, part);
                 cp_async_wait<0>();
                 __syncthreads();
@@ -352,7 +352,7 @@ __device__ __forceinline__ void run_item(const AttentionKernelArgs& p, DecodeTil
             add_part<T>(chunk.out + 2 * part * Shape::kWarpPairs, weights, room, first_unit, width);
         }
         locate(i + 2);
-        __syncthreads();  // nobody reads the values or the weights any more; the rows of the chunk after the next have
+        __syncthreads();  // no thread reads the values or the weights any more; rows of the chunk after the next have
                           // come
         if (Shape::kShared)
             load_keys(i + 1, 0);
@@ -403,7 +403,7 @@ cudaError_t launch_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
         {grid, dim3(kDecodeThreads), size_t{DecodeShape<D, kColumns>::kBytes}, stream}, p);
 }
 
-// Of all columns at a time where a block may have as much shared memory, else of kColumns.
+// Takes all columns at a time where a block may have as much shared memory, else kColumns.
 template <class T, int D, int kColumns>
 cudaError_t launch_wide_decode(const AttentionKernelArgs& p, cudaStream_t stream) {
     static_assert(fits_any_device(DecodeShape<D, kColumns>::kBytes) && sizeof(DecodeTile) <= declared_shared_bytes);

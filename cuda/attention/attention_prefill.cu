@@ -73,7 +73,7 @@ struct PrefillRing {
     }
 };
 
-// Writes a warp's rows by way of its queries' place, which nobody has read since the barrier of the last part.
+// Writes a warp's rows by way of its queries' place, which no thread has read since the barrier of the last part.
 template <class T, int D, int kTiles>
 __device__ __forceinline__ void store_rows(const float (&total)[kTiles][D / 8][4], float inverse_l, T* tile, int row0,
                                            const Rows& rows, const AttentionKernelArgs& p) {

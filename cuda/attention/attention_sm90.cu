@@ -2,7 +2,7 @@
 //
 // Persistent blocks, one to an SM, over the tiles of the list of work (128 rows of a (sequence, kv head), those with
 // most keys first). Four warps bring keys and values by TMA: a stage of their ring is the keys or the values of a
-// chunk, in boxes of (a part of) a block of the cache; what nobody sees comes as zeros. Two warpgroups have 64 rows
+// chunk, in boxes of (a part of) a block of the cache; keys that no row sees come as zeros. Two warpgroups have 64 rows
 // each. Of a chunk, a warpgroup has all scores in registers (Q K^T, both from shared memory), makes them weights by the
 // arithmetic of attention.cuh, and multiplies these, from registers, by 64 columns of values at a time, which it merges
 // into the totals; the keys of the next chunk are multiplied meanwhile. The sums of weights are eight more columns of
@@ -65,7 +65,7 @@ struct Sm90Tile {
 
 using SlidingRows = RowsOf<SlidingFirstKey>;
 
-// Of rows [row0, row0 + count): the keys that any of them sees, nothing if there is none of these rows; their chunks.
+// The keys that any of rows [row0, row0 + count) sees, none if these rows are not there; and the chunks of the keys.
 struct RowKeys {
     int begin, end;
     __device__ __forceinline__ RowKeys(const SlidingRows& rows, int row0, int count)
@@ -105,8 +105,8 @@ struct Sm90Maps {
     int box_rows;            // a power of two, of which block_size is a multiple
 };
 
-// Makes zeros of what a warp's boxes have of keys that nobody sees, if somebody sees a part of the box: a weight of 0
-// times what may lie there, NaN, is not 0.
+// Where a row sees a part of a box of a warp, sets those keys of the box to zero that no row sees: NaN may lie there,
+// and a weight of 0 times NaN is not 0.
 template <int kParts>
 __device__ __forceinline__ void clear_unseen(uint8_t* stage, int first_key, Span visible, int box_rows) {
     const int key = first_key + static_cast<int>(lane_id());
@@ -174,7 +174,7 @@ __device__ __forceinline__ void load_tiles(const AttentionKernelArgs& p, const S
 
 // ---- warpgroups that multiply ------------------------------------------------------------------------------------
 
-// Of the place of 8 columns of a warpgroup's queries, or of its outputs, swizzled as TMA would.
+// The place of 8 columns of a warpgroup's queries, or of its outputs, swizzled as TMA would.
 __device__ __forceinline__ uint8_t* query_place(uint8_t* queries, int row, int unit) {
     return queries + unit / 8 * kGroupBytes + row * kBoxColumns * 2 + (unit % 8 ^ (row & 7)) * 16;
 }

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attention_wide_kernel(cons
     copy_all_queries<T, Shape>(queries, p);  // the barrier of the first part is theirs
     queries += tile_elements<kPartUnits>(half * kHalfRows);
 
-    // Of the first 16 keys of a part: what a lane gives to an ldmatrix of its warp's columns.
+    // The place that a lane gives to an ldmatrix of its warp's columns, for the first 16 keys of a part.
     const int value_place =
         place<kPartUnits>(static_cast<int>(lane_id()) % 16, 2 * piece + static_cast<int>(lane_id()) / 16);
     Keeper own;

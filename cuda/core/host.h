@@ -41,9 +41,9 @@ inline void check(cudaError_t error, std::string_view what) {
         by_kernel && !sync_launches() ? ": an op that ran before has failed (INFINILM_CUDA_SYNC=1 tells which)" : ""));
 }
 
-// Calls f with this device current, from any thread, which has the device afterwards that it had before. By a thread of
-// its own where that is another one: to return to a device by cudaSetDevice would make a context there, some hundred
-// megabytes on a GPU that may be somebody else's.
+// Calls f with this device current, from any thread, whose own device stays as it is. If that is another device, f runs
+// on a thread of its own: to return to a device by cudaSetDevice would make a context there, which takes some hundred
+// megabytes on a GPU that other programs may be using.
 template <class F>
 void on_device(int device, F f) {
     int current = -1;

@@ -64,7 +64,7 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* address)
 __device__ __forceinline__ void store_release_system(unsigned* address, unsigned value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-// 16 bytes to memory of a peer, seen by whoever sees a later store_release_system.
+// 16 bytes to memory of a peer, seen by threads that see a later store_release_system.
 __device__ __forceinline__ void store_peer_16(void* address, uint4 v) { *static_cast<uint4*>(address) = v; }
 // Returns the old value: the last arriver of n sees n - 1, and everything its predecessors wrote. Writes of other
 // threads of the block count once a __syncthreads() lies between.

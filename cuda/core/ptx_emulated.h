@@ -21,8 +21,8 @@ inline void emulated_fill_16(void* dst, uint64_t word) {
     static_cast<uint64_t*>(dst)[1] = word;
 }
 
-// What a copy will read and write, touched at issue: the destination is poisoned, so that whoever reads too early reads
-// NaN, and ThreadSanitizer sees both accesses where the program ordered them.
+// Touches at issue the memory that a copy will read and write: the destination is poisoned, so that a thread that reads
+// too early reads NaN, and ThreadSanitizer sees both accesses where the program ordered them.
 inline void emulated_issue_16(void* dst, const void* src) {
     [[maybe_unused]] const uint64_t low = static_cast<const volatile uint64_t*>(src)[0];
     [[maybe_unused]] const uint64_t high = static_cast<const volatile uint64_t*>(src)[1];

@@ -53,8 +53,8 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Registers that a wgmma reads or writes: the compiler moves no other access to them past this. Before wgmma_fence()
-// for what was written before, after wgmma_wait() for what is read then.
+// Registers that a wgmma reads or writes: the compiler moves no other access to them past this. It stands before
+// wgmma_fence() for earlier writes, and after wgmma_wait() for later reads.
 template <int kCount>
 __device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
 #pragma unroll

@@ -3,7 +3,7 @@
 // has the same bits however its tokens are cut into steps, and from decode as from prompts.
 //
 // causal_conv: a thread for a channel of 8 tokens, or of one where each sequence has one. The one of a sequence's first
-// token also has those behind it that see the state, and leaves the new state: nobody else reads or writes it, so both
+// token also has those behind it that see the state, and leaves the new state: no other thread uses either, so both
 // states may be one. Bytes: a row of x is read once from memory, 1.4 times from L1 or L2; out is written once, states
 // are read and written once a sequence.
 //
@@ -16,7 +16,7 @@
 // A token costs 4 operations an element of the state, and a single prompt has one warp for each scheduler of the
 // device, so nothing may wait. The tokens of a tile of 16 lie in shared memory, q and k normed and the gates computed,
 // again for each head that shares them. The next tile is on its way from memory meanwhile, the next token from shared
-// memory, and between a token's sums over its rows and what they change, the warp does what needs neither.
+// memory, and between a token's sums over its rows and the updates by them, the warp does work that needs neither.
 #include "cuda/core/launch.cuh"
 #include "cuda/core/ptx.cuh"
 #include "cuda/core/visit.cuh"
@@ -114,7 +114,7 @@ cudaError_t causal_conv(const CausalConvArgs& args, cudaStream_t stream) {
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
         return args.taps <= 4 ? launch<causal_conv_kernel<T, 4>>(config, args, tile_tokens)
-                              : launch<causal_conv_kernel<T, 8>>(config, args, tile_tokens);
+                              : launch<causal_conv_kernel<T, most_taps>>(config, args, tile_tokens);
     });
 }
 
@@ -483,12 +483,12 @@ cudaError_t launch_delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
 
 cudaError_t delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
-    if (args.k_dim > 256 || args.v_dim % 2 != 0) return cudaErrorInvalidValue;
+    if (args.k_dim > most_k_dim || args.v_dim % 2 != 0) return cudaErrorInvalidValue;
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
         if (args.k_dim <= 4 * kRowGroups) return launch_delta_rule<T, 4>(args, stream);
         return args.k_dim <= 16 * kRowGroups ? launch_delta_rule<T, 16>(args, stream)
-                                             : launch_delta_rule<T, 32>(args, stream);
+                                             : launch_delta_rule<T, most_k_dim / kRowGroups>(args, stream);
     });
 }
 

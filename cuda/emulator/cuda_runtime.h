@@ -182,8 +182,8 @@ unsigned infinilm_emulator_contexts();
 // Bytes that were copied from the host to devices, by this process so far.
 uint64_t infinilm_emulator_uploaded_bytes();
 
-// Of every kernel that was loaded or launched since the last call, a line: its name, how often it was launched or
-// captured, and the most dynamic shared memory of a block. Separated by tabs; the text is there until the next call.
+// A line for every kernel that was loaded or launched since the last call: its name, how often it was launched or
+// captured, and the most dynamic shared memory of a block. Tabs separate these; the text is there until the next call.
 const char* infinilm_emulator_take_launches();
 
 // Work of a library that stands in for one with kernels of its own, such as an NCCL of tests: run(data) when its turn
@@ -232,7 +232,7 @@ template <class... P>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
-// Of clusters in one dimension, given by the only attribute.
+// For clusters in one dimension, which the only attribute gives.
 template <class... P>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*kernel)(P...), const cudaLaunchConfig_t* config) {
     int blocks = 0, sms = 0;

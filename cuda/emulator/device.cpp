@@ -35,7 +35,7 @@ int driver_depth = 0;
 std::set<int> contexts;
 pid_t first_process = 0;  // that used the device
 
-// Of a kernel that is loaded: what infinilm_emulator_take_launches() tells.
+// What infinilm_emulator_take_launches() tells of a kernel that is loaded.
 struct Launches {
     uint64_t count = 0;
     size_t most_shared_bytes = 0;
@@ -45,7 +45,7 @@ std::map<const void*, Launches>& launches() {
     return of_kernels;
 }
 
-// Of the driver, which compiles PTX for a device that no machine code is for; 0: there is some.
+// Time that the driver takes to compile PTX for a device that no machine code is for; 0: there is machine code.
 int compile_ms() { return setting("INFINILM_EMULATOR_COMPILE_MS", 0); }
 
 // A kernel is loaded on a device when it is first needed there (CUDA_MODULE_LOADING=LAZY, the default since 12.2).

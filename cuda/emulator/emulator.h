@@ -60,7 +60,7 @@ void wgmma_fence();
 float* wgmma_accumulators(float* d, unsigned count, bool accumulate);
 void wgmma_finished(float* accumulators);
 
-// mbarriers by address. An asynchronous copy runs when somebody needs the phase it completes.
+// mbarriers by address. An asynchronous copy runs when a thread needs the phase it completes.
 void mbarrier_init(void* barrier, unsigned count);
 void mbarrier_arrive(void* barrier, unsigned count, int64_t expect_bytes);
 void mbarrier_complete_async(void* barrier, unsigned bytes, Action action);

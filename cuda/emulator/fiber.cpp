@@ -49,7 +49,7 @@ namespace infinilm::emulator {
 namespace {
 
 constexpr size_t kGuard = 4096;
-// Of the host thread, whose own context schedules.
+// The fiber of the host thread, whose own context schedules.
 thread_local Fiber scheduler;
 
 struct Slab {
@@ -58,7 +58,7 @@ struct Slab {
 };
 Slab slabs[kMaxGrids];
 
-// Goes on with `to`, and returns when somebody goes on with `from`: never, where that is `for_ever`.
+// Goes on with `to`, and returns when another fiber goes on with `from`: never, where that is `for_ever`.
 void switch_fibers(Fiber& from, Fiber& to, [[maybe_unused]] bool for_ever = false) {
 #ifdef INFINILM_EMULATOR_ASAN
     __sanitizer_start_switch_fiber(for_ever ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);

@@ -56,7 +56,7 @@ bool is_stack_guard(const void* address);
 // The same for other memory that blocks use one after the other.
 void remap_for_tsan(void* memory, size_t bytes);
 
-// Order for ThreadSanitizer: what happened before release(p) happened before what follows acquire(p).
+// Order for ThreadSanitizer: all that precedes release(p) happened before all that follows acquire(p).
 inline void release([[maybe_unused]] const void* object) {
 #ifdef INFINILM_EMULATOR_TSAN
     __tsan_release(const_cast<void*>(object));
@@ -80,7 +80,7 @@ private:
     [[maybe_unused]] void* fiber_ = nullptr;
 };
 
-// Whoever acquires `to` from now on knows what was released to `from`; the caller does not come to know it.
+// Threads that acquire `to` from now on know what was released to `from`; the caller does not come to know it.
 void pass_knowledge(const void* from, const void* to);
 
 // libc's memcpy, malloc and free are intercepted even in code that is not instrumented: ignore our own. Loud undoes it

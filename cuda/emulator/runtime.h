@@ -37,7 +37,7 @@ private:
 };
 RuntimeLock& runtime_lock();
 // The lock of the process that a driver holds while it loads a kernel, copies to pageable memory or waits for room in a
-// stream's queue; whoever enqueues anything meanwhile waits for it, and their devices go on with what they have. A
+// stream's queue; threads that enqueue anything meanwhile wait for it, and their devices go on with earlier work. A
 // kernel that waits for what such a thread would launch then waits for ever. Not every driver does so everywhere; seen
 // in NVIDIA/nccl#613, jax-ml/jax#11637, meta-pytorch/torchcomms#2334 and openxla/xla#38932.
 class DriverLock {

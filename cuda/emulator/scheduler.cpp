@@ -20,13 +20,13 @@ thread_local Grid* running = nullptr;
 
 namespace {
 
-// Everything a grid did: released by its threads at their end, acquired by whoever waits for grids to end. Not by the
+// Everything a grid did: released by its threads at their end, acquired by threads that wait for the end. Not by the
 // scheduler between blocks, so that ThreadSanitizer sees blocks as concurrent.
 char grids_done;
 // What had ended when the last grid that was not launched as dependent began: known to those behind it from the start.
 char grids_before;
-// What had ended when the grid of a slot began: what its threads may wait for. Not what ends meanwhile, which is the
-// grid's own: a thread that begins late would know all of those that have ended, and no race between the two were seen.
+// Grids that had ended when the grid of a slot began, for which its threads may wait. Threads of the grid that end
+// meanwhile are left out: a thread that begins late would know all of them, and no race between the two would be seen.
 char done_at_start[kMaxGrids];
 constexpr uint64_t kLivelock = 20'000'000;
 constexpr uint64_t kPatience = 256;  // polls in vain before other grids run
@@ -202,7 +202,7 @@ void run_cluster(Grid& grid) {
         }
         grid.current = first;
         resume(first->fiber);
-        Thread& last = *grid.current;  // which has ended, or found nobody to pass on to
+        Thread& last = *grid.current;  // which has ended, or found no thread to pass on to
         give_way(grid);
         if (!last.done) continue;
         grid.idle_yields = 0;

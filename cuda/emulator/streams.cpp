@@ -26,7 +26,7 @@ struct Capture {
     std::thread::id thread;  // that began it
     bool invalid = false;
     std::vector<Work> work;
-    std::map<cudaStream_t, bool> streams;  // of the capture; true: has work nobody has waited for
+    std::map<cudaStream_t, bool> streams;  // of the capture; true: has work that no stream has waited for
 };
 struct CUstream_st {
     unsigned flags = cudaStreamDefault;
@@ -222,7 +222,7 @@ static bool queue_is_full(const CUstream_st& stream) {
 
 bool capturing(cudaStream_t stream) { return find(stream) && find(stream)->capture; }
 
-// A capture concerns every thread, its own thread, or nobody, by its mode.
+// A capture concerns every thread, its own thread, or none, by its mode.
 cudaError_t forbid_while_capturing() {
     for (Capture* capture : captures())
         if (capture->mode == cudaStreamCaptureModeGlobal ||

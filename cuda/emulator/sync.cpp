@@ -247,7 +247,7 @@ static void check_phase(MBarrier& m) {
 }
 
 // Carries out the copies that are due. ThreadSanitizer is not told: it has seen the issuer touch source and destination
-// at issue, and to it whoever waits would seem to have done the copy, which would hide races of that thread.
+// at issue, and to it a thread that waits would seem to have done the copy, which would hide races of that thread.
 static void deliver(MBarrier& m) {
     auto copies = std::move(m.copies);
     m.copies.clear();
@@ -258,7 +258,7 @@ static void deliver(MBarrier& m) {
     check_phase(m);
 }
 
-// Copies come as late as they may: when all ordinary arrivals are there and somebody waits.
+// Copies come as late as they may: when all ordinary arrivals are there and a thread waits.
 static bool due(const MBarrier& m) { return !m.copies.empty() && m.pending == 0; }
 
 void mbarrier_init(void* barrier, unsigned count) {

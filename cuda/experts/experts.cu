@@ -127,7 +127,7 @@ cudaError_t route(const RouteArgs& args, cudaStream_t stream) {
 
 __global__ void __launch_bounds__(kGroupThreads) group_rows_kernel(GroupRowsArgs args) {
     begin_kernel();
-    // Of each expert: its parts, then where the next of them goes; and its items.
+    // For each expert: the number of its parts, later the place of the next one; and the number of its items.
     INFINILM_SHARED(int, counts, [kMaxExperts]);
     INFINILM_SHARED(int, item_counts, [kMaxExperts]);
     const int thread = static_cast<int>(threadIdx.x), num_parts = args.num_tokens * args.top_k;

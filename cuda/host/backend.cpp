@@ -313,7 +313,7 @@ void CudaBackend::pack(const TensorView& weight, const BlockType* blocks, int fi
     synchronize();  // the source may go when this returns
 }
 
-// Of weights that came in blocks: others are still where they came from.
+// For weights that came in blocks; others are still where they came from.
 Tensor CudaBackend::unpack_linear(const PreparedLinear& linear, size_t part) {
     const auto& [piece, rows_of_part] = static_cast<const CudaLinear&>(linear).parts.at(part);
     const auto [begin, end] = rows_of_part;

@@ -51,7 +51,7 @@ private:
     Tensor copied_;  // in memory of the host, where it is done already
 };
 
-// Of all steps that may be under way, used in turn.
+// A landing for each step that may be under way; steps use them in turn.
 class Landings {
 public:
     Landing& fetch(const TensorView& sampled, const PinnedMemory& pinned, cudaStream_t stream) {

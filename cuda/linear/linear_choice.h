@@ -23,9 +23,9 @@ struct PrefillPlan {
 inline PrefillPlan choose_prefill(const LinearArgs& args, int num_sms) {
     const PackedWeight& w = args.weight;
     const int64_t steps = num_steps(w.k), row_blocks = (num_tiles(w) + 7) / 8;
-    // Of a step, 16 columns: the bytes it moves in shared memory are as 16 to 11, and 717 products a cycle were
-    // measured on an H100 with tiles of 128. To begin and end a block; to be the last of several; to write or read a
-    // part.
+    // Estimated cycles. A step is 16 columns: with tiles of 128 and of 64 it moves bytes of shared memory as 16 to 11,
+    // and 717 products a cycle were measured on an H100 with tiles of 128. begin: to begin and end a block; hand_over:
+    // to be the last of several; part: to write or read a part.
     constexpr int64_t step_of_128 = 16 * 23, step_of_64 = 11 * 23, begin = 3000, hand_over = 2000, part = 512;
     PrefillPlan best;
     auto consider = [&](int tokens, int splits) {

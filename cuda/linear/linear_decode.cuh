@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply(float (&sums)[R][NT][4], const Unit<F> 
         uint32_t columns[4];
         ldmatrix_x4(columns, x + tile * 512);
         if constexpr (kNorm) {
-            // Of the columns this lane holds. Read for each tile: registers are scarcer than shared memory's time.
+            // Weights of this lane's columns, read for each tile: registers are scarcer than shared memory's time.
             const float2* norm_weights = reinterpret_cast<const float2*>(stage + NT * 512) + lane % 4;
             const float inverse = inverses[8 * tile + lane / 4];
 #pragma unroll
@@ -187,9 +187,9 @@ __device__ __forceinline__ void reduce(const Work& work, const float (&sums)[R][
     const int lane = static_cast<int>(lane_id());
 #pragma unroll
     for (int piece = 0; piece < R / kPiece; ++piece) {
-        // In turns: who comes to write the first room again has met at the barrier those who had read it.
+        // In turns: a warp that writes the first room again has met at the barrier all those that had read it.
         float4* partial = rooms + (Shared::kRooms == 2 ? turn % 2 * (Shared::kPieceBytes / 16) : 0);
-        if (Shared::kRooms < 2) __syncthreads();  // nobody reads x or the last piece any more
+        if (Shared::kRooms < 2) __syncthreads();  // no thread reads x or the last piece any more
         float4* mine = partial + warp_id() * kUnits + lane;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -302,7 +302,7 @@ __device__ __forceinline__ void sum_groups_streamed(Work& work, uint8_t* smem, i
     };
 
     if constexpr (!Work::kListed) {
-        // Weights are nobody's output: the first of them are on their way to L2 before the kernel in front has ended.
+        // No kernel writes weights: the first of them are on their way to L2 before the kernel in front has ended.
         for (int i = 0; i < stages - 1 && is_more(); ++i, step())
             for_weights([&](int to, const uint8_t* from) {
                 if (to % 128 == 0) prefetch_l2(from);
@@ -365,7 +365,7 @@ __device__ __forceinline__ void sum_groups_held(Work& work, uint8_t* smem, int s
     for (int j = 0; j < kAhead; ++j)
         if (j < slice.length) fetch(weights[j], at(index, j), tiles - 1 - work.group(index) * R);
 
-    grid_dependency_wait();  // weights are nobody's output; all that follows may be
+    grid_dependency_wait();  // no kernel writes weights; all that follows may be the output of one
     work.enter(index);
     auto load = [&](uint8_t* stage) {
         if (column < slice.last_column) copy_columns<T, NT, kNorm>(work, stage, column, slice.end);

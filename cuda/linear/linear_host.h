@@ -16,7 +16,7 @@ inline std::unique_ptr<DeviceMemory> make_split_workspace(cudaStream_t stream) {
     return workspace;
 }
 
-// Of a piece of a linear: its outputs of `out` and `residual`. workspace: for blocks that share a tile, or null.
+// Arguments for a piece of a linear, which has some columns of `out`. workspace: for blocks that share a tile, or null.
 inline LinearArgs linear_args(const LinearParams& p, const CudaPiece& piece, Element type,
                               const DeviceMemory* workspace) {
     const PackedWeight& weight = piece.packed;

@@ -143,7 +143,7 @@ __device__ __forceinline__ void write_outputs(const LinearArgs& args, float* buf
     const int thread = threadIdx.x % kThreads, piece = thread % kPieces;
     const bool gate_up = joins_gate_up(args);
     const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
-    // Of gates and ups apart, rows beyond the last tile would be other features.
+    // Where gates and ups are apart, rows beyond the last tile would be other features.
     if (feature >= (gate_up ? w.n / 2 : w.n) || tile + piece / (gate_up ? 1 : 2) >= num_tiles(w)) return;
     const int tokens = min(kTokens, args.num_tokens - token);
     for (int t = thread / kPieces; t < tokens; t += kThreads / kPieces) {
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
                     __syncthreads();
                     loader.load(smem, stage + kPrefillStages);
                 }
-                // After the last stage: fragments of whatever is there, for nobody.
+                // Past the last stage these loads are dummies: no product uses them.
                 fragments[last ? 0 : i + 1].load(bytes_of(stage + last), last ? 0 : i + 1, warp_tile, warp_token);
                 fragments[i].template multiply<T>(sums, i);
                 end_turn(stage * kStageTurns + i);
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
         for (int stage = 0; stage < kPrefillStages - 1; ++stage) loader.load(smem, stage);
         for (int stage = 0; stage < stages; ++stage) {
             cp_async_wait<kPrefillStages - 2>();
-            __syncthreads();  // this stage is there for all, and nobody reads the one before any more
+            __syncthreads();  // this stage is there for all, and no thread reads the one before any more
             loader.load(smem, stage + kPrefillStages - 1);
 #pragma unroll
             for (int i = 0; i < kStageTurns; ++i) {

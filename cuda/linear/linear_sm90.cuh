@@ -38,7 +38,7 @@ struct HopperShape : StageShape<F, kTokens> {
     static constexpr int kStages = kMostStages < 8 ? kMostStages : 8;
     static constexpr int kSmemBytes = kStages * kStageBytes + kOtherBytes;
     static_assert(kOtherBytes >= kConsumers * kHalfBytes && kStages * kStageBytes >= kConsumers * kHalfBytes);
-    // Of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
+    // Registers of a thread that multiplies, and of another one: (2 x 224 + 56) x 128 <= 65536.
     static constexpr int kSums = kTokens / 2 * (F::kScales > 0 ? 3 : 2);
     static constexpr int kConsumerRegisters = kSums > 176 ? 224 : kSums > 128 ? 208 : 200;
     static constexpr int kOtherRegisters = 504 - kConsumers * kConsumerRegisters;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void stage_outputs(const LinearArgs& args, const floa
     }
 }
 
-// Of 8 numbers in T: activation(gate) * up, and y + residual.
+// activation(gate) * up, and y + residual, for 8 numbers in T.
 template <class T>
 __device__ __forceinline__ uint4 act_mul8(Activation activation, const T* gates, const T* ups) {
     const uint4 gate = *reinterpret_cast<const uint4*>(gates), up = *reinterpret_cast<const uint4*>(ups);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void write_half(const LinearArgs& args, uint8_t* buff
     thread = opaque(thread);
     const int pieces = gate_up ? 4 : 8, piece = thread % pieces, stride = kThreads / pieces;
     const int feature = gate_up ? 8 * (tile + piece) : feature_of_row(w, 16 * tile + 8 * piece);
-    // Of gates and ups apart, rows beyond the last tile would be other features.
+    // Where gates and ups are apart, rows beyond the last tile would be other features.
     if (feature >= (gate_up ? w.n / 2 : w.n) || tile + piece / (gate_up ? 1 : 2) >= num_tiles(w)) return;
     const int tokens = min(kTokens, args.num_tokens - token);
     const T* residual = static_cast<const T*>(args.residual) + token * args.residual_stride + feature;
@@ -187,7 +187,7 @@ struct HopperGrid {
         return place;
     }
     __device__ __forceinline__ bool shares_tile() const { return kShares && pair == HopperPair::same_tile; }
-    // Of this block.
+    // The slices of this block.
     __device__ __forceinline__ SliceRange slices(int units) const {
         if (!shares_tile()) return {units, 0, kSlices};
         return {units, rank() * kHalfSlices, (rank() + 1) * kHalfSlices};
@@ -199,7 +199,7 @@ struct HopperGrid {
 
 // What two blocks that share a tile leave in the second one's shared memory: the total of the first one's slices, and
 // the sums of each of the second one's slices but the last. These are added in this order, that of linear.cuh. A thread
-// finds in a part what it left there, or what the same thread of the first block did.
+// finds in a part its own numbers, or those of the same thread of the first block.
 template <int kTokens>
 struct SharedTile {
     static constexpr int kPart = kTileRows * kTokens / 4;
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
                         consume_slices<T, F, kTokens>(ring, row_tile, slices, sums,
                                                       [&] { shared.keep(slice++, sums); });
                     }
-                    cluster_sync();  // all parts are there, and nobody reads stages any more
+                    cluster_sync();  // all parts are there, and no thread reads stages any more
                     if (slices.first == 0) return;
                     shared.add_parts(totals);
                     add();

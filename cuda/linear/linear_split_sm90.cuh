@@ -35,7 +35,7 @@ struct SplitShape : StageShape<F, kTokens> {
     static constexpr int kSmemBytes = kStages * kStageBytes + kRoomBytes + kTotalBytes + kBarrierBytes;
 };
 
-// Of a cluster of 2^bits blocks.
+// The tiles of clusters of 2^bits blocks.
 struct SplitGrid {
     int bits, tiles, token_blocks;
 

@@ -1,5 +1,5 @@
 // What linear_prefill, linear_sm90 and linear_split_sm90 share: tiles of 128 packed rows, their order, where a slice of
-// k ends, and what an output is multiplied by and what is added.
+// k ends, and the scales and biases of outputs.
 #pragma once
 
 #include "cuda/linear/linear.cuh"

@@ -70,8 +70,8 @@ __device__ __forceinline__ const S* source_row(const PackArgs& args, int row) {
     return static_cast<const S*>(args.src) + static_cast<int64_t>(from) * args.dst.k;
 }
 
-// Of int4: a power of two, by which scales of groups are divided to be float16. The largest, a 6.6th of the largest
-// weight or less, becomes one of 2^15 at most, and those that are 2^31 times smaller are bfloat16 numbers still.
+// For int4: a power of two by which the scales of groups are divided to be float16. The largest scale, a 6.6th of the
+// largest weight or less, becomes 2^15 at most, and one that is 2^31 times smaller is a bfloat16 number still.
 __device__ __forceinline__ float int4_row_scale(float largest) {
     return bits_to_float(static_cast<uint32_t>(max(static_cast<int>(float_to_bits(largest) >> 23) - 17, 1)) << 23);
 }

@@ -40,7 +40,7 @@ inline std::span<const LinearPart> first_piece(std::span<const LinearPart> parts
     return {parts.begin(), std::ranges::find_if(parts, differs)};
 }
 
-// Rows padded to a multiple of 8. DeviceError: what no kernel takes; the message says what to do.
+// Rows padded to a multiple of 8. DeviceError: no kernel takes these parts; the message says what to do.
 inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind kind, int head_dim,
                                   Quantization quantization, Element type) {
     const BlockType* blocks = find_blocks(parts[0].blocks.type);
@@ -51,7 +51,7 @@ inline PackedWeight packed_layout(std::span<const LinearPart> parts, LinearKind 
     weight.type = type;
     weight.format = blocks ? blocks->format : format_of(quantization);
     weight.k = static_cast<int>(parts[0].in_features());
-    // Of parts in their natural order any number of rows is packed: a vocabulary's, or a row for each head.
+    // Parts in their natural order may have any number of rows: those of a vocabulary, or a row for each head.
     const bool any_rows = kind == LinearKind::plain && (parts.size() == 1 || weight.format != WeightFormat::fp8_blocks);
     for (const LinearPart& part : parts) {
         require(part.blocks.type == parts[0].blocks.type,

@@ -27,7 +27,7 @@ struct CudaLinear : PreparedLinear {
 inline const std::vector<CudaPiece>& pieces(const PreparedLinear& weight) {
     return static_cast<const CudaLinear&>(weight).pieces;
 }
-// Of a linear that is one piece, as all but those that `linear` takes are.
+// The weight of a linear that is one piece; only `linear` takes linears of several.
 inline const PackedWeight& packed(const PreparedLinear& weight) { return pieces(weight)[0].packed; }
 
 }  // namespace infinilm::cuda

@@ -107,8 +107,8 @@ __device__ __forceinline__ void store_part(T* row, int i, int size, const float 
 }
 
 // Waits until all peers have come to this exchange in this block; false if they were aborted. Writes of this block
-// before the call are seen by whoever sees its flags; what the peers wrote before theirs is seen by every thread of the
-// block.
+// before the call are seen by threads that see its flags; writes of the peers before theirs are seen by every thread of
+// the block.
 __device__ __forceinline__ bool one_shot_exchange(const OneShotPeers& peers, unsigned number) {
     INFINILM_SHARED(int, sent, [max_one_shot_ranks]);
     __syncthreads();  // the writes of all threads come before the release below, which is cumulative
@@ -131,7 +131,7 @@ __device__ __forceinline__ bool one_shot_exchange(const OneShotPeers& peers, uns
     return all;
 }
 
-// Of a row: its parts or its sum, as they lie in the workspace.
+// A row in the workspace: its parts, or its sum.
 struct OneShotRow {
     const uint8_t* first;
     int64_t stride;  // bytes from one part to the next

@@ -17,8 +17,8 @@ constexpr int one_shot_blocks = 64;  // at most; row t is block t % one_shot_blo
 // One and the same on all ranks, but for `rank`.
 struct OneShotPeers {
     int rank = 0, size = 1;
-    // Of the longest message of either way, by one_shot_row_bytes() and two_shot_row_bytes(); multiples of 2048, of 0 a
-    // way is never gone.
+    // Sizes of the longest message of either way, by one_shot_row_bytes() and two_shot_row_bytes(); multiples of 2048.
+    // 0: that way is never taken.
     int one_shot_bytes = 0, two_shot_bytes = 0;
     // [size]: one_shot_workspace_bytes() in memory of rank r, that all ranks write; aligned to 256, zero before the
     // first round and never touched by anything else

@@ -14,8 +14,8 @@
 // CPU.
 //
 // A row is cut up among several blocks (Peers, sampling_peers.cuh). Each adds up a histogram of its part; then each
-// adds one part of the bins of all, and they tell each other the totals. A list is copied to every block, and what is
-// done with it each does for itself, with the same result: nobody is told what to do next.
+// adds one part of the bins of all, and they tell each other the totals. A list is copied to every block, and each
+// goes on with it for itself, with the same result: no block tells another how to go on.
 //
 // What a mask does not allow counts as a logit of -inf: one more load per logit, of a word that a warp shares.
 // Ideas: radix select, flashinfer include/flashinfer/topk.cuh; boundary search instead of a sort for top_p,
@@ -174,7 +174,7 @@ private:
             const uint64_t* const other = peers_.of(told, part);
             f(part, other[0], other[1]);
         }
-        turn_ ^= 1;  // nobody writes here before all have passed the barrier of another turn
+        turn_ ^= 1;  // no block writes here before all have passed the barrier of another turn
     }
 
     // ---- candidates ----

@@ -13,14 +13,14 @@
 
 namespace infinilm::cuda {
 
-// Of a block: what other blocks of the row see.
+// A block's memory that the other blocks of the row see.
 struct PublicRow {
     struct Part {
         uint32_t low[kBins], high[kBins];  // a bin is low + 2^32 high; or ids and keys of a block's part of a list
         int listed;                        // of the list
     } part;
     uint64_t told[2][2];  // by turns
-    // The bin or candidate that was found, what runs before it and what it holds. Others write it, too.
+    // The bin or candidate that was found, the total before it and its own weight. Other blocks write it, too.
     struct Boundary {
         uint64_t before, amount;
         int found;
@@ -28,7 +28,7 @@ struct PublicRow {
     unsigned arrived;  // in device memory, of a row's first block: see MemoryPeers::sync
 };
 
-// Of a cluster, or a block that is alone.
+// The blocks of a cluster, or one block alone.
 class ClusterPeers {
 public:
     __device__ __forceinline__ ClusterPeers(const RowBlocks& blocks, PublicRow&)

@@ -78,7 +78,7 @@ struct Weights {
     __device__ __forceinline__ void drop_below(float min_p) {
         const double exact = __dmul_rn(static_cast<double>(min_p), one);
         least = static_cast<uint64_t>(ceil(exact));
-        // Rounding of weights, 2^-11 of what is least, and of this line are far less than what is added here.
+        // Rounding, of weights by 2^-11 of the least and in this line, is far less than the margin added here.
         if (exact >= 1024.0) reach = fminf(reach, temperature_f * (0.001f - 1.001f * logf(min_p)));
     }
     __device__ __forceinline__ uint64_t operator()(float logit) const {
@@ -128,7 +128,7 @@ struct Bins {
 
     Bins() = default;
     // Between the smallest and the largest of a row; what is further than `reach` below the largest does not count.
-    // Of +inf everything else is far away, in one bin.
+    // Where the largest is +inf, everything else is far away, in one bin.
     __device__ __forceinline__ Bins(float largest_logit, float smallest, float most)
         : largest(fminf(largest_logit, 3.402823466e38f)), reach(most) {
         const float span = fminf(fminf(most, __fadd_rn(largest, -smallest)), 3.402823466e38f);

@@ -82,6 +82,6 @@ def stopped() -> int:
 
 
 def drop_stdout() -> None:
-    """Nobody reads: keep the flush at exit from complaining."""
+    """Keep the flush at exit from complaining, once the reader of the output is gone."""
     with contextlib.suppress(OSError, ValueError):  # a stdout without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

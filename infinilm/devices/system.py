@@ -90,7 +90,7 @@ def resolve_device(device: str) -> str:
     ------
     DeviceError
         A GPU was found before, and cannot be used now: above all in a process that was forked since. That is told, for
-        on the CPU nobody would notice but by the time that all takes.
+        on the CPU a user would notice it by nothing but the time that all takes.
     """
     if not isinstance(device, str):
         raise TypeError(f"device: expected a text such as 'cpu', 'cuda' or 'cuda:1', got {device!r}")

@@ -86,7 +86,7 @@ SITES: tuple[Site, ...] = (
     # The sum over a token's experts.
     Site("experts", ("mlp.experts",), _HIDDEN),
     Site("post_feedforward_layernorm", ("post_feedforward_layernorm",), _HIDDEN),
-    # Of models with vectors of each layer: the residual stream before they join it; activation(gate) * the token's own;
+    # In models with vectors of each layer: the residual stream before they join it; activation(gate) * the token's own;
     # that in hidden_size; and normed.
     Site("mlp_residual", ("mlp_residual",), _HIDDEN),
     Site("per_layer_input", ("per_layer_input",), "[num_tokens, per_layer_size]"),

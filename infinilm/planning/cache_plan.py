@@ -189,7 +189,7 @@ def divide_memory(
     kv_cache_dtype: str | None,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide `free_bytes`, what is free once the weights and the workspace are in memory; below 0, what is missing.
+    """Divide `free_bytes`, the bytes left beside the weights and the workspace; below 0: so many are missing.
 
     With `max_model_len` None the context shrinks to what one sequence can have within the budget; when it is given,
     it must fit. The cache takes no more than `max_num_seqs` sequences of that length can fill, unless a

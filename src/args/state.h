@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "args/delta_limits.h"
 #include "args/element.h"
 
 namespace infinilm {
@@ -25,7 +26,6 @@ struct CausalConvArgs {
     int num_tokens, channels, taps;  // taps: 1 to most_taps
     Element type;
 };
-constexpr int most_taps = 8;
 
 // What the state reads is rounded to T before it is normed.
 struct DeltaRuleArgs {
@@ -43,6 +43,5 @@ struct DeltaRuleArgs {
     float eps;
     Element type;
 };
-constexpr int most_k_dim = 256;
 
 }  // namespace infinilm

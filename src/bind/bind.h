@@ -15,7 +15,8 @@ struct ParamRow;
 namespace nb = nanobind;
 
 void bind_tensor(nb::module_& m);
-void bind_ops(nb::module_& m);
+void bind_devices(nb::module_& m);
+void bind_ops(nb::module_& m);  // in bind/ops, a file for each room
 void bind_spec(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_gguf(nb::module_& m);
@@ -24,7 +25,7 @@ void bind_codes(nb::module_& m);
 DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise
 Device device_from_string(const std::string& text);
-// Of a type of GGUF files; "": none. ConfigError: unknown, or removed.
+// The blocks of a type of GGUF files, by its name; "": none. ConfigError: unknown, or removed.
 Blocks blocks_from_string(const std::string& type);
 
 nb::dict param_shapes(const std::vector<ParamRow>& rows);  // names and shapes

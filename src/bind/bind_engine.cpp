@@ -51,7 +51,7 @@ public:
         : batch_(std::move(batch)), future_(std::move(future)), abort_(std::move(abort)), masks_(std::move(masks)) {}
     ~PendingStep() {
         if (is_finalizing() || !process_.is_current()) {
-            batch_.release();  // nobody to wait for, and the step may be running yet
+            batch_.release();  // no rank to wait for in a fork, and the step may be running yet
         } else {
             if (lacks_masks()) abort_->request();
             wait();
@@ -277,7 +277,7 @@ Hook make_hook(const nb::callable& callback) {
     };
 }
 
-// Whoever lets go of the last reference holds the GIL, which a rank's thread may need before it can end.
+// The thread that drops the last reference holds the GIL, which a rank's thread may need before it can end.
 struct Engine : InferEngine {
     using InferEngine::InferEngine;
     ~Engine() {

@@ -278,6 +278,8 @@ void bind_spec(nb::module_& m) {
         "By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want "
         "to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: "
         "they do not). Linears by head are left out.");
+    m.attr("DELTA_MOST_TAPS") = most_taps;
+    m.attr("DELTA_MOST_K_DIM") = most_k_dim;
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;
     m.def(
         "weight_bytes",

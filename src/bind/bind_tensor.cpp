@@ -50,7 +50,7 @@ DType from_dlpack(nb::dlpack::dtype got, std::optional<DType> requested) {
                ", got ", dlpack_name(got)));
 }
 
-// Of equal shapes and dtypes; dst is row-major.
+// Both have one shape and one dtype; dst is row-major.
 void copy_elements(const TensorView& src, const TensorView& dst) {
     if (src.is_contiguous()) {
         if (src.bytes() > 0) std::memcpy(dst.data(), src.data(), static_cast<size_t>(src.bytes()));

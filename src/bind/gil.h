@@ -9,7 +9,7 @@
 
 namespace infinilm {
 
-// From here on what Python owns is left to the end of the process: there is nobody to give it back to.
+// True while Python shuts down: its objects are left to the end of the process, since no thread may free them.
 inline bool is_finalizing() noexcept {
 #if defined(Py_LIMITED_API)  // that of 3.12 lacks it; the name without the underscore has been there since 3.13
     static const auto ask = [] {

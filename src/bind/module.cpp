@@ -90,6 +90,7 @@ NB_MODULE(_core, m) {
     nanobind::set_leak_warnings(false);  // an LLM that is alive at exit is no error
     nanobind::register_exception_translator(infinilm::translate);
     infinilm::bind_tensor(m);
+    infinilm::bind_devices(m);
     infinilm::bind_ops(m);
     infinilm::bind_spec(m);
     infinilm::bind_engine(m);

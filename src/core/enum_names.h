@@ -9,7 +9,7 @@
 
 namespace infinilm {
 
-// Of an enum whose values count from 0, and whose name(value) is "?" behind the last. ConfigError that lists the names.
+// The value of that name. The enum counts from 0, and name(value) is "?" behind the last. ConfigError: lists the names.
 template <class Enum>
 Enum from_string(std::string_view what, std::string_view text) {
     std::string list;

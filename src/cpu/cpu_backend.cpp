@@ -156,7 +156,7 @@ private:
     std::vector<Tensor> scratch_;      // [num_workers] uint8
     std::vector<void*> scratch_data_;  // [num_workers]
     Tensor shared_scratch_;            // uint8
-    // Of the call under way.
+    // The call of experts that is under way.
     ExpertRows expert_rows_;
     std::vector<LinearArgs> linears_;
     std::vector<std::pair<const LinearArgs*, Share>> linear_shares_;

@@ -64,7 +64,7 @@ void keep_best_groups(std::vector<float>& scores, int num_groups, int top_groups
         if (!kept[expert / size]) scores[expert] = no_score;
 }
 
-// Of one row; false where it holds NaN or has no finite largest one.
+// Scores of one row of logits; false where it holds NaN or its largest logit is not finite.
 bool scores_of(std::span<const float> logits, Scoring scoring, std::vector<float>& scores) {
     float largest = no_score;
     for (const float logit : logits) {

@@ -35,7 +35,7 @@ private:
     std::vector<int32_t> tokens_, part_of_;
 };
 
-// With ExpertsParams::weigh_inputs: what each of these parts reads is left where what it gives goes to in the end.
+// With ExpertsParams::weigh_inputs: writes the weighted input of each of these parts where its output goes later.
 void weigh_inputs(const ExpertsParams& params, const int32_t* part_of, int64_t begin, int64_t end);
 void route(const RouteParams& params, int64_t begin, int64_t end);  // of these tokens
 

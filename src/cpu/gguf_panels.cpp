@@ -76,7 +76,7 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
         out.write<2>(b, 1);
         out.write<1>(b + 2, 1);
     } else if constexpr (std::is_same_v<Block, blocks::F8<Block::block>>) {
-        // Kernels do not know the codes of NaN: what such a weight makes of an output is what a scale of NaN does. All
+        // Kernels do not know the codes of NaN: a scale of NaN makes the same of an output as such a weight does. All
         // blocks of a row may write the same one.
         uint8_t codes[Block::block];
         Block::integers(b, codes);

@@ -84,7 +84,7 @@ PackedCut cut_of(const PackedSource& source) {
     return cut;
 }
 
-// The rank's panels of a tensor, filled up with panels that nobody reads to the shape that it has then; in the memory
+// The rank's panels of a tensor, filled up to the shape of such a part with panels that no kernel reads; in the memory
 // of the whole where they are one piece of it.
 Tensor cut_out(PackedMemory& memory, const Tensor& whole, const PackedCut& cut, const PackedShape& shape,
                bool has_groups, int64_t groups) {
@@ -287,7 +287,7 @@ void PackedLinear::pack_blocks(PackedMemory& memory, std::span<const LinearPart>
     });
 }
 
-// Of a file: a linear of one piece whose format is one of a packed checkpoint.
+// What a file can hold: a linear of one piece whose format is one of a packed checkpoint.
 PackedTensors PackedLinear::tensors() const {
     if (kind == LinearKind::by_head) return all_heads_;
     const bool is_stored = pieces_.size() == 1 && format_of_panels(pieces_[0].tensors.panels.dtype()) ==

@@ -20,7 +20,7 @@
 
 namespace infinilm::cpu {
 
-// Of the tensors above, which files hold: another number where a file of before would be read wrongly.
+// The version of the layout in which files hold these tensors; it grows when an older file would be read wrongly.
 constexpr int packed_layout_version = 1;
 
 struct PackedShape {
@@ -30,7 +30,7 @@ struct PackedShape {
 struct PackedShapes {
     PackedShape panels, scales;
 };
-// Of a linear that has out_features in all, those of gate alone where the kind is act_mul; head_dim of each head.
+// Shapes for a linear of out_features in all, of gate alone where the kind is act_mul; head_dim is that of a head.
 PackedShapes packed_shapes(Format format, LinearKind kind, int64_t out_features, int64_t in_features,
                            int64_t head_dim = 0);
 

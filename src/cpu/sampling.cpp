@@ -7,7 +7,7 @@
 // of random_val by far, even summed over the vocabulary.) So threads may add up parts of a row in any order. Rows are
 // dealt to the workers, and the last few rows are cut up among them; a row never depends on another.
 //
-// Of a row with a mask, what is allowed is copied out first: mostly little, and then all that follows is short.
+// The logits that a mask allows are copied out first: they are mostly few, and then all that follows is short.
 #include "cpu/sampling.h"
 
 #include <algorithm>

@@ -88,7 +88,7 @@ void ThreadPool::draw_shares(int thread) {
     try {
         for (int draw; (draw = next_draw_.fetch_add(1, std::memory_order_relaxed)) < num_shares_;)
             task_(argument_, share_of(draw), thread);
-    } catch (...) {  // the caller throws the first one, once nobody is inside; shares not begun are left out
+    } catch (...) {  // the caller throws the first one, once no thread is inside; shares not begun are left out
         next_draw_.store(num_shares_, std::memory_order_relaxed);
         if (!failed_.exchange(true)) error_ = std::current_exception();
     }

@@ -25,7 +25,7 @@ public:
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int size() const { return num_threads_; }
-    // Of all pools, callers included: those at work or polling for it. While there are more than cores, nobody polls.
+    // Threads of all pools, with callers, that work or poll for work. With more than cores, no thread polls.
     static int num_awake();
 
     // EngineDeadError: in a process that was forked from the one that made the pool.
@@ -57,7 +57,7 @@ private:
     alignas(64) std::atomic<int> next_draw_{0};
     alignas(64) std::atomic<uint32_t> parked_{0};  // threads asleep on epoch_
     std::atomic<uint32_t> caller_parked_{0};       // the caller asleep on gate_
-    // Of the open region; whoever is inside may read them.
+    // The open region; threads that are inside may read these.
     Task task_ = nullptr;
     void* argument_ = nullptr;
     int num_shares_ = 0;

@@ -5,14 +5,13 @@
 //   in_process.h  through memory of the host; also for ranks that share a device, whose tensors are copied
 //   nccl.h        between GPUs
 //
-// Failure: whoever notices one (a rank that throws, a thread outside) aborts the group. Every call that waits, and
+// Failure: the thread that notices one (a rank that throws, a thread outside) aborts the group. Every waiting call, and
 // every later one, throws EngineDeadError with the message of the first cause, which is nested in it. Between GPUs the
 // tensors of a collective that was aborted stay until the group is gone: peers may still read and write them.
 #pragma once
 
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -77,24 +76,11 @@ public:
 
 struct GroupOptions {
     std::vector<Device> devices{{}};  // one per rank
-    int threads_per_rank = 1;         // that compute: when there are more than cores, whoever waits sleeps early
+    int threads_per_rank = 1;         // that compute: with more of them than cores, a thread that waits sleeps early
     std::string nccl_library;         // path of libnccl.so.2, where it is known; see nccl.h
 };
 
 // NCCL between different GPUs, else in-process. DeviceError: NCCL is needed and missing.
 std::shared_ptr<CommunicatorGroup> make_group(const GroupOptions& options);
-
-// The error that stopped a group; those that come after it are its consequences.
-class FirstCause {
-public:
-    bool set(std::exception_ptr cause) noexcept;  // false: there is one already
-    [[noreturn]] void throw_dead() const;         // EngineDeadError around the cause
-    void clear();                                 // a cause may keep more alive than an error, such as Python's frames
-
-private:
-    mutable std::mutex mutex_;
-    std::exception_ptr cause_;
-    std::string message_;  // of the cause
-};
 
 }  // namespace infinilm

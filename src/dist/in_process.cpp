@@ -1,9 +1,9 @@
-// Every collective begins alike: each rank posts what it calls, all meet at a barrier, and each compares what was
-// posted. A short tensor is posted with its contents, in the group's mail, and after the barrier each rank does all the
-// work for itself. A long one stays where it is: after the barrier each rank works on its slice of everybody's tensor,
-// and a second barrier lets nobody go before all are done.
+// Every collective begins alike: each rank posts which one it calls, all meet at a barrier, and each compares the
+// posts. A short tensor is posted with its contents, in the group's mail, and after the barrier each rank does all the
+// work for itself. A long one stays where it is: after the barrier each rank works on its slice of the tensors of
+// all ranks, and a second barrier lets no rank go before all are done.
 //
-// Posts and mail exist twice and are used in turn, hence one barrier is enough for a short message: whoever writes a
+// Posts and mail exist twice and are used in turn, so one barrier is enough for a short message: a rank that writes a
 // post for the second time has passed a barrier that all others reached after reading it the first time.
 #include "dist/in_process.h"
 
@@ -15,6 +15,7 @@
 #include "core/sum_parts.h"
 #include "core/topology.h"
 #include "core/wait.h"
+#include "dist/first_cause.h"
 
 namespace infinilm {
 
@@ -76,8 +77,8 @@ public:
 
     void check();         // throws if the group is aborted
     void wait_for_all();  // the barrier
-    // Around any use of another rank's tensor. Whoever leaves an aborted collective waits for those inside, so that
-    // nobody frees a tensor that another one is reading or writing.
+    // Around any use of another rank's tensor. A rank that leaves an aborted collective waits for those inside, so that
+    // it frees no tensor that another one is reading or writing.
     class Inside;
 
 private:
@@ -101,7 +102,7 @@ private:
 };
 
 void Group::abort(std::exception_ptr cause) noexcept {
-    cause_.set(std::move(cause));  // whoever comes second must not return before the epoch says it
+    cause_.set(std::move(cause));  // a second caller must not return before the epoch says it
     epoch_.fetch_or(aborted);
     wake_all(epoch_);
 }
@@ -133,7 +134,7 @@ void Group::wait_for_all() {
 class Group::Inside {
 public:
     Inside(Group& group, int rank) : flag_(group.seats_[static_cast<size_t>(rank)].inside) {
-        flag_.store(true);  // before the look: whoever leaves sees the flag, or we see why
+        flag_.store(true);  // set before the look: a rank that leaves sees the flag, or this one sees why it left
         if (!(group.epoch_.load() & aborted)) return;
         flag_.store(false);
         group.leave();

@@ -32,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "dist/first_cause.h"
 #include "dist/in_process.h"
 #include "dist/nccl_library.h"
 #include "ops/device_queue.h"
@@ -123,7 +124,7 @@ public:
     void call(int rank, const char* name, F function);
     void check(int rank);
     void init(int rank, DeviceQueue& queue);
-    // Of the rank, connected; null unless all ranks can have one.
+    // The rank's one-shot sums, connected to its peers; null unless all ranks can have them.
     OneShot* connect(int rank, Device device, DeviceQueue& queue, Communicator& host);
     Seat& seat(int rank) { return seats_[static_cast<size_t>(rank)]; }
 
@@ -232,7 +233,7 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
     }
     host.barrier();
     if (std::ranges::all_of(seats_, &Seat::has_proof)) return own.one_shot.get();
-    own.set_one_shot(nullptr);  // nobody looks at it, or writes to its mailbox, any more
+    own.set_one_shot(nullptr);  // no rank looks at it, or writes to its mailbox, any more
     host.barrier();             // as in DeviceQueue::while_quiet: the driver may wait for devices there
     if (all_can && rank == 0)
         std::fputs(
@@ -244,15 +245,15 @@ OneShot* NcclGroup::connect(int rank, Device device, DeviceQueue& queue, Communi
 
 void NcclGroup::end(Seat& seat) noexcept {
     if (end_ == End::finish && finish(seat)) return;
-    std::unique_lock held(seat.mutex);  // nobody is in a call
+    std::unique_lock held(seat.mutex);  // no thread is in a call
     nccl::Comm* comm = std::exchange(seat.comm, nullptr);
     held.unlock();  // before what may take as long as there are graphs
     if (comm) nccl_.CommAbort(comm);
     seat.ended = true;
 }
 
-// Until NCCL's thread has been joined, which ncclCommAbort does first. The last communicator goes on to wait for
-// graphs, some of which may be those of whoever waits here: hence the bound.
+// Waits until NCCL's thread has been joined, which ncclCommAbort does first. The last communicator goes on to wait for
+// graphs, and the thread that waits here may hold some of them: hence the bound.
 void NcclGroup::wait_for_end(const Seat& seat) {
     using namespace std::chrono;
     constexpr auto patience = seconds(1);
@@ -260,7 +261,7 @@ void NcclGroup::wait_for_end(const Seat& seat) {
         std::this_thread::sleep_for(microseconds(200));
 }
 
-// Nobody is in a call any more, and all work is done; unless a rank has left the others in the middle of a collective.
+// No thread is in a call any more, and all work is done, unless a rank has left the others amid a collective.
 bool NcclGroup::finish(Seat& seat) noexcept {
     using namespace std::chrono;
     constexpr auto patience = seconds(10);
@@ -282,7 +283,7 @@ void NcclGroup::abort(std::exception_ptr cause) noexcept {
     aborted_ = true;  // before a rank comes out of a one-shot sum, which is none: `check` has to say so
     // These before the comms: a comm may end only after the kernels before it in its stream.
     for (Seat& seat : seats_) seat.abort_one_shot();
-    end_ = End::abort;  // also by whoever comes second, before returning
+    end_ = End::abort;  // also set by the second caller, before it returns
     end_.notify_all();
     host_->abort(std::move(cause));
 }
@@ -306,7 +307,7 @@ private:
     void do_all_reduce(const TensorView& x) override;
     void do_all_reduce_add_rms_norm(Backend& backend, const AddRmsNormParams& p) override {
         if (!one_shot_ || !one_shot_->takes(p)) return Communicator::do_all_reduce_add_rms_norm(backend, p);
-        check();  // whoever is aborted after this is told by a word that the kernel reads
+        check();  // an abort after this is seen by the kernel, which reads a word of the host
         one_shot_->all_reduce_add_rms_norm(p);
     }
     void do_all_gather(const TensorView& in, const TensorView& out) override {

@@ -92,7 +92,7 @@ void StageLink::stop() {
 
 namespace {
 
-// A descriptor until somebody else owns it.
+// Closes a descriptor unless it has been given away.
 class Descriptor {
 public:
     Descriptor() = default;

@@ -41,7 +41,7 @@ public:
 
     void send(std::span<const std::byte> bytes);
     void receive(std::span<std::byte> bytes);
-    void abort() noexcept;  // from any thread: whoever waits here, or at the other ends, gets an Error
+    void abort() noexcept;  // from any thread: threads that wait here, or at the other ends, get an Error
     int stage() const { return stage_; }
 
 private:
@@ -58,7 +58,7 @@ public:
     StageLink(StageConnections* connections, Communicator& communicator)
         : connections_(connections), communicator_(communicator) {}
 
-    // Of a new step, x: [num_tokens, hidden_size], what the layers before give. False: the stage before has stopped.
+    // Fills x, [num_tokens, hidden_size], for a new step: the output of the layers before. False: that stage stopped.
     bool receive(const TensorView& x);
     void send(const TensorView& x);
     void stop();

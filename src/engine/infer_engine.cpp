@@ -14,13 +14,13 @@ namespace infinilm {
 
 namespace {
 
-// Of all stages that are here.
+// Ranks of all stages that are in this process.
 int count_ranks(const EngineOptions& options) {
     const PipelineOptions& pipeline = options.pipeline;
     return static_cast<int>(options.devices.size()) * (pipeline.last_here() - pipeline.first_here() + 1);
 }
 
-// Of the threads of an engine, those of one of its ranks.
+// One rank's share of the engine's threads.
 int threads_of_rank(const EngineOptions& options, int rank) {
     const int size = count_ranks(options);
     if (size == 1 || options.num_threads < 0) return options.num_threads;  // a negative number is refused elsewhere
@@ -104,7 +104,7 @@ InferEngine::InferEngine(const ModelSpec& spec, const EngineOptions& options)
     }
     try {
         on_ranks([&](Rank& rank) { together([&] { start(rank, options); }); });
-    } catch (const EngineDeadError& dead) {  // nobody has this engine yet: the cause says it better
+    } catch (const EngineDeadError& dead) {  // no caller has this engine yet: the cause says it better
         close();
         std::rethrow_if_nested(dead);
         throw;
@@ -179,11 +179,11 @@ void InferEngine::attempt(Joint& joint, Rank& rank, F part) {
         part();
     } catch (const Error&) {
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
-    } catch (...) {  // nobody meant this one, such as a lack of memory: others may not have it
+    } catch (...) {  // an unexpected one, such as a lack of memory: other ranks may not have it
         joint.errors[static_cast<size_t>(rank.index)] = std::current_exception();
         if (is_shared()) fail(std::current_exception());
     }
-    if (dead_) rank.tap.reset();  // nobody can take the hooks back from now on
+    if (dead_) rank.tap.reset();  // no call can take the hooks back from now on
 }
 
 void InferEngine::conclude(Joint& joint) {
@@ -409,7 +409,7 @@ StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap)
     return {.sampled = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
 }
 
-// Ranks that find that nobody will give the masks agree by the abort: if one of them has begun to sample, the masks are
+// Ranks that find that the masks will never come agree by the abort: if one of them has begun to sample, the masks are
 // there, and all go on.
 StepOutput InferEngine::sample_masked(Rank& rank, const Batch& staged, const StepOutput& computed, LateMasks* masks) {
     if (!staged.allowed || !rank.params.spec().is_last_stage()) return computed;
@@ -439,7 +439,7 @@ StepOutput InferEngine::run_stage(Rank& rank, const Batch& batch, F run_own) {
         return run_own();
     } catch (const StepAborted&) {  // before anything went to the next stage
         if (!spec.is_last_stage()) rank.stages->stop();
-        rank.cache.end_states(batch);  // as in the stages that have done their part: nobody goes on from these states
+        rank.cache.end_states(batch);  // as in the stages that have done their part: no step goes on from these states
         throw;
     }
 }
@@ -460,7 +460,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
     if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
-        rank.cache.spec().num_states > 0)  // a step that fails later leaves states that nobody can go on from
+        rank.cache.spec().num_states > 0)  // a step that fails later leaves states that no step can go on from
         check_values(step, spec_, rank.cache, rank.table);
     rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);

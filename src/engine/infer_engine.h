@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "dist/communicator.h"
+#include "dist/first_cause.h"
 #include "dist/stage_link.h"
 #include "engine/device_claim.h"
 #include "engine/rank_worker.h"
@@ -64,8 +65,8 @@ public:
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
-    // Of each rank, the parts it has, read-only, by checkpoint name. WeightError: dummy weights made on a device are
-    // not kept.
+    // The tensors of each rank, read-only, by checkpoint name: its parts of them. WeightError: dummy weights that were
+    // made on a device are not kept.
     using StateDict = std::vector<std::pair<std::string, Tensor>>;
     std::vector<StateDict> state_dict();
     // Adapters, which steps name by id (Batch::adapter_ids) from the next one on. All of one are there or none.
@@ -115,7 +116,7 @@ private:
         std::unique_ptr<Communicator> communicator;  // among the ranks of its stage
         std::unique_ptr<StageLink> stages;           // null: all layers are here
         Params params;
-        std::unique_ptr<TimedBackend> timed;  // null: nobody asks
+        std::unique_ptr<TimedBackend> timed;  // null: ops are not timed
         std::unique_ptr<Decoder> decoder;     // once all parameters are there
         std::unique_ptr<StepGraphs> graphs;
         Adapters adapters;

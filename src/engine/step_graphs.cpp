@@ -7,8 +7,8 @@ namespace infinilm {
 
 namespace {
 
-// Of shapes that are remembered. The driver keeps device memory for every kernel of a graph, so there is a bound; what
-// falls out is the shape that was used longest ago, since batches shrink and grow by a sequence at a time.
+// How many shapes are remembered. The driver keeps device memory for every kernel of a graph, so there is a bound; the
+// shape that was used longest ago falls out, since batches shrink and grow by a sequence at a time.
 constexpr size_t max_entries = 64;
 
 // Contexts up to here have the same graph: they are one chunk of attention.

@@ -23,10 +23,10 @@ struct RankPlan {
     int num_threads = 0;                  // CPU threads of all ranks together; 0: one per physical core
 };
 
-// Of all ranks of a stage on a CPU, whose memory they share; else of one GPU. model: whole, or a stage.
+// On a CPU the sum over all ranks of a stage, which share its memory; else one GPU. model: whole, or a stage.
 int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const RankPlan& plan);
 
-// Of the rank that has most, as tensors of that dtype. model: whole, or a stage.
+// Bytes of the rank that has most, as tensors of that dtype. model: whole, or a stage.
 int64_t weight_bytes(const ModelSpec& model, DType dtype, int num_ranks);
 
 }  // namespace infinilm

@@ -47,7 +47,7 @@ constexpr Type types[] = {
     {29, "IQ1_M", 256, 56, false},
     {40, "NVFP4", 64, 36, false},
     {41, "Q1_0", 128, 18, false},
-    // Of files that were made before ggml removed them.
+    // Types that ggml has removed; older files have them.
     {4, "Q4_2", 0, 0, false},
     {5, "Q4_3", 0, 0, false},
     {31, "Q4_0_4_4", 0, 0, false},

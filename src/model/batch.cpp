@@ -29,7 +29,7 @@ Tensor copy_input_ids(const Batch& b, const Tensor& previous_ids) {
     return ids;
 }
 
-// Of the row that needs most, as a power of two, so that there are few shapes; 0 if that are all logits.
+// Candidates of the row that needs most, as a power of two, so that shapes are few; 0: some row needs all logits.
 int count_candidates(const Batch& b) {
     if (b.return_logits || b.num_logprobs || !b.temperature || !b.top_k || b.top_k.numel() != b.temperature.numel())
         return 0;

@@ -15,7 +15,7 @@ struct Batch {
     Tensor input_ids;  // [num_tokens] int32
     // [num_tokens] int32, or absent. Where it is not negative, the token is the one that this row of the step before
     // sampled, and input_ids does not count: so a step can be made before the one before it is done. If that one failed
-    // there is no such token, and any will do: nobody wants what comes of it.
+    // there is no such token, and any other takes its place: this step's result is thrown away.
     Tensor previous_rows;
     Tensor positions;     // [num_tokens] int32
     Tensor slot_mapping;  // [num_groups, num_tokens] int64: block * block_size + offset; groups: see KvCacheSpec
@@ -23,7 +23,7 @@ struct Batch {
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
     Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
-    // Of models that have layers with a state, else absent. See StateSteps.
+    // Absent unless the model has layers with a state. See StateSteps.
     Tensor state_in;     // [num_seqs] int32
     Tensor state_out;    // [num_seqs] int32
     Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
@@ -84,8 +84,8 @@ struct Sampled {
     Tensor logprobs;     // [num_rows, width] float32, the same
 };
 
-// The batch with what is set here. previous_ids: what the step before sampled, [num_rows] int32 where the backend is,
-// or absent. They may still be on their way: stage() puts them into their places.
+// The batch with the fields that are set here. previous_ids: the tokens that the step before sampled, [num_rows] int32
+// where the backend is, or absent. They may still be on their way: stage() puts them into their places.
 Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks that the step has slots and tables for each group of the cache.
 void check_groups(const Batch& batch, const KvCacheSpec& cache);

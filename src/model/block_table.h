@@ -1,7 +1,7 @@
 // The block tables of a GPU's steps, one of each group of layers. They stay on the device, row s for sequence s of the
 // step, and a step brings the entries that have changed: in decode one of each sequence every block_size tokens. The
-// host keeps what the device has, and so knows without a look at the device what a step has to bring, and what has been
-// checked before.
+// host keeps a copy of the entries on the device, and so knows without a look at the device which entries a step has to
+// bring, and which of them were checked before.
 #pragma once
 
 #include <vector>
@@ -15,10 +15,10 @@ using TableSpans = std::vector<std::vector<TableSpan>>;  // [num_groups]
 
 class BlockTable {
 public:
-    // Of a group, [rows, columns] int32 in memory of the host: the entries on the device behind all steps that were
-    // staged; -1 where none was ever written. Absent before the first step.
+    // A group's entries as the device has them after all steps that were staged, [rows, columns] int32 in memory of
+    // the host; -1 where none was ever written. Absent before the first step.
     TensorView known(int group) const { return known_ ? known_.select(0, group) : TensorView(); }
-    // Of all, [num_groups, rows, columns], on the device. Kept, with what it holds, until there is no room.
+    // The entries of all groups, [num_groups, rows, columns], on the device. Kept until a step needs more room.
     TensorView on_device() const { return device_; }
     // Makes room for so many; see DeviceQueue::while_quiet.
     void reserve(Backend& backend, int64_t num_groups, int64_t num_rows, int64_t num_columns);

@@ -21,8 +21,8 @@ public:
     // a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
-    // Of what forward() was last called with, and what it gave; batch.allowed, if there, is on the device now.
-    // StepAborted: the last piece of a step that an abort may leave out.
+    // Samples from the logits that forward() gave for this batch; batch.allowed, if there, is on the device now.
+    // StepAborted: the step was aborted; sampling is the last piece of it that an abort may leave out.
     Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_tokens tokens, without hooks and besides logits. most_rank: of adapters; 0:

@@ -22,7 +22,7 @@ struct KvCacheSpec {
 
     int num_groups() const { return num_window_blocks > 0 ? 2 : 1; }
     int64_t blocks_of(int group) const { return group == 0 ? num_blocks : num_window_blocks; }
-    // Of a layer. One that reads the rows of another has a window where that has one, and so the same group.
+    // The group of a layer. A layer that reads the rows of another has the same window, and so the same group.
     int group_of(const CacheSpec& layer) const { return num_groups() > 1 && layer.sliding_window > 0 ? 1 : 0; }
     bool operator==(const KvCacheSpec&) const = default;
 };
@@ -62,7 +62,7 @@ public:
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
-    // Of a rank's layers, or of those with a window, K and V, or latents.
+    // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone.
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens
@@ -90,7 +90,7 @@ private:
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
     std::vector<Tensor> states_;       // float32: of each tensor of a state those of all layers, of all sequences
-    std::vector<int32_t> state_lens_;  // [num_states]: tokens that each has seen; -1: nobody knows
+    std::vector<int32_t> state_lens_;  // [num_states]: tokens that each has seen; -1: unknown
     Tensor workspace_;                 // uint8
 };
 

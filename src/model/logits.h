@@ -27,7 +27,7 @@ public:
     static int64_t workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows);
 
 private:
-    // Of all ranks: [num_rows, num_ranks * part] float32, where a rank's part of the vocabulary is a row of `part`.
+    // Logits of all ranks, [num_rows, num_ranks * part] float32: a rank's part of the vocabulary has `part` columns.
     struct Rows {
         Rows(const ModelSpec& spec, int num_ranks);
         BufferPlan plan;
@@ -59,9 +59,9 @@ private:
     int num_ranks() const { return communicator_.size(); }
     // out: [num_rows, vocab_size], or the rank's part of it
     void lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out);
-    // Of several ranks: the rank's part, [num_rows, part]; the rest of its last columns is not written.
+    // With several ranks: the rank's part, [num_rows, part]. Columns beyond the vocabulary are not written.
     TensorView own_part(const TensorView& x, const NormPrologue& norm);
-    // [num_rows, >= vocab_size] float32. What is returned on the CPU is nobody else's; elsewhere it is copied.
+    // [num_rows, >= vocab_size] float32. On a CPU logits that are returned get memory of their own; a GPU copies them.
     Tensor buffer(int64_t num_rows, bool returned);
     void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
     // logits: [num_rows, n], of token ids from first_id on; undo: after the change, they become what they were

@@ -33,7 +33,7 @@ void check_shapes(const ParamRow& row, const LoraTensors& tensors) {
         refuse("A", a, "[rank, in_features]");
 }
 
-// Of the rows, or the columns, of a weight: on a device they are multiples of 8; more are zero.
+// A weight whose rows, or columns, are filled up with zeros to a multiple of 8, as devices need them.
 Tensor with_whole_rank(Backend& backend, Tensor weight, int dim) {
     const int64_t rank = weight.shape(dim), padded = (rank + 7) / 8 * 8;
     if (backend.device().kind == DeviceKind::cpu || padded == rank) return weight;

@@ -22,14 +22,14 @@ struct LoraTensors {
     Tensor a;          // [rank, in_features] of any floating dtype
     Tensor b;          // [out_features, rank] of any floating dtype
     float scale = 1;
-    // Of a linear of each head, a may be [num_heads * rank, in_features], where b is [out_features of a head, rank].
+    // For a linear of each head, a may be [num_heads * rank, in_features]; b is [out_features of a head, rank] then.
 };
 
 // A rank's part of an adapter, prepared.
 class Adapter {
 public:
-    // Of one of the checkpoint tensors that a linear joins, such as q of q, k and v; of a linear of each head, of one
-    // of the rank's heads.
+    // What the adapter adds to one of the checkpoint tensors that a linear joins, such as q of q, k and v. A linear of
+    // each head has one of these for each of the rank's heads.
     struct Part {
         std::shared_ptr<PreparedLinear> a, b;
         float scale = 1;

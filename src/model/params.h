@@ -13,7 +13,7 @@ namespace infinilm {
 
 class Params {
 public:
-    // Of one rank of the model; the table has all rows, also those of other stages. ConfigError: see local_spec.
+    // The weights of one rank. The table has all rows, also those of other stages. ConfigError: see local_spec.
     explicit Params(const ModelSpec& model, Shard shard = {});
     Params(const Params&) = delete;  // rows point into the model
     Params& operator=(const Params&) = delete;
@@ -40,7 +40,7 @@ public:
     Tensor part(const ParamRow& row, const Tensor& tensor, const Blocks& blocks = {}) const;
     bool has_part(const ParamRow& row) const { return !ranges(row).empty(); }
     Range outputs(const ParamRow& row) const;  // of the rank's outputs of its linear, those of this weight
-    // Of a linear by_head, the rank's of the model's.
+    // For a linear by_head: which of the model's heads the rank has.
     Range heads(const ParamRow& row) const {
         const Range rows = ranges(row)[0];
         return {rows.begin / row.linear->head_dim, rows.end / row.linear->head_dim};
@@ -58,7 +58,7 @@ public:
     bool prepared() const { return prepared_; }
     const Model& model() const { return model_; }
     int64_t bytes() const { return bytes_; }  // of the loaded parts
-    // Of the rank's weights once they are prepared, where tensors are stored as dtype.
+    // Bytes that the rank's weights take once they are prepared, where tensors are stored as dtype.
     int64_t prepared_bytes(DType dtype) const;
     int64_t prepared_bytes(const ParamRow& row, DType dtype) const;
     void clear();  // lets go of every tensor
@@ -75,7 +75,7 @@ private:
     // The rank's part; absent once prepared, unless it is a file's.
     Tensor& destination(const ParamRow& row);
     const Tensor& destination(const ParamRow& row) const { return const_cast<Params*>(this)->destination(row); }
-    // Of rows, or columns: see Cut; none: the rank has nothing.
+    // The rows, or columns, of the tensor that the rank has: see Cut. Empty: it has none.
     std::vector<Range> ranges(const ParamRow& row) const;
     // The same for any rank of the stage that has the row.
     std::vector<Range> ranges(const ParamRow& row, Shard shard) const;

@@ -84,12 +84,12 @@ struct LayerSpec {
 
 struct ModelSpec {
     DType dtype = DType::float32;  // what the engine computes in
-    // Of the linears' weights. The embedding and the lm_head, which lose more by it, are int8 where this is int4.
+    // How linears keep their weights. With int4, the embedding and the lm_head are int8, since they lose more by it.
     Quantization quantization = Quantization::none;
     int vocab_size = 0, hidden_size = 0, num_layers = 0, max_model_len = 0;
     float rms_norm_eps = 0;
     NormKind norm = NormKind::rms;
-    // Which norms a sublayer has: of what it reads, and of what it adds to the residual stream.
+    // Whether a sublayer norms its input, and whether it norms its result before that joins the residual stream.
     bool pre_norms = true, post_norms = false;
     bool parallel_blocks = false;    // attention and MLP read the same norm
     float norm_offset = 0;           // added to every norm weight

@@ -1,4 +1,4 @@
-// One step on its way through the decoder: what every sublayer runs on, and what a linear is with adapters and hooks.
+// One step on its way through the decoder: the things that every sublayer runs on, and linears with adapters and hooks.
 // It knows no kind of sublayer.
 #pragma once
 
@@ -57,7 +57,7 @@ struct Step {
     // What several ops read: the norm is done here, if it is left to do.
     TensorView whole(const Input& in) const;
 
-    // A linear, with what adapters add to it. With a tap its norm comes first, so that they read what it reads.
+    // A linear and its adapters. With a tap its norm is an op before both, so that adapters read the normed input, too.
     void linear(const LinearWeights& weights, const TensorView& x, const TensorView& out, const NormPrologue& norm = {},
                 const TensorView& residual = {}) const;
     // The same of each head: x [num_tokens, num_heads, in_features], out [num_tokens, num_heads, out_features].

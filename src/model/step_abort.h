@@ -38,7 +38,7 @@ private:
     static constexpr uint32_t begun(uint64_t state) { return static_cast<uint32_t>(state); }
 
     std::atomic<uint64_t> state_{
-        pack(never, 0)};  // the first piece that nobody begins; pieces that some rank has begun
+        pack(never, 0)};  // the first piece that no rank begins; pieces that some rank has begun
 };
 
 }  // namespace infinilm

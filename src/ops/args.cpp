@@ -6,7 +6,7 @@ namespace {
 
 int count(int64_t size) { return static_cast<int>(size); }
 
-// Of a matrix or of what may be absent.
+// The stride of a dimension; 0 for a tensor that is absent.
 int64_t stride(const TensorView& view, int dim) { return view ? view.stride(dim) : 0; }
 
 StateStepsArgs state_steps_args(const StateSteps& p) {

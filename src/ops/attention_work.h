@@ -95,7 +95,7 @@ struct AttentionLengths {
     const int32_t* context_lens;  // [num_seqs]
 };
 
-// Of such layers, what the host knows of their list: the launches are made by it.
+// The list of the layers that share one, as far as the host needs it to launch their kernels.
 struct AttentionList {
     AttentionLayer layer = {};
     int row_floats = 0;                       // of a row of partial results

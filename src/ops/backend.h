@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "args/delta_limits.h"
 #include "core/activation.h"
 #include "core/range.h"
 #include "core/scoring.h"
@@ -130,7 +131,7 @@ struct LinearParams {
     NormPrologue norm;
     TensorView residual;  // [num_tokens, out_features] activation, or absent; may be out
     TensorView out;       // [num_tokens, out_features] activation, or float32: logits
-    // Of an act_mul weight; apart: without it, out is [num_tokens, 2 * out_features], gate, then up.
+    // For an act_mul weight. gate_up_apart: no activation is applied; out is [num_tokens, 2 * out_features], gate, up.
     Activation activation = Activation::silu;
     bool gate_up_apart = false;
 };
@@ -318,7 +319,7 @@ struct StateSteps {
 // out[t] = silu(weight[0] * x[t - taps + 1] + .. + weight[taps - 1] * x[t]).
 struct CausalConvParams {
     TensorView x;       // [num_tokens, channels] activation; rows may be strided
-    TensorView weight;  // [taps, channels] float32; 1 to 8 taps
+    TensorView weight;  // [taps, channels] float32; 1 to most_taps
     TensorView state;   // [num_states, taps - 1, channels] float32: the last x of a sequence, the oldest first
     StateSteps sequences;
     TensorView out;  // [num_tokens, channels] activation
@@ -335,7 +336,7 @@ struct DeltaRuleParams {
     TensorView decay_rate;  // [num_v_heads] float32
     TensorView dt_bias;     // [num_v_heads] float32
     TensorView norm;        // [v_dim] float32
-    TensorView state;       // [num_states, num_v_heads, k_dim, v_dim] float32: S; k_dim at most 256
+    TensorView state;       // [num_states, num_v_heads, k_dim, v_dim] float32: S; k_dim at most most_k_dim
     StateSteps sequences;
     TensorView gates;  // scratch [num_tokens, 2 * num_v_heads] float32
     TensorView out;    // [num_tokens, num_v_heads * v_dim] activation

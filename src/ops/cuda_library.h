@@ -37,7 +37,7 @@ inline constexpr const char* cuda_left_out_symbol = "infinilm_cuda_left_out";
 // Each of these opens the library if need be. DeviceError: it is not built, cannot be opened, or finds no driver, too
 // old a driver, no device, or a device it has no code for; the message says which and what to do.
 std::vector<CudaDevice> cuda_devices();
-// Bytes of memory that nobody has taken on a device that there is. That makes a context there, which takes some memory,
+// Bytes of memory that are free on a device that there is. That makes a context there, which takes some memory,
 // too, and which engines on the device share; cuda_devices makes none.
 int64_t cuda_free_bytes(int device);
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);

@@ -14,7 +14,7 @@
 
 namespace infinilm {
 
-// Work that was recorded: launched as one, it does again what it did, with what its arrays hold by then.
+// Recorded work, launched as one: it repeats the same ops on the values that its arrays hold by then.
 class Graph {
 public:
     virtual ~Graph() = default;
@@ -24,9 +24,9 @@ public:
 class GraphRecorder {
 public:
     virtual ~GraphRecorder() = default;
-    // Calls work(), whose ops are recorded and do not run. It allocates nothing and waits for nothing; shapes and
-    // addresses are those of now, for ever. What it throws is thrown, and so is a DeviceError if it cannot be recorded;
-    // the device is as it was then. The graph goes before the backend.
+    // Calls work(), whose ops are recorded and do not run. It allocates nothing and waits for nothing. The
+    // graph keeps today's shapes and addresses: launch it only while nothing has moved (see below), and destroy it
+    // before the backend. Throws what work() throws, or a DeviceError if it cannot be recorded; nothing is left then.
     virtual std::unique_ptr<Graph> record(const std::function<void()>& work) = 0;
     // Another number whenever the backend is asked for memory of the device: as long as it stays the same, nothing that
     // a step reads or writes has moved.
@@ -38,8 +38,8 @@ public:
 struct OneShotOptions {
     std::span<const Device> devices;  // of the ranks
     int rank;
-    // Of the longest message that goes whole to every rank, and of the longest one that goes in slices, to be added up
-    // by one rank each; multiples of 2048.
+    // Sizes of the longest message that goes whole to every rank, and of the longest one that goes in slices, each of
+    // which one rank adds up; multiples of 2048.
     int64_t one_shot_bytes, two_shot_bytes;
 };
 class OneShot {

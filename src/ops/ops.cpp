@@ -385,7 +385,8 @@ void causal_conv(Backend& backend, const CausalConvParams& p) {
     check.tensor("x", p.x, {"num_tokens", "channels"}, check.activation);
     check.tensor("weight", p.weight, {"taps", "channels"}, DType::float32);
     check.contiguous("weight", p.weight);
-    check.require(check["taps"] >= 1 && check["taps"] <= 8, "weight: expected 1 to 8 taps, got ", check["taps"]);
+    check.require(check["taps"] >= 1 && check["taps"] <= most_taps, "weight: expected 1 to ", most_taps, " taps, got ",
+                  check["taps"]);
     check.tensor("state", p.state, {"num_states", check["taps"] - 1, "channels"}, DType::float32);
     check.contiguous("state", p.state);
     check.tensor("out", p.out, {"num_tokens", "channels"}, check.activation);
@@ -401,8 +402,8 @@ void delta_rule(Backend& backend, const DeltaRuleParams& p) {
     check.require(p.num_k_heads > 0 && num_v_heads > 0 && num_v_heads % p.num_k_heads == 0,
                   "expected num_v_heads to be a positive multiple of num_k_heads, got ", num_v_heads, " and ",
                   p.num_k_heads);
-    check.require(k_dim > 0 && k_dim <= 256 && v_dim > 0, "state: expected 1 to 256 rows of k_dim and a v_dim, got ",
-                  k_dim, " and ", v_dim);
+    check.require(k_dim > 0 && k_dim <= most_k_dim && v_dim > 0, "state: expected 1 to ", most_k_dim,
+                  " rows of k_dim and a v_dim, got ", k_dim, " and ", v_dim);
     check.tensor("qkv", p.qkv, {"num_tokens", 2 * p.num_k_heads * k_dim + num_v_heads * v_dim}, check.activation);
     check.tensor("z", p.z, {"num_tokens", num_v_heads * v_dim}, check.activation);
     for (const auto& [argument, view] : {std::pair("a", p.a), std::pair("b", p.b)})

@@ -1,5 +1,5 @@
 // A Backend that passes everything on to another one and adds up the time of each op, for `infinilm bench --ops`.
-// A decoder has it in place of the other one only while somebody asks, so that nothing is slower otherwise.
+// A decoder has it in place of the other one only while ops are timed, so that nothing is slower otherwise.
 #pragma once
 
 #include <map>

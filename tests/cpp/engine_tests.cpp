@@ -350,8 +350,8 @@ TEST(engine_aborted_closed_and_failed_anytime) {
     }
 }
 
-// Masks that are given, or never, while steps are aborted, the engine is closed, or a rank fails: nobody waits for
-// ever, nobody samples before they are there, and ranks agree.
+// Masks that are given, or never, while steps are aborted, the engine is closed, or a rank fails: no thread
+// waits for ever, no rank samples before they are there, and ranks agree.
 TEST(late_masks_given_aborted_closed_and_failed_anytime) {
     uint32_t state = 1;
     const auto random = [&state](uint32_t n) { return (state = state * 1664525u + 1013904223u) / 65536 % n; };

@@ -24,7 +24,7 @@ struct Injected : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Collectives of random sizes until one throws. Tensors are freed at once, as a rank that fails does: whoever still
+// Collectives of random sizes until one throws. Tensors are freed at once, as a rank that fails does: a rank that still
 // used one would show under the sanitizers.
 void talk(Communicator& communicator, uint32_t seed, int failing_step) {
     std::mt19937 random(seed);  // the same on every rank

@@ -14,8 +14,8 @@ Tensor filled(int64_t size, float value) {
     return out;
 }
 
-// Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages. Nobody waits for the
-// stages behind but where these are full.
+// Three stages of two ranks, in steps of different sizes; some are stopped by one of the stages. A rank waits for the
+// stages behind it only while these are full.
 TEST(stages_hand_on) {
     constexpr int num_stages = 3, ranks = 2;
     const auto connections = connect_stages({.num_stages = num_stages});

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from infinilm import ConfigError, _core
+from infinilm.config.sublayers.delta import delta_spec
 
 SPECS = [
     _core.AttentionSpec,
@@ -135,3 +138,23 @@ MLP = _core.MlpSpec(16)
 def test_each_kind_refuses_what_cannot_be(layer: _core.LayerSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _core.InferEngine(model_of(layer), ["cpu"])
+
+
+def test_the_limits_of_the_delta_rule_are_declared_once() -> None:
+    """A specification and a configuration allow what the kernels have room for, and no more."""
+
+    def engine(**sizes: int) -> None:
+        fields = {"num_k_heads": 1, "num_v_heads": 1, "k_dim": 8, "v_dim": 8, "conv_size": 4, **sizes}
+        _core.InferEngine(model_of(_core.LayerSpec(_core.DeltaSpec(**fields), MLP)), ["cpu"])
+
+    def config(**sizes: int) -> None:
+        names = {"k_dim": "linear_key_head_dim", "conv_size": "linear_conv_kernel_dim"}
+        heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_value_head_dim": 8}
+        dims = {"linear_key_head_dim": 8, "linear_conv_kernel_dim": 4, **{names[k]: v for k, v in sizes.items()}}
+        delta_spec(SimpleNamespace(**heads, **dims))  # type: ignore[arg-type]
+
+    for make in (engine, config):
+        make(k_dim=_core.DELTA_MOST_K_DIM, conv_size=_core.DELTA_MOST_TAPS)
+        for name, most in (("k_dim", _core.DELTA_MOST_K_DIM), ("conv_size", _core.DELTA_MOST_TAPS)):
+            with pytest.raises(ConfigError, match=rf"\b({most}|{most + 1})\b"):  # up to, or below
+                make(**{name: most + 1})

@@ -113,7 +113,7 @@ def test_a_changed_file_makes_its_users_stale(check_ptx: ModuleType, tmp_path: P
     for name in CHANGED:
         path = tmp_path / name
         text = path.read_text()
-        path.write_text(text + "\n")
+        path.write_text(text + "constexpr int added = 1;\n")
         after = digests()
         path.write_text(text)
         stale = {source for source in before if after[source] != before[source]}
@@ -121,6 +121,14 @@ def test_a_changed_file_makes_its_users_stale(check_ptx: ModuleType, tmp_path: P
         stale_by[name] = len(stale)
     assert all(stale_by[name] == 0 for name in CHANGED if "emulat" in name or "tensor.h" in name)
     assert 0 < stale_by["cuda/attention/rope.cuh"] < len(before) == stale_by["cuda/core/types.h"]
+
+
+def test_a_comment_makes_no_file_stale(check_ptx: ModuleType) -> None:
+    """Comments are taken out, and what looks like one in a string or between digits is not."""
+    code = "int a = 1'000; // one\nconst char* url = \"http://x\"; /* two\nlines */ char quote = '\"'; // three\n\n"
+    assert check_ptx.code_of(code) == "int a = 1'000;\nconst char* url = \"http://x\";   char quote = '\"';"
+    assert check_ptx.code_of("// another\n" + code.replace("one", "1")) == check_ptx.code_of(code)
+    assert check_ptx.code_of(code.replace("http://x", "http://y")) != check_ptx.code_of(code)
 
 
 def test_all_else_that_decides_is_in_the_digest(check_ptx: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +191,6 @@ def test_a_header_that_the_digest_lacks(check_ptx: ModuleType, tmp_path: Path) -
         patch.setenv("HEADER", "")
         assert check_ptx.make_ptx(nvcc, b"", tmp_path / "a.cu", "80").exists()
         patch.setenv("HEADER", "secret.h")
-        (tmp_path / "a.cu").write_text("// changed")
+        (tmp_path / "a.cu").write_text("int changed;")
         with pytest.raises(SystemExit, match=r"a\.cu includes secret\.h"):
             check_ptx.make_ptx(nvcc, b"", tmp_path / "a.cu", "80")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infinilm._core import DeltaSpec
+from infinilm._core import DELTA_MOST_K_DIM, DELTA_MOST_TAPS, DeltaSpec
 from infinilm.checks import INT_LIMIT, as_integer
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
@@ -34,9 +34,6 @@ DELTA_KEYS = frozenset(defaults_of(DeltaConfig))
 STATE_LAYER = "linear_attention"
 """In `layer_types`."""
 
-_MOST_KEY_DIM = 256  # what the kernels hold
-_MOST_TAPS = 8
-
 
 def state_layers(config: DeltaConfig) -> tuple[bool, ...]:
     """Tell which layers have a state; others have attention."""
@@ -54,9 +51,9 @@ def delta_spec(config: DeltaConfig) -> DeltaSpec:
     spec = DeltaSpec(
         num_k_heads=as_integer("linear_num_key_heads", config.linear_num_key_heads, below=limit),
         num_v_heads=as_integer("linear_num_value_heads", config.linear_num_value_heads, below=limit),
-        k_dim=as_integer("linear_key_head_dim", config.linear_key_head_dim, below=_MOST_KEY_DIM + 1),
+        k_dim=as_integer("linear_key_head_dim", config.linear_key_head_dim, below=DELTA_MOST_K_DIM + 1),
         v_dim=as_integer("linear_value_head_dim", config.linear_value_head_dim, below=limit),
-        conv_size=as_integer("linear_conv_kernel_dim", config.linear_conv_kernel_dim, below=_MOST_TAPS + 1),
+        conv_size=as_integer("linear_conv_kernel_dim", config.linear_conv_kernel_dim, below=DELTA_MOST_TAPS + 1),
     )
     if spec.num_v_heads % spec.num_k_heads:
         raise ConfigError(

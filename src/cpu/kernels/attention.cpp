@@ -15,7 +15,7 @@ namespace infinilm::cpu::INFINILM_ISA {
 // loaded four times as often.
 constexpr int64_t value_tile_floats = 16384;
 constexpr int64_t softmax_rows = 6;  // whose scores lie in L1 while they become weights
-constexpr int64_t steps_ahead = 4;   // tiles between what is computed with and what is asked for
+constexpr int64_t steps_ahead = 4;   // tiles that prefetches are ahead
 
 namespace {
 
@@ -25,7 +25,7 @@ struct Row {
     Interval keys;        // of this chunk that it sees
 };
 
-// Of rows.
+// What some rows have of the chunks so far.
 struct Results {
     float *sums, *largest, *weight;  // [rows, padded_dim] weighted values; [rows] largest score; [rows] sum of weights
     Results from(int64_t row, int64_t dim) const { return {sums + row * dim, largest + row, weight + row}; }

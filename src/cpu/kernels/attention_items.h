@@ -24,7 +24,7 @@ static int64_t partial_stride(const CpuAttentionArgs& a) { return round_up(a.val
 
 namespace {
 
-// Of keys or of chunks.
+// A range of keys, or of chunks.
 struct Interval {
     int64_t begin, end;
 };

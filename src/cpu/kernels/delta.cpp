@@ -7,7 +7,7 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-// Of one sequence, the channels [first, first + n).
+// Convolves the channels [first, first + n) of one sequence.
 static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int64_t n) {
     const int32_t in = a.sequences.state_in[s], out = a.sequences.state_out[s];
     const int64_t begin = a.sequences.cu_seqlens_q[s], num_tokens = a.sequences.cu_seqlens_q[s + 1] - begin;
@@ -126,7 +126,7 @@ struct Columns {
                 }
             }
     }
-    // Of the token that the last pass has read for. dot: of its q and k.
+    // Ends the token that the last pass has read for. dot: the product of its q and k.
     INFINILM_MEMBER void finish(const float* v, float decay, float beta, float dot, float* out) {
         for (int i = 0; i < VECTORS; ++i) {
             delta[i] = (get(v, i) - of_k[i] * decay) * beta;

@@ -148,9 +148,9 @@ struct E4m3Codes {
     static INFINILM_MEMBER uvec odd(uvec quad) { return to_bf16((svec)quad, quad); }
 
 private:
-    // Of the codes in the upper bytes of 16 bits. Exponents are counted from 127 instead of 7. The subnormal numbers of
-    // e4m3, which few weights are, are none of bf16 and come from a table: the lower bytes of 0 to 7 times 2 ** -9,
-    // then the upper ones.
+    // Converts the codes in the upper bytes of 16 bits. Exponents are counted from 127 instead of 7. Subnormal numbers
+    // of e4m3, which few weights are, are normal ones of bf16 and come from a table: the lower bytes of 0 to 7 times
+    // 2 ** -9, then the upper ones.
     static INFINILM_MEMBER uvec to_bf16(svec codes, uvec quad) {
         const uvec bits = (uvec)(codes >> 4) & 0x87f087f0u, normal = bits + (120u << 23 | 120u << 7);
         if (__builtin_expect(!any_byte_lacks(quad, 0x78), true)) return normal;
@@ -275,7 +275,7 @@ struct GroupScales {
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec scale) { return scale_of_x * scale; }
 };
 struct Q8_0 : SignedBytes<1>, GroupScales<F16> {};
-// Of `bits` bits, in the planes of pack.h.
+// Numbers of `bits` bits, in the planes of pack.h.
 template <int bits, int offset, int halves = 1, bool has_min = false>
 struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / halves>, 1, halves, has_min>, GroupScales<float> {
     static constexpr int group_lines = bits, plus = offset;

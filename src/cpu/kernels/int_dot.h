@@ -44,7 +44,7 @@ struct Int8Dot {
     static INFINILM_MEMBER Sum add(Sum sum, Weight w, ivec x) { return dot_unsigned(sum, w, x); }
     static INFINILM_MEMBER ivec total(Sum sum, ivec) { return sum; }
 };
-// Of bytes from 0 to 2 ** bits - 1; a sum is of so many quads.
+// Products of bytes from 0 to 2 ** bits - 1; one sum adds up so many quads.
 template <int bits, int offset_, int quads>
 struct UnsignedDot {
     using Weight = uvec;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t block_tokens = 256;
 constexpr int64_t block_pairs = 4;  // of panels
-// Bytes from what a tile reads of a panel to what it asks for, at most.
+// The most bytes of a panel that prefetches are ahead of the reads of a tile.
 constexpr int64_t most_ahead = 8192;
 // The same of weights that are read once: a page of each of several panels; one or two tokens use up a panel as fast as
 // memory gives it. (linear_bench.cpp)
@@ -59,7 +59,7 @@ bool packs_x(const LinearArgs& args) {
 // ---- x as the tiles read it: [blocks][groups of tokens][x_groups * 32 k of the block][x_rows][tokens] ----
 // Matrix tiles have the rows that are multiplied as [tokens][tile_words].
 
-// Of the k that begin with group `first_k`, which a block begins with where there are several groups of tokens.
+// Where x lies for the k from group `first_k` on; with several groups of tokens a block begins there.
 template <class F>
 int64_t x_rows_before(const Groups& groups, int64_t k_groups, int64_t first_k, int64_t group) {
     const int64_t first = of_x<F>(first_k), size = smaller(of_x<F>(block_groups<F>), of_x<F>(k_groups) - first);

@@ -47,7 +47,7 @@ constexpr int max_tokens = [] {
     if (width == 8) return is_integer<F> ? 4 : 5;
     return is_integer<F> || num_registers == 16 ? 2 : 5;
 }();
-// Of integers, with AVX-512: as many tokens as leave registers for the sums of two panels in int32 and in float32.
+// For integers, with AVX-512: as many tokens as leave registers for the sums of two panels in int32 and float32.
 // Where several groups pass over weights that lie in L2, each x is loaded once for two panels, since loads bind then.
 constexpr int most_by_two_panels = 6;
 // The most tokens of each of several groups.
@@ -88,7 +88,7 @@ struct TileArgs {
     int64_t scale_stride;        // bytes from panel to panel
     int64_t group_scale_bytes;   // bytes of a group
     int64_t panel_stride;        // bytes from panel to panel
-    int64_t ahead;               // bytes from what is read to what is prefetched; 0: nothing more
+    int64_t ahead;               // bytes that prefetches are ahead of reads; 0: none
     int64_t scales_ahead;        // the same of the scales
     float* sums;                 // [P][T][16]
     bool first;                  // the sums begin here
@@ -172,7 +172,7 @@ void multiply_floats(const TileArgs& args) {
 
 // ---- Integers: sums over a group of k, which are exact, times its scales ----
 
-// Of the panels of a tile. Scales that are stored in another form are read for as many groups as are stored together.
+// The scales of a tile's panels. Those stored in another form are read for all groups that are stored together.
 template <class F, int P>
 class ScalesOf {
 public:

@@ -43,12 +43,11 @@ Tensor by_tap(Backend& backend, const VectorWeights& conv) {
 }  // namespace
 
 void DeltaSpec::check(const ModelSpec&) const {
-    require_spec(num_k_heads > 0 && num_v_heads > 0 && num_v_heads % num_k_heads == 0 && k_dim > 0 && k_dim <= 256 &&
-                     v_dim > 0 && conv_size > 0 && conv_size <= 8,
-                 "layers with a state need heads of v in multiples of those of k, of 1 to 256 elements, and a "
-                 "convolution of 1 to 8 tokens; got ",
-                 num_k_heads, " and ", num_v_heads, " heads of ", k_dim, " and ", v_dim, " elements, and ", conv_size,
-                 " tokens");
+    require_spec(num_k_heads > 0 && num_v_heads > 0 && num_v_heads % num_k_heads == 0 && k_dim > 0 &&
+                     k_dim <= most_k_dim && v_dim > 0 && conv_size > 0 && conv_size <= most_taps,
+                 "layers with a state need heads of v in multiples of those of k, of 1 to ", most_k_dim,
+                 " elements, and a convolution of 1 to ", most_taps, " tokens; got ", num_k_heads, " and ", num_v_heads,
+                 " heads of ", k_dim, " and ", v_dim, " elements, and ", conv_size, " tokens");
 }
 
 DeltaSpec DeltaSpec::local(Shard shard) const {
@@ -62,7 +61,7 @@ CacheSpec DeltaSpec::cache() const {
     return {.kind = CacheKind::state, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
 }
 
-// Of an element of the state: the decay; a product and a sum for S^T k, the update and S^T q each.
+// Operations on an element of the state: one for the decay, two each for S^T k, the update and S^T q.
 CostSpec DeltaSpec::cost() const { return {.of_token = int64_t{7} * v_size() * k_dim}; }
 
 Delta::Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan)

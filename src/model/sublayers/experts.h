@@ -11,7 +11,7 @@ namespace infinilm {
 namespace sites {
 inline constexpr Site router_logits{"router_logits"};  // [num_tokens, num_experts] float32
 inline constexpr Site experts{"experts"};  // [num_tokens, hidden_size]: their sum, before the residual is added
-// [num_tokens, hidden_size], beside an MLP: what the MLP gives, normed; what experts read; what they give, normed.
+// With an MLP beside them, [num_tokens, hidden_size]: the MLP's output, normed; the experts' input, and output, normed.
 inline constexpr Site post_feedforward_layernorm_1{"post_feedforward_layernorm_1"};
 inline constexpr Site pre_feedforward_layernorm_2{"pre_feedforward_layernorm_2"};
 inline constexpr Site post_feedforward_layernorm_2{"post_feedforward_layernorm_2"};
@@ -62,7 +62,7 @@ private:
     LinearWeights shared_gate_proj_;             // [1, hidden_size]
 };
 
-// Experts beside an MLP, as in Gemma 4. Its result is norm(what the MLP gives) + norm(what the experts give).
+// Experts beside an MLP, as in Gemma 4. The result is norm(output of the MLP) + norm(output of the experts).
 class MlpAndExperts {
 public:
     static constexpr std::optional<Site> site = std::nullopt;  // the sum has none

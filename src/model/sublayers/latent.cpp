@@ -100,8 +100,8 @@ std::vector<LinearCall> Latent::calls() const {
             {.in_features = num_heads_ * d.v_dim, .out_features = hidden_size_}};
 }
 
-// The latents that queries are made of, queries; the row of the cache, [the key that RoPE turns, latent]. Queries are
-// brought to such rows: what RoPE turns of them, then the product of the rest with what made keys of latents.
+// Computes queries, from latents of their own, and the row of the cache, [the key that RoPE turns, latent]. A query
+// takes the form of such a row: its part that RoPE turns, then the rest times the matrix that makes keys of latents.
 template <class Tap>
 void Latent::project(const Step<Tap>& s, const TensorView& x) const {
     const int64_t row_dim = spec_.row_dim(), rope_dim = spec_.rope_dim, query_dim = spec_.query_dim();

@@ -7,8 +7,8 @@
 // the ranks meet in the order in which they run, so that launches of graphs match as well; the last one moves the
 // bytes. While graphs have pieces of a communicator, ncclCommAbort waits: NVIDIA/nccl, src/init.cc, commDestroySync.
 //
-// Locks: work in a stream runs with the lock of the simulated runtime and takes `mutex` then, so whoever has `mutex`
-// does not call the runtime.
+// Locks: work in a stream runs with the lock of the simulated runtime and takes `mutex` then, so a thread that has
+// `mutex` does not call the runtime.
 #include "fake_nccl.h"
 
 #include <dlfcn.h>

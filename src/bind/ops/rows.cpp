@@ -1,0 +1,96 @@
+// Embedding, norms, activations and what else works on rows.
+#include "bind/ops/ops.h"
+#include "core/check.h"
+#include "core/enum_names.h"
+#include "ops/ops.h"
+
+namespace infinilm {
+
+void bind_row_ops(OpsClass& backend) {
+    backend
+        .def(
+            "embedding",
+            [](SharedBackend& shared, const Tensor& ids, const Tensor& table, const Tensor& out,
+               std::optional<int> first_id, const std::string& quantization, float multiplier) {
+                const InUse b(shared);
+                Check check("embedding");
+                check.tensor("table", table, {"vocab_size", "hidden_size"});
+                const auto prepared = ops::prepare_linear(b, {{.weight = table, .bias = {}}}, LinearKind::plain, 0,
+                                                          quantization_from_string(quantization));
+                ops::embedding(b, {.ids = ids,
+                                   .table = *prepared,
+                                   .out = output("embedding", "out", out),
+                                   .first_id = first_id,
+                                   .multiplier = multiplier});
+            },
+            "ids"_a, "table"_a, "out"_a, "first_id"_a = nb::none(), "quantization"_a = "none", "multiplier"_a = 1.0f,
+            Release(), "table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.")
+        .def(
+            "rms_norm",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& out, float eps,
+               const OptionalTensor& mean_square) {
+                const InUse b(shared);
+                ops::rms_norm(b, {.x = x,
+                                  .weight = weight,
+                                  .out = output("rms_norm", "out", out),
+                                  .eps = eps,
+                                  .mean_square = optional_view(mean_square)});
+            },
+            "x"_a, "weight"_a, "out"_a, "eps"_a, "mean_square"_a = nb::none(), Release())
+        .def(
+            "mean_square",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& out, float multiplier) {
+                const InUse b(shared);
+                ops::mean_square(b, {.x = x, .out = output("mean_square", "out", out), .multiplier = multiplier});
+            },
+            "x"_a, "out"_a, "multiplier"_a = 1.0f, Release())
+        .def(
+            "add_rms_norm",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
+               const Tensor& out, float eps, float multiplier, float scale) {
+                const InUse b(shared);
+                ops::add_rms_norm(b, {.x = x,
+                                      .residual = output("add_rms_norm", "residual", residual),
+                                      .weight = optional_view(weight),
+                                      .out = output("add_rms_norm", "out", out),
+                                      .eps = eps,
+                                      .multiplier = multiplier,
+                                      .scale = scale});
+            },
+            "x"_a, "residual"_a, "weight"_a.none(), "out"_a, "eps"_a, "multiplier"_a = 1.0f, "scale"_a = 1.0f,
+            Release())
+        .def(
+            "act_mul",
+            [](SharedBackend& shared, const Tensor& gate_up, const Tensor& out, const std::string& activation,
+               const OptionalTensor& up) {
+                const InUse b(shared);
+                ops::act_mul(b, {.gate_up = gate_up,
+                                 .out = output("act_mul", "out", out),
+                                 .activation = from_string<Activation>("activation", activation),
+                                 .up = optional_view(up)});
+            },
+            "gate_up"_a, "out"_a, "activation"_a = "silu", "up"_a = nb::none(), Release())
+        .def(
+            "soft_cap",
+            [](SharedBackend& shared, const Tensor& x, float cap) {
+                const InUse b(shared);
+                ops::soft_cap(b, {.x = output("soft_cap", "x", x), .cap = cap});
+            },
+            "x"_a, "cap"_a, Release(), "x = cap * tanh(x / cap), in place.")
+        .def(
+            "gather_rows",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& rows, const Tensor& out) {
+                const InUse b(shared);
+                ops::gather_rows(b, {.x = x, .rows = rows, .out = output("gather_rows", "out", out)});
+            },
+            "x"_a, "rows"_a, "out"_a, Release())
+        .def(
+            "sum_parts",
+            [](SharedBackend& shared, const Tensor& parts, const Tensor& out) {
+                const InUse b(shared);
+                ops::sum_parts(b, {.parts = parts, .out = output("sum_parts", "out", out)});
+            },
+            "parts"_a, "out"_a, Release());
+}
+
+}  // namespace infinilm
