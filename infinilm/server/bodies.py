@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 # What changes an answer at some other server, and has no such field here: the answer would not be what was asked for.
-# The names are those of vLLM, llama.cpp, transformers, Ollama and OpenRouter.
+# The names are those of vLLM, SGLang, llama.cpp, transformers, Ollama and OpenRouter.
 _CHANGES_ANSWERS = re.compile(
     r"(bad_words|beam|dry_|dynatemp|early_stopping|ebnf|grammar|guided|json_schema|length_penalty|logits|lora|max_new_|"
-    r"mirostat|no_repeat|num_beams|num_predict|n_predict|penalty|regex|repeat_|sampler|structural|tfs|thinking_|"
+    r"mirostat|no_repeat|num_beams|num_predict|n_predict|penalty|regex|repeat_|sampler|stop_|structural|tfs|thinking_|"
     r"top_|truncat|typical|use_beam|xtc_)"
 )
 _LONGEST_NAME = 200  # characters of a name that are looked at: comparing takes time

@@ -131,7 +131,16 @@ def test_unknown_fields(llm: LLM, rule: str | None, caplog: pytest.LogCaptureFix
             said = f"/v1/{path}: the field compactness is not known here, and is ignored"
             assert caplog.messages.count(said) == is_lenient
             # An answer would not be what was asked for.
-            for name in ("Temperature", "max_token", "topP", "bad_words", "min_ps", "dry_multiplier", "guided_jsn"):
+            for name in (
+                "Temperature",
+                "max_token",
+                "topP",
+                "bad_words",
+                "min_ps",
+                "dry_multiplier",
+                "guided_jsn",
+                "stop_regex",
+            ):
                 answer = post(host, path, {**PATHS[path][2], name: 1})
                 assert path == "embeddings" or (answer.status_code, answer.json()["error"]["param"]) == (400, name)
         if rule == "warn":
