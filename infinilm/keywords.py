@@ -69,7 +69,6 @@ _FEATURES = (
     ("an adapter made for another base", "lora_base"),
     ("speculative decoding", "speculative_config speculative_model num_speculative_tokens draft_model assistant_model"),
     ("the priority of a request", "priority scheduling_policy"),
-    ("continuing the last message of a chat", "continue_final_message"),
     ("cutting prompts to a length", "truncate_prompt_tokens truncation"),
     ("a list of forbidden words", "bad_words bad_words_ids"),
     ("forbidding repeated n-grams", "no_repeat_ngram_size"),
@@ -103,6 +102,10 @@ _ADVICE = (
         "temperature",
         {
             "best_of": "n gives all of its texts; the best has the largest cumulative_logprob (with logprobs=0)",
+            **dict.fromkeys(
+                ("continue_final_message", "add_generation_prompt", "tools", "chat_template_kwargs"),
+                "chat() takes it; the prompts of generate() are texts as they are",
+            ),
             "detokenize": _NEVER_NEEDED + "text that is not read costs next to nothing",
             "output_kind": _NEVER_NEEDED + "generate() gives whole results, stream() gives events",
             "stream": "use stream() or stream_chat(), which give events",

@@ -219,6 +219,7 @@ def test_min_tokens_above_max_tokens():
         ("truncate_prompt_tokens", ": cutting prompts to a length is not available in this version"),
         ("block_size", "; it has n, temperature, "),
         ("load_in_8bit", r": it is said when the model is loaded: LLM\(model, quantization='int8'\)"),
+        ("continue_final_message", r": chat\(\) takes it"),
         ("dtype", r": it is said when the model is loaded: LLM\(model, dtype=...\)"),
         ("n_ctx", r": it is said when the model is loaded: LLM\(model, max_model_len=...\)"),
         ("best_of", ": n gives all of its texts"),
