@@ -12,6 +12,7 @@ chosen last and their blocks go back with the result, so that no sequence waits 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.masks import KNOWN
+from infinilm.scheduling.matcher import Matcher, is_allowed
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepDraft
@@ -112,12 +114,14 @@ class Drafting:
             return []
 
     def _usable(self, sequence: Sequence, token_ids: SequenceOf[int]) -> list[int]:
-        """The tokens of a draft up to the first that is not in the vocabulary, or that ends the sequence."""
+        """The tokens of a draft before the first that cannot come (vocabulary, constraint) or ends the sequence."""
         usable: list[int] = []
-        for token_id in token_ids:
+        for token_id in map(int, token_ids):
             if not 0 <= token_id < self._vocab_size or token_id in sequence.stop_token_ids:
                 break
-            usable.append(int(token_id))
+            usable.append(token_id)
+        if usable and sequence.constraint is not None:
+            del usable[_num_allowed(sequence.constraint, sequence.num_mask_words, usable) :]
         return usable
 
     def settle(self, step: Step, rows: SequenceOf[int]) -> None:
@@ -137,3 +141,21 @@ class Drafting:
                 sequence.num_accepted_tokens += 1
             if sequence.slot >= 0:
                 self._blocks.trim(sequence.slot, int(self._running.num_computed[sequence.slot]))
+
+
+def _num_allowed(matcher: Matcher, num_mask_words: int, token_ids: SequenceOf[int]) -> int:
+    """How many of these tokens may come next without an end behind them; `matcher` stays as it is."""
+    mask = np.empty(num_mask_words, np.int32)
+    count = 0
+    # A matcher may be user code. If it fails without drafts as well, its request ends then.
+    with contextlib.suppress(BaseException):
+        matcher = matcher.copy()
+        for token_id in token_ids:
+            matcher.fill(mask)
+            if not is_allowed(mask, token_id):
+                break
+            matcher.advance(token_id)
+            if matcher.is_finished:
+                break
+            count += 1
+    return count

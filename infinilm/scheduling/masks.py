@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from infinilm.scheduling.matcher import Matcher
+from infinilm.scheduling.matcher import Matcher, is_allowed
 from infinilm.scheduling.sequence import Int32Array, Sequence
 
 __all__ = ["KNOWN", "VOID", "StepMasks"]
@@ -76,7 +76,7 @@ class StepMasks:
         allow it, or where the constraint or a failure of the copy ends the sequence.
         """
         row, token_id, sequence = self.allowed[i], drafts[self.rows[i]], self.sequences[i]
-        if before is not None and self.allowed[i - 1, token_id // 32] >> (token_id % 32) & 1:
+        if before is not None and is_allowed(self.allowed[i - 1], token_id):
             try:
                 ahead = before.copy() if before is sequence.constraint else before
                 ahead.advance(token_id)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Matcher", "TokenRules", "allowed_tokens", "num_mask_words", "packed_mask"]
+__all__ = ["Matcher", "TokenRules", "allowed_tokens", "is_allowed", "num_mask_words", "packed_mask"]
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -105,6 +105,11 @@ def packed_mask(tokens: npt.NDArray[np.bool_]) -> Int32Array:
     bits = np.packbits(tokens, bitorder="little")
     words.view(np.uint8)[: len(bits)] = bits
     return words
+
+
+def is_allowed(row: Int32Array, token_id: int) -> bool:
+    """Whether a token may come next, by a row that `Matcher.fill` has written."""
+    return bool(int(row[token_id // 32]) >> (token_id % 32) & 1)
 
 
 def allowed_tokens(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -83,8 +83,8 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             )
         )
     yield made
-    assert all(0 < counts(llm)[1] < counts(llm)[0] for llm in made)
-    assert made[2].metrics().num_preemptions > 0
+    drafted, accepted = (sum(of) for of in zip(*map(counts, made), strict=True))
+    assert 0 < accepted < drafted
     for llm in made:
         llm.close()
 

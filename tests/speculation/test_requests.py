@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from llm import tiny
+from llm.constraints import Toy, constrain
 from llm.support import wait_for
 from lora.adapters import make_adapter
 
@@ -87,7 +88,7 @@ def test_kinds(llm: LLM, plain: LLM, book: Book, kind: str) -> None:
         book.mode = mode
         before = counts(llm)
         assert told(llm.generate(PROMPTS, **sampling)) == alone, mode
-        if kind not in ("one token", "two tokens"):
+        if kind not in ("one token", "two tokens") and (mode == "right" or "constraint" not in sampling):
             assert counts(llm)[0] > before[0]
         if kind in ("greedy", "warm", "logprobs", "penalties", "to the end of the context"):
             assert_drafted(llm, before, mode)
@@ -192,6 +193,35 @@ def test_time_limit(folder: Path) -> None:
         with pytest.raises(Exception, match="second"):
             llm.generate(["a " * 25] * 8, **FULL | {"ignore_eos": True})
         wait_for(lambda: llm.metrics().num_used_blocks == llm.metrics().num_running == 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fails_at", [None, 3, 11])
+def test_matchers(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str, fails_at: int | None) -> None:
+    """A matcher takes in the tokens of the answer alone, and copies of it what is drafted; any of them may fail.
+
+    One fails after `fails_at` tokens, as it does without drafts.
+    """
+
+    def act(name: str, tokens: list[int]) -> None:
+        if fails_at is not None and name == "fill" and len(tokens) == fails_at:
+            raise ValueError("it fails here")
+
+    def matcher_of(ids: list[int]) -> Toy | None:
+        is_failing = len(ids) == 3
+        return Toy(tiny.VOCAB_SIZE, len(ids), length=25, **({"act": act} if is_failing else {}))
+
+    constrain(monkeypatch, matcher_of)
+    book = Book()
+    settings: dict[str, Any] = FULL | {"logprobs": 1, "temperature": 1.0}
+    with LLM(folder, seed=0, use_tqdm=False, speculation=book) as llm:
+        alone = told(llm.generate(PROMPTS, **settings))
+        book.mode = mode
+        assert told(llm.generate(PROMPTS, **settings)) == alone
+        drafted, accepted = counts(llm)
+        assert drafted > 0
+        if mode in ("right", "some") and fails_at is None:
+            assert accepted == drafted
 
 
 class Broken:
