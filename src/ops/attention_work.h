@@ -48,7 +48,7 @@ struct AttentionHeads {
     int num_heads, num_kv_heads, head_dim;
     int value_dim;  // less than head_dim: a value is the end of its key
     int group() const { return num_heads / num_kv_heads; }
-    // Prefill of these is a kernel of its own, and not always what is faster (list_attention_work).
+    // Wide heads have a prefill kernel of their own; the decode kernel may be faster (list_attention_work).
     bool is_wide() const { return value_dim < head_dim || attention_kernel_dim(head_dim) > 256; }
     int prefill_rows() const { return is_wide() ? attention_wide_rows : attention_prefill_rows(head_dim); }
     bool operator==(const AttentionHeads& o) const {
@@ -56,7 +56,7 @@ struct AttentionHeads {
                value_dim == o.value_dim;
     }
 };
-// What the attention of a layer has that a list depends on.
+// The properties of a layer's attention that its list depends on.
 struct AttentionLayer {
     int sliding_window = 0;  // 0: none
     AttentionHeads heads = {};

@@ -27,8 +27,8 @@ bool all_below(const int32_t* values, int64_t count, int64_t end) {
     return !any_beyond;
 }
 
-// f(begin, end) for entries [begin, end) of a row that are not the known ones, of which there are num_known. Those in
-// between may be among them.
+// Calls f(begin, end) on runs of entries of a row that differ from `known`, which has num_known entries. A run may
+// include entries that are equal.
 template <class F>
 void for_others(const int32_t* row, const int32_t* known, int64_t num_known, int64_t first, int64_t end, F f) {
     constexpr int64_t piece = 64;

@@ -335,7 +335,7 @@ def _ct_scheme(group: _Keys, stored: Any) -> Scheme:
     kind = weights.one_of("type", ("int", "float"), "int")
     bits = weights.integer("num_bits", 8)
     inputs = "" if group.get("input_activations") is None else _ct_inputs(group.object("input_activations"))
-    if stored in ("", "mixed-precision", "dense"):  # what writes such files, by what it stores
+    if stored in ("", "mixed-precision", "dense"):  # the format of its tensors follows from the scheme
         stored = {
             ("int", False): "pack-quantized",
             ("int", True): "int-quantized",
