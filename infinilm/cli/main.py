@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import platform
 import sys
@@ -72,6 +73,7 @@ _USER_ERRORS = (
     PermissionError,
     UnicodeError,
 )
+_WRONG_PATHS = (errno.ELOOP, errno.ENAMETOOLONG)  # which have no exceptions of their own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +110,8 @@ def run_command(args: argparse.Namespace) -> int:
         if args.debug:
             traceback.print_exc()
         note(f"infinilm: error: {as_options(_told(error), args)}")
-        return 2 if isinstance(error, _USER_ERRORS) else 1
+        is_users = isinstance(error, _USER_ERRORS) or (isinstance(error, OSError) and error.errno in _WRONG_PATHS)
+        return 2 if is_users else 1
 
 
 def _told(error: BaseException) -> str:

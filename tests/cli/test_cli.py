@@ -727,3 +727,26 @@ def test_decode_is_measured_on_whole_batches(
 def test_a_file_that_is_missing_is_named_first(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command) == 2
     assert capsys.readouterr().err == "infinilm: error: none.txt: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["serve", "demo", "--lora-folder"],
+        ["serve", "demo", "--api-key-file"],
+        ["serve", "demo", "--ssl-certfile", "x", "--ssl-keyfile"],
+        ["generate", "x", "--control-vector"],
+        ["info"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["circle", "x" * 300], ids=["circle", "long"])
+def test_paths_that_no_system_has(
+    command: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A circle of links, or a name that is too long: the message names it, as any other path that is wrong."""
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert run(*command, tmp_path / name) == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1
