@@ -23,7 +23,7 @@ from infinilm.scheduling.masks import KNOWN
 from infinilm.scheduling.matcher import Matcher, is_allowed
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
-from infinilm.scheduling.step_builder import StepDraft
+from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
 from infinilm.speculation import Drafters
 
@@ -75,18 +75,18 @@ class Drafting:
         except BaseException:  # a drafter may be user code, and this is the engine thread
             logger.exception("no drafter could be made for a request, which goes on without drafts")
 
-    def choose(self, draft: StepDraft) -> None:
+    def choose(self, choice: StepChoice) -> None:
         """Add drafts to the sequences in decode of a step that is otherwise complete; their tokens are all known."""
         running, blocks = self._running, self._blocks
-        for i in np.flatnonzero(running.is_drafted[draft.decode_slots]).tolist():
-            if draft.budget <= 0:
+        for i in np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist():
+            if choice.budget <= 0:
                 return
-            slot, sequence = int(draft.decode_slots[i]), draft.sequences[i]
+            slot, sequence = int(choice.decode_slots[i]), choice.sequences[i]
             num_tokens = int(running.num_tokens[slot])
             held = int(blocks.lengths[slot])
             room = (held + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
             left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
-            limit = min(draft.budget, room, left, MAX_DRAFT_TOKENS)
+            limit = min(choice.budget, room, left, MAX_DRAFT_TOKENS)
             if limit <= 0:
                 continue
             token_ids = self._ask(sequence, limit)
@@ -94,8 +94,8 @@ class Drafting:
                 end = num_tokens + len(token_ids)
                 running.tokens[slot, num_tokens:end] = token_ids
                 blocks.grow(slot, end)
-                draft.drafts.append((i, token_ids))
-                draft.budget -= len(token_ids)
+                choice.drafts.append((i, token_ids))
+                choice.budget -= len(token_ids)
 
     def _ask(self, sequence: Sequence, limit: int) -> list[int]:
         """The draft of a sequence. One whose drafter fails goes on without drafts, which changes none of its tokens."""

@@ -38,7 +38,7 @@ from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.states import StatePool
-from infinilm.scheduling.step_builder import StepBuilder, StepDraft
+from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
 from infinilm.speculation import Drafters
 
@@ -185,21 +185,21 @@ class Scheduler:
         may_draft
             Whether the step may hold tokens that sequences turn out not to have.
         """
-        draft = StepDraft(self.max_num_batched_tokens)
+        choice = StepChoice(self.max_num_batched_tokens)
         try:
-            preempted = self._choose_decodes(draft)
+            preempted = self._choose_decodes(choice)
             if preempted is None:
                 return None
-            all_served = self._choose_prefills(draft)
+            all_served = self._choose_prefills(choice)
             if all_served and not preempted:
-                self._admit(draft, now)
-            if not draft.sequences:
+                self._admit(choice, now)
+            if not choice.sequences:
                 return None
             if self._drafting is not None and may_draft and not self._in_flight:
-                self._drafting.choose(draft)
-            step = self._builder.build(draft, is_ahead=bool(self._in_flight) and self._num_stages == 1)
+                self._drafting.choose(choice)
+            step = self._builder.build(choice, is_ahead=bool(self._in_flight) and self._num_stages == 1)
         except BaseException:  # tokens that will not be computed must not stay in the prefix cache
-            for sequence in reversed(draft.admitted):
+            for sequence in reversed(choice.admitted):
                 self._preempt(sequence)
             for sequence in self.running:
                 self.blocks.forget_uncomputed(sequence.slot, int(self._running.num_computed[sequence.slot]))
@@ -260,7 +260,7 @@ class Scheduler:
 
     # ---- choosing ----
 
-    def _choose_decodes(self, draft: StepDraft) -> bool | None:
+    def _choose_decodes(self, choice: StepChoice) -> bool | None:
         """Add one token of every sequence in decode, with a new block where the last is full.
 
         Returns whether a sequence was preempted. None: a preemption is needed, but a step in flight may end sequences
@@ -288,17 +288,17 @@ class Scheduler:
             blocks.grow_by_one(slots[is_growing])
         if preempted:
             decode_slots = slots[is_decode]
-        draft.decode_slots = decode_slots
+        choice.decode_slots = decode_slots
         if len(decode_slots) == len(slots):
-            draft.sequences = self.running.copy()
+            choice.sequences = self.running.copy()
         else:
-            draft.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
-        draft.budget -= len(draft.sequences)
+            choice.sequences = [self.running[i] for i in np.flatnonzero(is_decode).tolist()]
+        choice.budget -= len(choice.sequences)
         return preempted
 
-    def _choose_prefills(self, draft: StepDraft) -> bool:
+    def _choose_prefills(self, choice: StepChoice) -> bool:
         """Add chunks of running prompts; returns whether each prompt got all it asked for."""
-        if len(draft.sequences) == len(self.running):
+        if len(choice.sequences) == len(self.running):
             return True
         slots, num_computed_of = self._running.slots, self._running.num_computed
         is_prefill = self._running.num_tokens[slots] - num_computed_of[slots] > 1
@@ -308,25 +308,25 @@ class Scheduler:
             num_computed = int(num_computed_of[sequence.slot])
             room = self.blocks.room(sequence.slot) - num_computed
             # At least one sequence must make progress.
-            while room <= 0 and not draft.sequences and not self._in_flight and self.running[-1] is not sequence:
+            while room <= 0 and not choice.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
-            most = self._most_tokens(draft, sequence, num_computed)
-            count = min(most, draft.budget, room)
+            most = self._most_tokens(choice, sequence, num_computed)
+            count = min(most, choice.budget, room)
             if count > 0:
-                self._add_chunk(draft, sequence, count)
+                self._add_chunk(choice, sequence, count)
             if count < most:
                 return False
         return True
 
-    def _admit(self, draft: StepDraft, now: float) -> None:
+    def _admit(self, choice: StepChoice, now: float) -> None:
         """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
         running, blocks = self._running, self.blocks
-        if self.waiting and running.has_free_slot and draft.budget > 0:
-            self._remember_decoded(draft.decode_slots, running.num_computed[draft.decode_slots] + 1)
-        while self.waiting and running.has_free_slot and draft.budget > 0:
-            sequence, is_alone = next(iter(self.waiting)), not draft.sequences
-            if self._rows_left(draft, sequence) == 0 or (not is_alone and blocks.headroom() <= 0):
+        if self.waiting and running.has_free_slot and choice.budget > 0:
+            self._remember_decoded(choice.decode_slots, running.num_computed[choice.decode_slots] + 1)
+        while self.waiting and running.has_free_slot and choice.budget > 0:
+            sequence, is_alone = next(iter(self.waiting)), not choice.sequences
+            if self._rows_left(choice, sequence) == 0 or (not is_alone and blocks.headroom() <= 0):
                 return
             tokens = running.write_tokens(sequence)
             # A sequence that collects logits must compute every token.
@@ -334,38 +334,38 @@ class Scheduler:
             num_known, state = self._states.find(chain, blocks.starts(chain))
             chain = chain[:num_known]
             num_cached = num_known * blocks.block_size
-            count = min(self._most_tokens(draft, sequence, num_cached), draft.budget)
+            count = min(self._most_tokens(choice, sequence, num_cached), choice.budget)
             needed = blocks.blocks_for(num_cached + count) - num_known
             if not is_alone and needed > blocks.headroom(chain):
                 return
             del self.waiting[sequence]
             self._enter_slot(sequence, chain, state, now)
-            draft.admitted.append(sequence)
+            choice.admitted.append(sequence)
             count = min(count, blocks.room(sequence.slot) - num_cached)
             if count <= 0:  # only while other sequences hold all blocks
                 self._preempt(sequence)
-                draft.admitted.pop()
+                choice.admitted.pop()
                 return
-            self._add_chunk(draft, sequence, count)
+            self._add_chunk(choice, sequence, count)
 
-    def _most_tokens(self, draft: StepDraft, sequence: Sequence, num_computed: int) -> int:
+    def _most_tokens(self, choice: StepChoice, sequence: Sequence, num_computed: int) -> int:
         """Tokens that a sequence wants of a step: up to the next snapshot, and the rows that may still be collected."""
         snapshot = self._states.tokens_to_snapshot(num_computed)
-        return min(sequence.num_tokens - num_computed, self._rows_left(draft, sequence), snapshot)
+        return min(sequence.num_tokens - num_computed, self._rows_left(choice, sequence), snapshot)
 
-    def _rows_left(self, draft: StepDraft, sequence: Sequence) -> int:
+    def _rows_left(self, choice: StepChoice, sequence: Sequence) -> int:
         """Tokens of this sequence that the step has room for, given the limit of collected logits."""
-        return MAX_COLLECTED_ROWS - draft.num_collected_rows if sequence.collect_logits else NO_LIMIT
+        return MAX_COLLECTED_ROWS - choice.num_collected_rows if sequence.collect_logits else NO_LIMIT
 
-    def _add_chunk(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
+    def _add_chunk(self, choice: StepChoice, sequence: Sequence, count: int) -> None:
         slot, running = sequence.slot, self._running
         end = int(running.num_computed[slot]) + count
         self.blocks.grow(slot, end)
         self.blocks.remember(slot, running.tokens[slot], end)
-        draft.sequences.append(sequence)
-        draft.prefill_counts.append(count)
-        draft.num_collected_rows += count if sequence.collect_logits else 0
-        draft.budget -= count
+        choice.sequences.append(sequence)
+        choice.prefill_counts.append(count)
+        choice.num_collected_rows += count if sequence.collect_logits else 0
+        choice.budget -= count
 
     def _remember_decoded(self, slots: IndexArray, ends: Int32Array) -> None:
         """Add the blocks that decodes have filled to the prefix cache; not done in every step.

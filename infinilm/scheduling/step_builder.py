@@ -17,14 +17,14 @@ from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.steps import Step
 from infinilm.scheduling.token_changes import TokenChanges, logit_changes
 
-__all__ = ["StepBuilder", "StepDraft"]
+__all__ = ["StepBuilder", "StepChoice"]
 
 BatchArrays = dict[str, Any]  # keywords of `_core.Batch`
 _NO_SLOTS: IndexArray = np.zeros(0, np.intp)
 
 
 @dataclass(slots=True)
-class StepDraft:
+class StepChoice:
     """The contents of a step that is being chosen: a token of each sequence in decode, then chunks of prompts.
 
     A sequence in decode may have a draft, whose tokens are computed behind its own.
@@ -71,10 +71,10 @@ class StepBuilder:
         self._params_slots: IndexArray | None = None
         self._params: BatchArrays = {}
 
-    def build(self, draft: StepDraft, *, is_ahead: bool) -> Step:
-        """Make the step of a draft; `is_ahead`: tokens may be missing that the step in flight samples."""
-        running, sequences = self._running, draft.sequences
-        layout = self._lay_out(draft)
+    def build(self, choice: StepChoice, *, is_ahead: bool) -> Step:
+        """Make the step of a choice; `is_ahead`: tokens may be missing that the step in flight samples."""
+        running, sequences = self._running, choice.sequences
+        layout = self._lay_out(choice)
         slots, starts, ends = layout.slots, layout.starts, layout.ends
         collects = running.collects[slots]  # [num_seqs]
         sampled = np.flatnonzero(~collects & (ends >= running.num_tokens[slots]))
@@ -83,10 +83,10 @@ class StepBuilder:
             samples, sample_slots, positions = [sequences[i] for i in sampled], slots[sampled], ends[sampled]
         rows = [layout.cu_seqlens_q[1:][sampled] - 1]
         drafts: list[int] | None = None
-        if draft.drafts:
+        if choice.drafts:
             widths = np.ones(len(samples), np.int32)
             drafts = [KNOWN] * len(samples)
-            for index, token_ids in reversed(draft.drafts):
+            for index, token_ids in reversed(choice.drafts):
                 i = int(np.searchsorted(sampled, index))
                 widths[i] += len(token_ids)
                 drafts[i + 1 : i + 1] = token_ids
@@ -116,7 +116,7 @@ class StepBuilder:
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
             **self._cache_arrays(layout),
-            **self._states.batch_arrays(slots, ends, len(draft.decode_slots), self._blocks.chain_id),
+            **self._states.batch_arrays(slots, ends, len(choice.decode_slots), self._blocks.chain_id),
             **({} if masks is None else masks.batch_arrays()),
             **self._changes(samples, sample_slots, num_rows, drafts),
             **(self._sampling(sample_slots, positions, num_rows) if samples else {}),
@@ -142,18 +142,18 @@ class StepBuilder:
         running.advance(slots, ends, sample_slots)
         return step
 
-    def _lay_out(self, draft: StepDraft) -> _Layout:
-        num_computed, num_decodes = self._running.num_computed, len(draft.decode_slots)
-        num_seqs = len(draft.sequences)
-        if num_seqs == num_decodes and not draft.drafts:  # one token of each
-            slots = draft.decode_slots
+    def _lay_out(self, choice: StepChoice) -> _Layout:
+        num_computed, num_decodes = self._running.num_computed, len(choice.decode_slots)
+        num_seqs = len(choice.sequences)
+        if num_seqs == num_decodes and not choice.drafts:  # one token of each
+            slots = choice.decode_slots
             starts = num_computed[slots]
             return _Layout(slots, starts, starts + 1, np.arange(num_seqs + 1, dtype=np.int32), slots, starts)
-        prefill_slots = np.array([s.slot for s in draft.sequences[num_decodes:]], np.intp)
-        slots = np.concatenate((draft.decode_slots, prefill_slots))
+        prefill_slots = np.array([s.slot for s in choice.sequences[num_decodes:]], np.intp)
+        slots = np.concatenate((choice.decode_slots, prefill_slots))
         counts = np.ones(num_seqs, np.int32)
-        counts[num_decodes:] = draft.prefill_counts
-        for i, token_ids in draft.drafts:
+        counts[num_decodes:] = choice.prefill_counts
+        for i, token_ids in choice.drafts:
             counts[i] += len(token_ids)
         starts = num_computed[slots]
         cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
