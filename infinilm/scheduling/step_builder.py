@@ -25,7 +25,7 @@ _NO_SLOTS: IndexArray = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class StepChoice:
-    """The contents of a step that is being chosen: a token of each sequence in decode, then chunks of prompts.
+    """What a step computes, while it is being chosen: a token of each sequence in decode, then chunks of prompts.
 
     A sequence in decode may have a draft, whose tokens are computed behind its own.
     """
@@ -72,7 +72,7 @@ class StepBuilder:
         self._params: BatchArrays = {}
 
     def build(self, choice: StepChoice, *, is_ahead: bool) -> Step:
-        """Make the step of a choice; `is_ahead`: tokens may be missing that the step in flight samples."""
+        """Make the step that was chosen; `is_ahead`: tokens may be missing that the step in flight samples."""
         running, sequences = self._running, choice.sequences
         layout = self._lay_out(choice)
         slots, starts, ends = layout.slots, layout.starts, layout.ends
