@@ -160,8 +160,8 @@ class ChatMethods:
         """Make what divides one answer to a rendered conversation into reasoning, content and tool calls.
 
         Its ``push(text, final=False)`` takes the text in pieces of any sizes, such as those of `stream_chat`, and
-        returns what is certain now, with `reasoning`, `content` and `tool_calls`. Where calls are marked by special
-        tokens, as Mistral's are, `chat` and its siblings keep these in the text if there are tools.
+        returns what is certain now, with `reasoning`, `content` and `tool_calls`. Where reasoning or calls are marked
+        by special tokens, as those of gpt-oss and Mistral are, `chat` and its siblings keep these in the text.
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class ChatMethods:
         tools
             As in `chat`.
         """
-        return self._answer_format(tools).maker(prompt, tools or ())
+        return self._answer_format(tools).maker(prompt, tools or (), self.tokenizer)
 
     def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
         return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
@@ -189,7 +189,7 @@ class ChatMethods:
         prompts = self._requests.of_chats(
             messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
         )
-        if tools and self._answer_format(tools).needs_special_tokens:
+        if self._answer_format(tools).needs_special_tokens(self.tokenizer):
             sampling.setdefault("skip_special_tokens", False)
         return prompts
 
@@ -198,7 +198,7 @@ class ChatMethods:
         form = self._answer_format(tools)
         completions = []
         for completion in output.outputs:
-            said = form.maker(output.prompt or "", tools or ()).push(completion.text, final=True)
+            said = form.maker(output.prompt or "", tools or (), self.tokenizer).push(completion.text, final=True)
             calls = [{key: value for key, value in call.items() if key != "index"} for call in said.tool_calls]
             reasoning = None if form.reasoning is None else said.reasoning
             completions.append(replace(completion, reasoning=reasoning, content=said.content, tool_calls=calls))

@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import sys
+from typing import Protocol
 
 from infinilm.cli.output import put, put_aside
 from infinilm.cli.terminal import WordWrap, dim, terminal_width
-from infinilm.text.reasoning import ReasoningSplitter
+from infinilm.text.answers import ChoiceMaker
 
-__all__ = ["AnswerPrinter"]
+__all__ = ["AnswerPrinter", "ChoiceSplitter", "Splitter"]
+
+
+class Splitter(Protocol):
+    """Knows thoughts from the answer, for any cut of the text."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take more text; return the thoughts and the answer that are certain now."""
+        ...
+
+    def finish(self) -> tuple[str, str]:
+        """Return what was held back: no more text comes."""
+        ...
+
+
+class ChoiceSplitter:
+    """A `Splitter` of answers in any format, whose calls are no part of either."""
+
+    def __init__(self, maker: ChoiceMaker) -> None:
+        self._maker = maker
+
+    def push(self, text: str) -> tuple[str, str]:
+        """See `Splitter`."""
+        piece = self._maker.push(text)
+        return piece.reasoning, piece.content
+
+    def finish(self) -> tuple[str, str]:
+        """See `Splitter`."""
+        piece = self._maker.push("", final=True)
+        return piece.reasoning, piece.content
 
 
 class AnswerPrinter:
@@ -16,7 +46,7 @@ class AnswerPrinter:
 
     Parameters
     ----------
-    splitter : ReasoningSplitter, optional
+    splitter : Splitter, optional
         Knows thoughts from the answer; None: there are none.
     shows_thoughts : bool
 
@@ -26,7 +56,7 @@ class AnswerPrinter:
         The answer so far, without thoughts.
     """
 
-    def __init__(self, splitter: ReasoningSplitter | None, shows_thoughts: bool) -> None:
+    def __init__(self, splitter: Splitter | None, shows_thoughts: bool) -> None:
         self._splitter, self._shows_thoughts = splitter, shows_thoughts
         self._thoughts = WordWrap(lambda text: put_aside(dim(text)), terminal_width(sys.stderr))
         self._answer = WordWrap(put, terminal_width(sys.stdout))

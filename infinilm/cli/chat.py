@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, Request
 if TYPE_CHECKING:
     from infinilm.llm import LLM
     from infinilm.sampling_params import SamplingParams
-    from infinilm.text.reasoning import ReasoningSplitter
 
 _HELP = """\
 /help          these lines
@@ -274,14 +274,19 @@ class _Chat:
 
     def answer(self, text: str) -> Reply | None:
         """Print the model's answer; both become part of the conversation, unless there is none (None: it failed)."""
-        from infinilm.cli.answer import AnswerPrinter
+        from infinilm.cli.answer import AnswerPrinter, ChoiceSplitter
+        from infinilm.text.answers import AnswerFormat
 
         self._last = text
         reply = Reply()
         params, llm = self._params, self._llm
         try:
             messages, ids = self._fit_context(text, reserve=min(params.max_tokens or 1, llm.max_model_len // 4))
-            printer = AnswerPrinter(self._splitter(messages), self._shows_thoughts)
+            form = AnswerFormat.of(llm.chat_template.source_text(with_tools=False), has_tools=False)
+            if form.needs_special_tokens(llm.tokenizer):
+                params = replace(params, skip_special_tokens=False)
+            prompt = llm.chat_template.render(messages, **self._template_kwargs)
+            printer = AnswerPrinter(ChoiceSplitter(form.maker(prompt, (), llm.tokenizer)), self._shows_thoughts)
             print_stream(llm.stream([ids], params), reply, printer)
         except (ConfigError, EngineDeadError):
             raise
@@ -301,14 +306,6 @@ class _Chat:
             why = f"the context of {llm.max_model_len} tokens is full" if full else f"--max-tokens {params.max_tokens}"
             _tell(f"[cut off: {why}]")
         return reply
-
-    def _splitter(self, messages: list[dict[str, str]]) -> ReasoningSplitter | None:
-        """What knows thoughts from the answer to these messages; None: the model writes none."""
-        from infinilm.text.reasoning import ReasoningSplitter, reasoning_marks
-
-        template = self._llm.chat_template
-        marks = reasoning_marks(template.source_text(with_tools=False))
-        return ReasoningSplitter.after(template.render(messages, **self._template_kwargs), marks) if marks else None
 
     def _fit_context(self, text: str, reserve: int) -> tuple[list[dict[str, str]], list[int]]:
         """The conversation and its token ids, without the oldest exchanges where `reserve` tokens would not be left."""

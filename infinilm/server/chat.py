@@ -41,9 +41,10 @@ from infinilm.server.structured import (
     take_tool_choice,
     take_tools,
 )
-from infinilm.text.reasoning import Marks, num_reasoning, reasoning_marks
+from infinilm.text.answers import AnswerFormat
+from infinilm.text.reasoning import Marks, num_reasoning
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat, takes_one_call, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "take_ending", "whole_chat"]
 
@@ -65,6 +66,8 @@ class ChatCall:
     tools: list[Mapping[str, Any]]
     form: ToolCallFormat | None  # how calls are written; None: no tools
     reasoning: Marks | None  # what stands around the model's; None: it has none
+    answers: AnswerFormat  # as the template teaches it
+    hidden: frozenset[str]  # special tokens that are in the text and are not told
     max_calls: int | None
     is_named: bool  # the client named the function to call
     top_logprobs: int | None
@@ -87,6 +90,9 @@ class ChatCall:
                 form=self.form,
                 schemas=schemas,
                 max_calls=self.max_calls,
+                answer=self.answers.chat.answer,
+                has_channels=self.answers.chat.has_channels,
+                hidden=self.hidden,
             )
             for _ in range(self.params.n)
         ]
@@ -169,8 +175,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     tools = as_prompted(choice.tools)
     prompt, ids = service.render(messages, tools or None, ending, kwargs)
     template = llm.chat_template.source_text(bool(tools))
-    reasoning = reasoning_marks(template)
-    form = tool_call_format(template) if choice.allowed else None
+    answers = AnswerFormat.of(template, has_tools=bool(choice.allowed))
+    reasoning, form = answers.reasoning, answers.calls
     if choice.allowed and form is None:
         if not choice.is_forced:
             raise ApiError(
@@ -179,7 +185,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
                 param="tools",
             )
         form = PLAIN_CALLS
-    is_single = parallel is False or choice.is_named or takes_one_call(template)
+    is_single = parallel is False or choice.is_named or answers.is_single
     constraint = answer_constraint(
         service,
         constraint,
@@ -205,8 +211,9 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         keywords["prompt_logprobs"] = prompt_logprobs
     if constraint is not None:
         keywords["constraint"] = constraint
-    if form is not None and form.has_special_mark:
-        keywords.setdefault("skip_special_tokens", False)
+    hidden: frozenset[str] = frozenset()
+    if "skip_special_tokens" not in keywords and answers.needs_special_tokens(llm.tokenizer):
+        keywords["skip_special_tokens"], hidden = False, answers.hidden(llm.tokenizer)
     return ChatCall(
         prompt=prompt,
         prompt_token_ids=ids,
@@ -214,6 +221,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         tools=choice.used,
         form=form,
         reasoning=reasoning,
+        answers=answers,
+        hidden=hidden,
         max_calls=1 if is_single else None,
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,

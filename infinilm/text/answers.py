@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infinilm.text.reasoning import Marks, ReasoningSplitter, reasoning_marks
-from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser, takes_one_call, tool_call_format
+from infinilm.text.answer_marks import AnswerMarks, TextFilter
+from infinilm.text.chat_formats import ChatFormat, chat_format, takes_one_call
+from infinilm.text.harmony import HarmonyParser
+from infinilm.text.reasoning import Marks, ReasoningSplitter
+from infinilm.text.tokenizer import Tokenizer
+from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 __all__ = ["CALL_PREFIX", "AnswerFormat", "Choice", "ChoiceMaker", "Part", "new_id"]
 
@@ -81,6 +85,12 @@ class ChoiceMaker:
         JSON schemas of the parameters of the tools, by name.
     max_calls : int or None
         Calls behind these are dropped: with parallel calls switched off.
+    answer : Marks or None
+        What stands around the text, of which it is no part.
+    has_channels : bool
+        The answer is messages with channels, as gpt-oss writes them, whatever `reasoning` and `answer` are.
+    hidden : collection of str
+        Special tokens that are left out: the text has those that it needs, and so all.
     """
 
     def __init__(
@@ -91,21 +101,35 @@ class ChoiceMaker:
         form: ToolCallFormat | None = None,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         max_calls: int | None = None,
+        answer: Marks | None = None,
+        has_channels: bool = False,
+        hidden: Collection[str] = (),
     ) -> None:
+        names = frozenset((schemas or {}) if form is not None else ())
+        self._channels = HarmonyParser(prompt, names) if has_channels else None
         self._splitter = ReasoningSplitter.after(prompt, reasoning) if reasoning is not None else None
+        self._answer = AnswerMarks(answer) if answer is not None else None
         self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
+        self._filter = TextFilter(hidden) if hidden else None
         self._max_calls = max_calls
         self._has_short_ids = form is not None and form.has_short_ids
         self.num_calls = 0
+        self._num_seen = 0  # with those that are dropped
 
     def push(self, text: str, *, final: bool = False) -> Choice:
         """Take more text; return what is certain now. `final`: no more comes."""
+        if self._filter is not None:
+            text = self._filter.push(text, final=final)
+        if self._channels is not None:
+            return self._read_channels(self._channels, text, final)
         parts: list[Part] = []
         if self._splitter is not None:
             split = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
             reasoning, text = "".join(r for r, _ in split), "".join(a for _, a in split)
             if reasoning:
                 parts.append(Part("reasoning", reasoning))
+        if self._answer is not None:
+            text = self._answer.push(text, final=final)
         if self._parser is None:
             if text:
                 parts.append(Part("text", text))
@@ -118,6 +142,18 @@ class ChoiceMaker:
                 call = self._call(delta.index, delta.name, delta.arguments)
                 parts.append(Part("call", delta.arguments, call))
                 self.num_calls = delta.index + 1
+        return Choice(parts)
+
+    def _read_channels(self, parser: HarmonyParser, text: str, final: bool) -> Choice:
+        parts: list[Part] = []
+        for piece in parser.push(text, final=final):
+            if piece.kind != "call":
+                parts.append(Part(piece.kind, piece.text))
+                continue
+            self._num_seen += piece.name is not None
+            if self._max_calls is None or self._num_seen <= self._max_calls:
+                self.num_calls = self._num_seen
+                parts.append(Part("call", piece.text, self._call(self._num_seen - 1, piece.name, piece.text)))
         return Choice(parts)
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
@@ -137,30 +173,42 @@ class AnswerFormat:
 
     Attributes
     ----------
-    reasoning : Marks or None
-        What stands around the reasoning; None: it writes none, or in a form that is not known.
+    chat : ChatFormat
     calls : ToolCallFormat or None
         How calls are written; None: there are no tools, or the form is not known.
     is_single : bool
         It makes one call at a time.
     """
 
-    reasoning: Marks | None
+    chat: ChatFormat
     calls: ToolCallFormat | None
     is_single: bool
 
     @classmethod
     def of(cls, template: str, *, has_tools: bool) -> AnswerFormat:
         """Return the format of answers to a chat template, given as Jinja text."""
-        calls = tool_call_format(template) if has_tools else None
-        return cls(reasoning_marks(template), calls, takes_one_call(template))
+        chat = chat_format(template)
+        return cls(chat, chat.calls if has_tools else None, takes_one_call(template))
 
     @property
-    def needs_special_tokens(self) -> bool:
-        """Whether calls are found in texts with their special tokens alone."""
-        return self.calls is not None and self.calls.has_special_mark
+    def reasoning(self) -> Marks | None:
+        """What stands around the reasoning; None: it writes none, or in a form that is not known."""
+        return self.chat.reasoning
 
-    def maker(self, prompt: str, tools: Iterable[Mapping[str, Any]]) -> ChoiceMaker:
+    def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
+        """Whether the parts of an answer are found in texts with their special tokens alone."""
+        if self.calls is not None and self.calls.begin.startswith("["):  # Mistral's, whatever a tokenizer says
+            return True
+        return bool(self.chat.kept(tokenizer.all_special_tokens, has_tools=self.calls is not None))
+
+    def hidden(self, tokenizer: Tokenizer) -> frozenset[str]:
+        """The special tokens that are left out of texts that keep what the parts are found by."""
+        if not self.needs_special_tokens(tokenizer):
+            return frozenset()
+        special = tokenizer.all_special_tokens
+        return special - self.chat.kept(special, has_tools=self.calls is not None)
+
+    def maker(self, prompt: str, tools: Iterable[Mapping[str, Any]], tokenizer: Tokenizer) -> ChoiceMaker:
         """For one answer to a rendered prompt; `tools` as the template takes them."""
         functions: Sequence[Any] = [tool.get("function", tool) for tool in tools]
         return ChoiceMaker(
@@ -169,4 +217,7 @@ class AnswerFormat:
             form=self.calls,
             schemas={str(function.get("name")): function.get("parameters") or {} for function in functions},
             max_calls=1 if self.is_single else None,
+            answer=self.chat.answer,
+            has_channels=self.chat.has_channels,
+            hidden=self.hidden(tokenizer),
         )

@@ -54,13 +54,16 @@ class AnswerGrammar:
         """Add calls of these tools, one or, with `several`, one after another; returns the name of their rule."""
         self._add_calls(form.pattern, tools)
         more = f" ({self._text(form.between)} call)*" if several else ""
-        self._rules.append(f"calls: {self._text(form.around[0])} call{more} {self._text(form.around[1])}")
+        before = f"({self._text('<|start|>assistant')})? " if form.has_channels else ""  # behind a reasoning
+        self._rules.append(f"calls: {before}{self._text(form.around[0])} call{more} {self._text(form.around[1])}")
         return "calls"
 
     def among_text(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
         """Add text in which the model may begin a call, and must then end it; returns the name of the rule."""
-        begin = form.begin
-        if begin and self._special(begin) is None:  # what has begun is known by its text
+        if form.has_channels:
+            return self._among_channels(form, tools, several=several)
+        begin = form.around[0] if form.around[0] in form.hidden else form.begin
+        if begin and not self._is_special(begin):  # what has begun is known by its text
             pattern = re.escape(begin).replace("/", "\\/")
             self._add_calls(form.pattern.removeprefix(begin), tools)
             more = f" ({self._text(form.between)} call)*" if form.around[0] else ""
@@ -71,6 +74,18 @@ class AnswerGrammar:
         self.calls(form, tools, several=several)
         # No text has a special token in it; without any mark, calls begin with the first character.
         self._rules.append(f"some: {_ANY_TEXT} calls?" if begin else "some: calls | /[^{](?s:.*)/")
+        return "some"
+
+    def _among_channels(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
+        """`among_text` for messages with channels. Where their marks are text, they may be written freely."""
+        self.calls(form, tools, several=several)
+        if not self._is_special(form.begin):
+            self._rules.append(f"some: {_ANY_TEXT} | calls")
+            return "some"
+        channel, message, again = map(self._text, ("<|channel|>", "<|message|>", "<|start|>assistant"))
+        note = f'{channel} ("analysis" | "commentary") {message} {_ANY_TEXT} {self._text("<|end|>")} {again}'
+        final = f'{channel} "final" {message} {_ANY_TEXT}'
+        self._rules += [f"note: {note}", f"final: {final}", f"some: ({again})? note* final | note* calls"]
         return "some"
 
     def _add_calls(self, pattern: str, tools: Sequence[Tool]) -> None:
@@ -93,7 +108,7 @@ class AnswerGrammar:
             first = f"({self._text(begin)} reasoning)? "
         rules = [f"start: {first}{rule}"]
         if first:
-            mark = self._special(end)
+            mark = self._text(end) if self._is_special(end) else None
             space = "/[ \\n]{0,4}/"
             if mark is None:
                 pattern = re.escape(end).replace("/", "\\/")
@@ -111,6 +126,10 @@ class AnswerGrammar:
         }
         return " ".join(rules.get(part) or self._text(part) for part in _PARTS.split(pattern) if part)
 
+    def _is_special(self, text: str) -> bool:
+        """Whether a text begins with a special token."""
+        return self._text(text).startswith("<[")
+
     def _special(self, mark: str) -> str | None:
         """How a grammar names a mark that is a special token; None: it is text."""
         token_id = self._tokenizer.token_to_id(mark)
@@ -119,6 +138,6 @@ class AnswerGrammar:
     def _text(self, text: str) -> str:
         """A text in a grammar, the special tokens in it by their ids."""
         parts = []
-        for part in re.split(r"(\[[A-Z_]+\]|</?[\w:]+>)", text):
+        for part in re.split(r"(\[/?[A-Z_]+\]|</?[\w:]+>|<\|?/?\w+\|?>|</?｜[^｜<>]+｜>)", text):
             parts += [self._special(part) or json.dumps(part)] if part else []
         return " ".join(parts) or '""'

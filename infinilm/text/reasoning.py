@@ -11,7 +11,7 @@ __all__ = ["Marks", "ReasoningSplitter", "num_reasoning", "reasoning_marks"]
 Marks = tuple[str, str]
 """What stands before a reasoning and behind it."""
 
-_KNOWN = [("<think>", "</think>"), ("<seed:think>", "</seed:think>")]  # the second are Seed-OSS's
+_KNOWN = [("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")]  # Seed-OSS's, Mistral's
 
 
 def reasoning_marks(template: str) -> Marks | None:

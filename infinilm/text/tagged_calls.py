@@ -32,6 +32,8 @@ class Tags:
         Without a tag behind it, a name ends at space or at the next tag.
     end : str
         "" where the end mark of the format ends the call.
+    says_kind : bool
+        A key has `" string="true` behind it, or `false` for values that are JSON, so that no schema is needed.
     has_lines : bool
         A line end behind the first tag of a value, and one before the last, are not of the value.
     """
@@ -41,6 +43,7 @@ class Tags:
     value: tuple[str, str]
     end: str = ""
     has_lines: bool = False
+    says_kind: bool = False
 
 
 class TaggedCall:
@@ -144,7 +147,11 @@ class TaggedCall:
             return 0
         self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", "", False
         root = self._schemas[self.name or ""]
-        self._is_string = _kinds(_property(root, self._key), root) == {"string"}
+        if self._tags.says_kind:
+            self._key, _, kind = self._key.partition('" string="')
+            self._is_string = kind != "false"
+        else:
+            self._is_string = _kinds(_property(root, self._key), root) == {"string"}
         self._arguments += (", " if self._has_arguments else "{") + json.dumps(self._key, ensure_ascii=False) + ": "
         self._arguments += '"' if self._is_string else ""
         self._has_arguments = True

@@ -317,6 +317,11 @@ class Tokenizer:
         """Return the text of the tokenizer.json, as other libraries read it."""
         return self._require().to_str()
 
+    @property
+    def all_special_tokens(self) -> frozenset[str]:
+        """The texts of the tokens that texts leave out unless they are asked for."""
+        return self._special_texts
+
     def is_special(self, token_id: int) -> bool:
         """Whether texts leave the token out unless they are asked for it."""
         return self.id_to_token(token_id) in self._special_texts

@@ -1,6 +1,6 @@
 """Tool calls in the text of a model, as it is generated: content and calls apart, for any cut of the text.
 
-A model writes a call in the way its chat template taught it. `tool_call_format` tells which way that is; a
+A model writes a call in the way its chat template taught it. The table of chat formats tells which way that is; a
 `ToolCallParser` takes the text in pieces and gives content, names and arguments as soon as they are certain.
 
 Invariant: the deltas joined depend on the text alone, not on where it was cut. What looks like a call and is none is
@@ -15,13 +15,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infinilm.text.call_readers import Reader, WholeCalls
 from infinilm.text.detokenize import overlap
 from infinilm.text.tagged_calls import TaggedCall, Tags
 
-__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser", "takes_one_call", "tool_call_format"]
+__all__ = ["PLAIN_CALLS", "ToolCallDelta", "ToolCallFormat", "ToolCallParser"]
 
 _SPACE = " \t\r\n"
 _CALL_ID = "[CALL_ID]"  # between the name and an id, before the arguments
+_MAX_HEAD = 512  # characters of what stands before the arguments, where a name stands in plain text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,19 @@ class ToolCallFormat:
     tags : Tags, optional
         For models that write calls between tags. JSON is read, too: calls that a grammar forces are such, since it can
         hold JSON to any schema.
+    hidden : tuple of str
+        Marks around all calls, which are neither content nor part of a call.
+    name_pattern : str
+        Where the name stands in plain text: a regular expression of all that comes before the arguments, whose first
+        group is the name.
+    is_keyed : bool
+        An object has the name for its only key, and the arguments for its value.
+    read : Reader, optional
+        For calls that are read once they have ended, and not while they come.
+    inner : tuple of str
+        Marks within a call that nothing above names.
+    has_channels : bool
+        Calls and texts are messages with channels, as gpt-oss writes them; `HarmonyParser` reads them.
     has_short_ids : bool
         The template takes ids of calls that are nine letters and digits, and refuses any other.
     """
@@ -62,104 +77,33 @@ class ToolCallFormat:
     between: str = "\n"
     around: tuple[str, str] = ("", "")
     tags: Tags | None = None
+    hidden: tuple[str, ...] = ()
+    name_pattern: str = ""
+    is_keyed: bool = False
+    read: Reader | None = None
+    inner: tuple[str, ...] = ()
+    has_channels: bool = False
     has_short_ids: bool = False
-
-    @property
-    def has_special_mark(self) -> bool:
-        """Whether the mark of a call is a special token, which texts leave out unless they are asked for it."""
-        return self.begin.startswith("[")
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What may begin a call: `begin`, or the tag behind it, as models of Qwen3-Coder's kind forget the former."""
         return tuple(mark for mark in (self.begin, self.tags.name[0] if self.tags is not None else "") if mark)
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All that is written around names and arguments."""
+        tags = self.tags
+        inside = (*tags.name, *tags.key, *tags.value, tags.end) if tags is not None else ()
+        return (self.begin, self.end, self.name_before, self.pattern, *self.around, *self.hidden, *self.inner, *inside)
+
     def as_json(self) -> ToolCallFormat:
         """For answers whose calls a grammar writes: what stands between tags is no call then, but text."""
-        return replace(self, tags=None)
+        return replace(self, tags=None, read=None)
 
 
-# Sources: the chat templates of the models' repositories.
-_HERMES = ToolCallFormat(  # Hermes 2 and 3, Qwen2.5, Qwen3
-    "hermes",
-    "<tool_call>",
-    "</tool_call>",
-    pattern='<tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</tool_call>',
-)
-_QWEN3_CODER = replace(  # and Qwen3.5, Nemotron 3, Step 3.5
-    _HERMES,
-    name="qwen3 coder",
-    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), end="</function>", has_lines=True),
-)
-_SEED = replace(  # Seed-OSS
-    _QWEN3_CODER,
-    name="seed oss",
-    begin="<seed:tool_call>",
-    end="</seed:tool_call>",
-    pattern='<seed:tool_call>\n{"name": $NAME, "arguments": $ARGUMENTS}\n</seed:tool_call>',
-    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), end="</function>"),
-)
-_GLM = replace(  # of 4.5 and later
-    _HERMES,
-    name="glm",
-    tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
-)
-_MISTRAL = ToolCallFormat(
-    "mistral",
-    "[TOOL_CALLS]",
-    separators=_SPACE + "[],",
-    name_before="[ARGS]",
-    between=", ",
-    around=("[TOOL_CALLS][", "]"),
-    has_short_ids=True,
-)
-_MISTRAL_NAMES = replace(  # of 2025
-    _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
-)
-_MISTRAL_IDS = replace(  # Mistral Small 3.2; the client gets an id of the server's, as with all other formats
-    _MISTRAL_NAMES, name="mistral ids", pattern=f"[TOOL_CALLS]$TOOL{_CALL_ID}$ID[ARGS]$ARGUMENTS"
-)
-_LLAMA3 = ToolCallFormat(
-    "llama3", "", separators=_SPACE + ";", pattern='{"name": $NAME, "parameters": $ARGUMENTS}', between="; "
-)
 PLAIN_CALLS = ToolCallFormat("json", "", separators=_SPACE + ";", between="; ")
 """For models that were taught no way, whose calls are forced."""
-
-# The mark, Jinja's quotes and line ends, then the JSON or the expression that writes it.
-_HERMES_CALL = re.compile(
-    r"""<tool_call>(?:\\n|[\s"'{}~+-])*(?:\{\s*\\?["'](?:name|arguments)|[\w.\['"\]]+\s*\|\s*tojson)"""
-)
-
-_QWEN3_CODER_CALL = re.compile(r"<tool_call>(?:\\n|\s)*<function=")
-
-
-def tool_call_format(template: str) -> ToolCallFormat | None:
-    """The format that a chat template (its Jinja text) teaches; None: it has no calls, or others than are known.
-
-    A mark alone does not tell the format: several families write `<tool_call>` around what is no JSON.
-    """
-    if _HERMES_CALL.search(template):
-        return _HERMES
-    if _QWEN3_CODER_CALL.search(template):
-        return _QWEN3_CODER
-    if _SEED.begin in template and "<function=" in template:
-        return _SEED
-    if "<tool_call>" in template and "<arg_key>" in template:
-        return _GLM
-    if "[TOOL_CALLS]" in template:
-        if "[ARGS]" not in template:
-            return _MISTRAL
-        return _MISTRAL_IDS if _CALL_ID in template else _MISTRAL_NAMES
-    if "<function=" in template:  # Functionary's, which have the tag of Llama 3 for code alone
-        return None
-    if '"parameters": dictionary of argument name and its value' in template or "<|python_tag|>" in template:
-        return _LLAMA3
-    return None
-
-
-def takes_one_call(template: str) -> bool:
-    """Whether a chat template refuses messages with more calls than one, as those of Llama 3 do."""
-    return "only supports single tool-calls" in template
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +142,11 @@ class ToolCallParser:
         self._schemas = schemas
         self._names = frozenset(schemas)
         self._text = ""  # not yet read
-        self._call: _Call | TaggedCall | None = None  # being read
+        self._call: _Call | TaggedCall | WholeCalls | None = None  # being read
         self._has_begun = False  # `begin` was read, and what follows says how the call is written
         self._in_calls = False  # after `begin`
-        self._at_start = True  # nothing but space has come
+        self._at_start = True  # nothing but space and a hidden mark has come
+        self._end = form.end  # or the hidden mark that ends calls without a mark of their own
         self._after_call = False  # space here separates, and is no content
         self.num_calls = 0
 
@@ -249,16 +194,25 @@ class ToolCallParser:
             self._after_call = not self._text
         if not form.begin:
             stripped = self._text.lstrip(_SPACE)
-            if self._at_start and stripped.startswith("{"):
-                self._in_calls, self._at_start = True, False
+            if self._at_start and form.hidden and stripped.startswith(form.hidden[0]):
+                stripped = self._text = stripped[len(form.hidden[0]) :]
+                self._end = form.hidden[-1]
+            if self._at_start and stripped.startswith("{" if form.read is None else "["):
+                self._in_calls, self._at_start = form.read is None, False
+                if form.read is not None:
+                    self._call = WholeCalls(form.read, self._end, self._schemas, "", self.num_calls)
                 return
-            if self._at_start and not stripped and not final:
-                return  # only space so far
+            if self._at_start and not final and (not stripped or any(h.startswith(stripped) for h in form.hidden)):
+                return  # only space so far, or a part of a mark
             self._at_start = False
-        found = [(place, mark) for mark in form.marks if (place := self._text.find(mark)) >= 0]
+        marks = form.marks + form.hidden
+        found = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
         if found:
             place, mark = min(found)
             yield ToolCallDelta(self._text[:place])
+            if mark in form.hidden:
+                self._text, self._after_call = self._text[place + len(mark) :], True
+                return
             self._text, self._in_calls = self._text[place + len(mark) :], True
             if mark == form.begin:
                 self._has_begun = True
@@ -266,7 +220,7 @@ class ToolCallParser:
                 tags = replace(form.tags, name=("", form.tags.name[1]))  # the rest of a call whose mark is forgotten
                 self._call = TaggedCall(tags, form.end, self._schemas, mark, self.num_calls)
             return
-        keep = 0 if final else max((overlap(self._text, mark) for mark in form.marks), default=0)
+        keep = 0 if final else max((overlap(self._text, mark) for mark in marks), default=0)
         yield ToolCallDelta(self._text[: len(self._text) - keep])
         self._text = self._text[len(self._text) - keep :]
 
@@ -275,7 +229,9 @@ class ToolCallParser:
         if not text and not final:
             return
         self._has_begun = False
-        if form.tags is None or text.startswith("{"):
+        if form.read is not None:
+            self._call = WholeCalls(form.read, form.end, self._schemas, form.begin, self.num_calls)
+        elif form.tags is None or text.startswith("{"):
             self._call = _Call(form, self._names, form.begin, self.num_calls)
         else:
             self._call = TaggedCall(form.tags, form.end, self._schemas, form.begin, self.num_calls)
@@ -284,6 +240,12 @@ class ToolCallParser:
         """After a call: the end mark, another object, another mark, or content again."""
         begin, end = self._form.begin, self._form.end
         text = self._text.lstrip(_SPACE)
+        if end and "," in self._form.separators and not text.startswith(end):
+            inner = text.lstrip(self._form.separators)
+            if inner.startswith("{"):  # the next one of a list that ends with the mark
+                self._text, self._call = inner, _Call(self._form, self._names, "", self.num_calls)
+                return
+            text = inner
         if not final and any(mark.startswith(text) for mark in (begin, end) if mark):
             return  # may become the mark
         self._in_calls, self._after_call = False, True
@@ -299,7 +261,17 @@ class ToolCallParser:
                 self._in_calls = True
         yield from ()
 
-    def _read_call(self, call: _Call | TaggedCall, final: bool) -> Iterator[ToolCallDelta]:
+    def _read_call(self, call: _Call | TaggedCall | WholeCalls, final: bool) -> Iterator[ToolCallDelta]:
+        if isinstance(call, WholeCalls):
+            self._text = self._text[call.push(self._text, final) :]
+            if call.is_done or call.is_broken:
+                self._call, self._in_calls, self._after_call = None, False, call.is_done
+                for name, arguments in call.calls:
+                    yield ToolCallDelta(index=self.num_calls, name=name, arguments=arguments)
+                    self.num_calls += 1
+                if call.is_broken:
+                    yield ToolCallDelta(call.raw)
+            return
         is_told = call.name is not None
         self._text = self._text[call.push(self._text, final) :]
         if call.name is not None:
@@ -382,6 +354,9 @@ class _Call:
         elif self._state == "next" and char == "}":
             self.is_done, self.is_broken = self.name is not None, self.name is None
         elif self._state == "colon" and char == ":":
+            if self._form.is_keyed and self.name is None:
+                self._set_name(self._key)
+                self._key = "arguments"
             self._begin_value(self._key)
         else:
             self.is_broken = True
@@ -392,12 +367,16 @@ class _Call:
     def _read_plain_name(self, char: str) -> None:
         """A name in plain text, up to the mark before the arguments or the arguments themselves."""
         if char == "{":
-            name = self._value.strip(_SPACE).removesuffix(self._form.name_before).partition(_CALL_ID)[0]
+            if self._form.name_pattern:
+                match = re.fullmatch(self._form.name_pattern, self._value, re.S)
+                name = match[1] if match else ""
+            else:
+                name = self._value.strip(_SPACE).removesuffix(self._form.name_before).partition(_CALL_ID)[0]
             self._set_name(name.strip(_SPACE))
             self._plain_name = True
             self._begin_value("arguments")
             self._read_value(char)
-        elif char == "\n" or len(self._value) > 256:
+        elif (char == "\n" and not self._form.name_pattern) or len(self._value) > _MAX_HEAD:
             self.is_broken = True
         self._value += char if self._state == "name" else ""
 
@@ -449,7 +428,7 @@ class _Call:
     def _end_value(self) -> None:
         self._state = "next"
         value = self._load(self._value)
-        if self._key == "name":
+        if self._key in ("name", "tool_name"):
             self._set_name(value)
         elif self._is_arguments() and isinstance(value, str):  # JSON inside a string
             self.is_broken |= not isinstance(self._load(value), dict)

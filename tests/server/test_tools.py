@@ -22,7 +22,7 @@ from infinilm.server.answers import ChoiceMaker, Part
 from infinilm.server.chat import read_chat
 from infinilm.server.messages import MessageBuilder
 from infinilm.server.responses import ResponseBuilder
-from infinilm.text.tool_calls import tool_call_format
+from infinilm.text.chat_formats import tool_call_format
 from server.support import SECONDS, Hosted, ScriptedLLM, hosted, http_post
 from server.templates import SEED_OSS, TEMPLATES, THINKING, WRITERS
 

@@ -13,10 +13,11 @@ import pytest
 import infinilm
 from infinilm import Constraint
 from infinilm.text.call_grammar import AnswerGrammar, Tool
+from infinilm.text.chat_formats import tool_call_format
 from infinilm.text.grammars import GrammarMatcher, Grammars
 from infinilm.text.reasoning import ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallDelta, ToolCallFormat, ToolCallParser, tool_call_format
+from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallDelta, ToolCallFormat, ToolCallParser
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser, tool_call_format
+from infinilm.text.chat_formats import tool_call_format
+from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
 TEMPLATES = {
     "hermes": 'return <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>',

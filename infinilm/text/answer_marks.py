@@ -1,0 +1,81 @@
+"""What is in the text of an answer and no part of it: marks around the content, and special tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from infinilm.text.detokenize import overlap
+from infinilm.text.reasoning import Marks
+
+__all__ = ["AnswerMarks", "TextFilter"]
+
+
+class AnswerMarks:
+    """Text in, in pieces; text without the marks around it out. What comes out does not depend on where it was cut.
+
+    An answer has marks if it begins with the first; without that one, the last is text as well. Space behind the
+    first, a line end before the last, and space behind that are taken with them.
+    """
+
+    def __init__(self, marks: Marks) -> None:
+        self._begin, self._end = marks
+        self._state = "start"  # then gap and inside, and behind, or at once text
+        self._text = ""
+
+    def push(self, text: str, *, final: bool = False) -> str:
+        """Take more text; return what is certain now. `final`: no more comes."""
+        self._text += text
+        if self._state == "start":
+            stripped = self._text.lstrip()
+            if stripped.startswith(self._begin):
+                self._state, self._text = "gap", stripped[len(self._begin) :]
+            elif final or not self._begin.startswith(stripped):
+                self._state = "text"
+        made = ""
+        if self._state == "gap":
+            self._text = self._text.lstrip()
+            self._state = "inside" if self._text else "gap"
+        if self._state == "inside":
+            made, mark, rest = self._text.partition(self._end)
+            if mark:
+                made, self._state, self._text = made.removesuffix("\n"), "behind", rest
+            else:
+                keep = 0 if final else max(overlap(made, self._end), overlap(made, "\n" + self._end))
+                made, self._text = made[: len(made) - keep], made[len(made) - keep :]
+        if self._state == "behind":
+            self._text = self._text.lstrip()
+            self._state = "text" if self._text else "behind"
+        if self._state == "text":
+            made, self._text = made + self._text, ""
+        return made
+
+
+class TextFilter:
+    """Text in, in pieces; the text without some tokens out, such as special tokens that are no part of an answer."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+        self._by_first: dict[str, list[str]] = {}
+        for token in longest_first:
+            self._by_first.setdefault(token[0], []).append(token)
+        self._longest = len(longest_first[0])
+        self._text = ""  # what may begin a token
+
+    def push(self, text: str, *, final: bool = False) -> str:
+        """Take more text; return what is certain now. `final`: no more comes."""
+        made: list[str] = []
+        text = self._text + text
+        place = 0
+        for found in self._pattern.finditer(text):
+            made.append(text[place : found.start()])
+            place = found.end()
+        keep = 0 if final else self._num_kept(text[max(place, len(text) - self._longest) :])
+        made.append(text[place : len(text) - keep])
+        self._text = text[len(text) - keep :]
+        return "".join(made)
+
+    def _num_kept(self, tail: str) -> int:
+        likely = (token for first, tokens in self._by_first.items() if first in tail for token in tokens)
+        return max((overlap(tail, token) for token in likely), default=0)

@@ -1,0 +1,251 @@
+"""Answers as models of each chat format write them: reasoning, content and calls apart, for any cut of the text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, strategies as st
+
+from infinilm.text.answer_marks import TextFilter
+from infinilm.text.answers import ChoiceMaker
+from infinilm.text.chat_formats import CHAT_FORMATS, ChatFormat
+
+SCHEMA: dict[str, Any] = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+SCHEMAS = {"weather": SCHEMA, "time": {"properties": {}}}
+ROWS = {row.name: row for row in CHAT_FORMATS}
+BOTH = [("weather", {"city": "Zürich", "days": 2}), ("time", {})]
+ONE = BOTH[:1]
+CITY = json.dumps(BOTH[0][1], ensure_ascii=False)
+NAMED = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in BOTH]
+PARAMS = [json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False) for name, arguments in BOTH]
+PYTHON = '[weather(city="Zürich", days=2), time()]'
+LIST = f"[{', '.join(NAMED)}]"
+DSML = "｜DSML｜"
+
+
+class Said(NamedTuple):
+    """What a model writes, and what it says by that."""
+
+    name: str
+    text: str
+    reasoning: str = ""
+    content: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+
+
+def hermes(begin: str = "<tool_call>", end: str = "</tool_call>") -> str:
+    return "\n".join(f"{begin}\n{call}\n{end}" for call in NAMED)
+
+
+def tagged(begin: str, end: str) -> str:
+    call = "<function=weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>"
+    return f"{begin}\n{call}\n{end}\n{begin}\n<function=time>\n</function>\n{end}"
+
+
+def deepseek(*calls: str) -> str:
+    inner = "\n".join(f"<｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>" for call in calls)
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+TABLE = [
+    Said(
+        "harmony",
+        "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>It rains.",
+        "I look.",
+        "It rains.",
+    ),
+    Said(
+        "harmony",
+        "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}<|call|>"
+        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>",
+        "I look.",
+        "Wait.",
+        BOTH,
+    ),
+    Said("harmony", "It rains.", "", "It rains."),
+    Said(
+        "deepseek v3.2",
+        f'I look.\n\n<{DSML}function_calls>\n<{DSML}invoke name="weather">\n<{DSML}parameter name="city" string="true">'
+        f'Zürich</{DSML}parameter>\n<{DSML}parameter name="days" string="false">2</{DSML}parameter>\n'
+        f"</{DSML}invoke>\n</{DSML}function_calls>",
+        "",
+        "I look.\n\n",
+        ONE,
+    ),
+    Said(
+        "deepseek v3",
+        "I look."
+        + deepseek(
+            f"function<｜tool▁sep｜>weather\n```json\n{CITY}\n```", "function<｜tool▁sep｜>time\n```json\n{}\n```"
+        ),
+        "",
+        "I look.",
+        BOTH,
+    ),
+    Said("deepseek v3.1", deepseek(f"weather<｜tool▁sep｜>{CITY}", "time<｜tool▁sep｜>{}"), "", "", BOTH),
+    Said(
+        "kimi k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{CITY}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "",
+        "I look.",
+        BOTH,
+    ),
+    Said(
+        "minimax m2",
+        'I look.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        "",
+        "I look.\n",
+        ONE,
+    ),
+    Said("gemma 4", "<|channel>thought\nI look.<channel|>It rains.", "I look.", "It rains."),
+    Said(
+        "gemma 4",
+        '<|tool_call>call:weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|><|tool_call>call:time{}<tool_call|>',
+        "",
+        "",
+        BOTH,
+    ),
+    Said(
+        "functiongemma",
+        "<start_function_call>call:weather{city:<escape>Zürich<escape>,days:2}<end_function_call>"
+        "<start_function_call>call:time{}<end_function_call>",
+        "",
+        "",
+        BOTH,
+    ),
+    Said(
+        "command r7b",
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_RESPONSE|>It rains.<|END_RESPONSE|>",
+        "I look.",
+        "It rains.",
+    ),
+    Said(
+        "command r7b",
+        '<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", '
+        f'"tool_name": "weather", "parameters": {CITY}}},\n    {{"tool_call_id": "1", "tool_name": "time", '
+        '"parameters": {}}\n]<|END_ACTION|>',
+        "I look.",
+        "",
+        BOTH,
+    ),
+    Said(
+        "apertus",
+        f'<|inner_prefix|>I look.<|inner_suffix|>Wait.<|tools_prefix|>[{{"weather": {CITY}}}, {{"time": {{}}}}]'
+        "<|tools_suffix|>",
+        "I look.",
+        "Wait.",
+        BOTH,
+    ),
+    Said("granite 3", "<response>It rains.</response>", "", "It rains."),
+    Said("granite 3", f"<|tool_call|>{LIST}", "", "", BOTH),
+    Said("nemotron", f"<TOOLCALL>{LIST}</TOOLCALL>", "", "", BOTH),
+    Said("internlm", f"I look.<|action_start|><|plugin|>\n{PARAMS[0]}<|action_end|>", "", "I look.", ONE),
+    Said("lfm2", f"<|tool_call_start|>{PYTHON}<|tool_call_end|>Wait.", "", "Wait.", BOTH),
+    Said("olmo 3", '<function_calls>weather(city="Zürich", days=2)\ntime()</function_calls>', "", "", BOTH),
+    Said("phi 4 mini", f"functools{LIST}", "", "", BOTH),
+    Said("hermes", f"I look.\n{hermes()}", "", "I look.\n", BOTH),
+    Said("ernie 4.5", "<response>\nIt rains.\n</response>\n", "", "It rains."),
+    Said("ernie 4.5", hermes(), "", "", BOTH),
+    Said("qwen3 coder", tagged("<tool_call>", "</tool_call>"), "", "", BOTH),
+    Said(
+        "seed oss",
+        tagged("<seed:tool_call>", "</seed:tool_call>")
+        .replace("city>\n", "city>")
+        .replace("Zürich\n", "Zürich")
+        .replace("days>\n2\n", "days>2"),
+        "",
+        "",
+        BOTH,
+    ),
+    Said(
+        "glm",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>",
+        "",
+        "",
+        ONE,
+    ),
+    Said("mistral", f"[TOOL_CALLS]{LIST}", "", "", BOTH),
+    Said(
+        "mistral ids",
+        f"[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{CITY}[TOOL_CALLS]time[CALL_ID]abcdefgh2[ARGS]{{}}",
+        "",
+        "",
+        BOTH,
+    ),
+    Said("mistral names", f"[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]time[ARGS]{{}}", "", "", BOTH),
+    Said("pythonic", PYTHON, "", "", BOTH),
+    Said("pythonic", '<|python_start|>[weather(city="Zürich", days=2)]<|python_end|>', "", "", ONE),
+    Said("llama3", "; ".join(PARAMS), "", "", BOTH),
+    Said("hunyuan", "<answer>\nIt rains.\n</answer>", "", "It rains."),
+    Said("hunyuan", f"<tool_calls>{LIST}</tool_calls>", "", "", BOTH),
+]
+
+
+def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Reasoning, content and calls of a text that comes in pieces; arguments as text."""
+    maker = ChoiceMaker(
+        "", reasoning=row.reasoning, form=row.calls, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
+    )
+    reasoning = content = ""
+    calls: list[tuple[str, str]] = []
+    edges = [0, *sorted(cut for cut in cuts if cut < len(said)), len(said)]
+    for begin, end in itertools.pairwise(edges):
+        for part in maker.push(said[begin:end]).parts + (maker.push("", final=True).parts if end == len(said) else []):
+            reasoning += part.text if part.kind == "reasoning" else ""
+            content += part.text if part.kind == "text" else ""
+            if part.call is not None and "name" in part.call["function"]:
+                calls.append((part.call["function"]["name"], ""))
+            if part.call is not None:
+                assert part.call["index"] == len(calls) - 1
+                calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+        if end == len(said):
+            break
+    assert maker.num_calls == len(calls)
+    return reasoning, content, calls
+
+
+def test_all_rows_are_in_the_table() -> None:
+    assert {said.name for said in TABLE} == set(ROWS)
+
+
+@pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
+def test_whole_answers(said: Said) -> None:
+    reasoning, content, calls = read(ROWS[said.name], said.text, [])
+    assert (reasoning, content) == (said.reasoning, said.content)
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == list(said.calls)
+
+
+@given(st.sampled_from(TABLE), st.lists(st.integers(0, 400), max_size=12), st.integers(0, 400))
+def test_any_cut(said: Said, cuts: list[int], length: int) -> None:
+    """Also of an answer that was cut short."""
+    for text in (said.text, said.text[:length]):
+        assert read(ROWS[said.name], text, cuts) == read(ROWS[said.name], text, [])
+
+
+@pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
+def test_calls_of_unknown_tools_are_text(said: Said) -> None:
+    """A call that is none loses nothing that was written between its marks."""
+    _, content, calls = read(ROWS[said.name], said.text.replace("weather", "wea"), [])
+    assert all(name == "time" for name, _ in calls)
+    if said.calls:
+        assert "wea" in content and "Zürich" in content
+
+
+@given(st.lists(st.sampled_from(["<|a|>", "<|", "|>", "a", "<|ab|>", " ", "x"]), max_size=12), st.data())
+def test_hidden_tokens(pieces: list[str], data: st.DataObject) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    made = TextFilter(["<|a|>", "<|ab|>"])
+    parts = [made.push(text[a:b]) for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert "".join(parts) + made.push("", final=True) == text.replace("<|a|>", "").replace("<|ab|>", "") or (
+        "<|a<|a" in text or "<|<|" in text  # what is left may spell a token again
+    )

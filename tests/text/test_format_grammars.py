@@ -1,0 +1,121 @@
+"""Calls that a grammar forces, for the rows of the table of chat formats: what it allows is read as calls that fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infinilm
+from infinilm import Constraint
+from infinilm.text.answers import ChoiceMaker
+from infinilm.text.call_grammar import AnswerGrammar, Tool
+from infinilm.text.chat_formats import CHAT_FORMATS, ChatFormat
+from infinilm.text.grammars import GrammarMatcher, Grammars
+from infinilm.text.harmony import HARMONY_MARKS
+from infinilm.text.tokenizer import Tokenizer
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Rom"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", CITY), Tool("time", {"type": "object", "properties": {}, "additionalProperties": False})]
+SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+ROWS = {row.name: row for row in CHAT_FORMATS}
+VOCAB_SIZE = 1664
+MARKS = sorted(
+    {
+        mark
+        for row in CHAT_FORMATS
+        if row.calls is not None
+        for mark in (row.calls.begin, row.calls.end, row.calls.name_before, *row.calls.hidden)
+        if mark.startswith(("<|", "<｜tool", "["))
+    }
+    - {"<|action_start|><|plugin|>"}
+    | {"<|action_start|>", "<|plugin|>", *HARMONY_MARKS}
+)
+
+
+@pytest.fixture(scope="module", params=["marks are text", "marks are special tokens"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    import tokenizers
+
+    folder = Path(infinilm.__file__).parent / "assets" / "demo"
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if "special" in request.param:
+        backend.add_special_tokens(MARKS)
+    return Tokenizer(backend, eos_token_ids=[1])
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, VOCAB_SIZE)
+
+
+def say(tokenizer: Tokenizer, matcher: GrammarMatcher, rng: np.random.Generator, begin: str) -> str | None:
+    """A random text after a beginning; None: it came to no end."""
+    ids = list(tokenizer.encode(begin, add_special_tokens=False))
+    for token_id in ids:
+        matcher.advance(token_id)
+    row = np.empty(VOCAB_SIZE // 32, np.int32)
+    while not matcher.is_finished and len(ids) < 200:
+        matcher.fill(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        token_id = 1 if 1 in allowed else int(rng.choice(allowed))
+        matcher.advance(token_id)
+        if token_id == 1:
+            break
+        ids.append(token_id)
+    return tokenizer.decode(ids, skip_special_tokens=False) if len(ids) < 200 else None
+
+
+def calls_of(row: ChatFormat, text: str) -> list[tuple[str, Any]]:
+    form = row.calls.as_json() if row.calls is not None else None
+    maker = ChoiceMaker(
+        "", reasoning=row.reasoning, form=form, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
+    )
+    said = maker.push(text, final=True)
+    assert not said.content.strip(), text
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in said.tool_calls]
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("is_free", [False, True], ids=["forced", "begun among text"])
+def test_calls(tokenizer: Tokenizer, grammars: Grammars, name: str, is_free: bool) -> None:
+    row, rng = ROWS[name], np.random.default_rng(0)
+    assert row.calls is not None
+    form = row.calls.as_json()
+    begin = ""
+    if is_free:
+        begin = form.pattern[:1] if not form.begin else form.around[0] or form.begin
+        if form.has_channels:
+            if tokenizer.token_to_id("<|channel|>") is None:
+                return  # nothing is enforced where the marks of channels are text
+            begin = "<|channel|>commentary to=functions."
+    grammar = AnswerGrammar(tokenizer)
+    rule = (grammar.among_text if is_free else grammar.calls)(form, TOOLS, several=False)
+    constraint = Constraint.grammar(grammar.text(rule, "", reasoning=None))
+    texts = [say(tokenizer, grammars.matcher(constraint), rng, begin) for _ in range(6)]
+    found = [calls_of(row, text) for text in texts if text is not None]
+    assert len(found) >= 3
+    for calls in found:
+        assert len(calls) >= 1
+        assert all(call in [("time", {}), *(("weather", {"city": city}) for city in ("Bern", "Rom"))] for call in calls)
+
+
+def test_texts_with_channels(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """An answer that is no call may be written as ever: thoughts, notes, then the answer."""
+    row, rng = ROWS["harmony"], np.random.default_rng(0)
+    assert row.calls is not None
+    grammar = AnswerGrammar(tokenizer)
+    rule = grammar.among_text(row.calls, TOOLS, several=True)
+    constraint = Constraint.grammar(grammar.text(rule, "<|start|>assistant", reasoning=row.reasoning))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    note = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
+    for begin in ("", thought, thought + note, note):
+        assert say(tokenizer, grammars.matcher(constraint), rng, begin + "<|channel|>final<|message|>Yes.") is not None
