@@ -48,6 +48,10 @@ class TemplateTraits:
         Arguments of calls as texts alone, as templates do that join them with other texts.
     needs_short_ids : bool
         Ids of calls that are nine letters and digits.
+    reads_thinking : bool
+        The reasoning of a message as `thinking`, and by no other name, as gpt-oss's does.
+    joins_thinking : bool
+        It refuses both content and `thinking` beside calls.
     variables : frozenset of str
         Names that it reads, of variables of its own, too.
     """
@@ -58,6 +62,8 @@ class TemplateTraits:
     reads_text_arguments: bool = False
     needs_text_arguments: bool = False
     needs_short_ids: bool = False
+    reads_thinking: bool = False
+    joins_thinking: bool = False
     variables: frozenset[str] = frozenset()
 
     @classmethod
@@ -76,19 +82,59 @@ class TemplateTraits:
         tests = [*tree.find_all(nodes.Test)]
         joined = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
         joined += [operand for concat in tree.find_all(nodes.Concat) for operand in concat.nodes]
-        needs_text = any(arguments.is_read_by(operand) for operand in joined)
+        joined = [operand for operand in joined if arguments.is_read_by(operand)]
+        as_json = [item.node for item in tree.find_all(nodes.Filter) if item.name == "tojson"]
+        as_json = [node for node in as_json if arguments.is_read_by(node)]
+        tested = any(test.name in ("string", "mapping") and arguments.is_read_by(test.node) for test in tests)
+        printed = [node for output in tree.find_all(nodes.Output) for node in output.nodes]
+        if any(_is_of_function(node) for node in as_json):  # what is joined beside it is of another form of calls
+            joined = [operand for operand in joined if _is_of_function(operand)]
+        needs_text = bool(joined) or (not tested and not as_json and any(map(arguments.is_read_by, printed)))
         # None has no length. Who measures the content treats the empty text as none.
         measured = any(item.name in _LENGTHS and content.is_read_by(item.node) for item in tree.find_all(nodes.Filter))
         return cls(
             reads_parts=loops or indexes,
             reads_none=not measured and any(test.name == "none" and content.is_read_by(test.node) for test in tests),
             knows_developer="developer" in source,
-            reads_text_arguments=needs_text
-            or any(test.name in ("string", "mapping") and arguments.is_read_by(test.node) for test in tests),
+            reads_text_arguments=needs_text or tested,
             needs_text_arguments=needs_text,
             needs_short_ids="[TOOL_CALLS]" in source,  # of Mistral
+            reads_thinking=_reads_of_messages("thinking", tree)
+            and not any(_reads_of_messages(name, tree) for name in ("reasoning", "reasoning_content")),
+            joins_thinking="both content and thinking" in source,
             variables=frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"),
         )
+
+
+def _is_of_function(node: Any) -> bool:
+    """Whether the arguments that an expression reads are of `function`, as in OpenAI's form, or may be."""
+    import jinja2.nodes as nodes
+
+    holder = getattr(node, "node", None)
+    if isinstance(node, nodes.Filter):
+        return _is_of_function(holder)
+    if isinstance(node, nodes.Getattr) or (isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const)):
+        if isinstance(holder, nodes.Name):
+            return holder.name == "function"
+        if isinstance(holder, nodes.Getattr):
+            return bool(holder.attr == "function")
+        if isinstance(holder, nodes.Getitem):
+            return isinstance(holder.arg, nodes.Const) and holder.arg.value == "function"
+    return True
+
+
+def _reads_of_messages(name: str, tree: jinja2.nodes.Template) -> bool:
+    """Whether a template reads a field of messages, which are what it reads a role of."""
+    import jinja2.nodes as nodes
+
+    def holders(field: str) -> set[str]:
+        reads = [(item.node, item.attr) for item in tree.find_all(nodes.Getattr)]
+        reads += [
+            (item.node, item.arg.value) for item in tree.find_all(nodes.Getitem) if isinstance(item.arg, nodes.Const)
+        ]
+        return {holder.name for holder, read in reads if read == field and isinstance(holder, nodes.Name)}
+
+    return not holders(name).isdisjoint(holders("role"))
 
 
 class _Field:
@@ -167,6 +213,9 @@ def _checked_message(where: str, message: object, traits: TemplateTraits) -> dic
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where} must have a 'role' such as 'user', got {role!r}; its keys are {list(message)}")
     result = dict(message)
+    if role == "assistant" and traits.reads_thinking:
+        _move_reasoning(result, traits)
+    content = result.get("content")
     if role == "developer" and not traits.knows_developer:
         result["role"] = "system"
     calls = message.get("tool_calls")
@@ -174,7 +223,6 @@ def _checked_message(where: str, message: object, traits: TemplateTraits) -> dic
         result["tool_calls"] = _checked_calls(f"{where}['tool_calls']", calls, traits)
     if traits.needs_short_ids and isinstance(answered := message.get("tool_call_id"), str):
         result["tool_call_id"] = _short_id(answered)
-    content = message.get("content")
     if isinstance(content, str):
         return result
     if content is None and calls:
@@ -190,6 +238,17 @@ def _checked_message(where: str, message: object, traits: TemplateTraits) -> dic
     else:
         result["content"] = "\n".join(texts)
     return result
+
+
+def _move_reasoning(message: dict[str, Any], traits: TemplateTraits) -> None:
+    """Give a message its reasoning by the name that its template reads."""
+    thought = message.get("thinking") or message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(thought, str) or not thought:
+        return
+    content = message.get("content")
+    if traits.joins_thinking and message.get("tool_calls") and isinstance(content, str) and content:
+        thought, message["content"] = f"{thought}\n\n{content}", ""
+    message["thinking"] = thought
 
 
 def _part_text(where: str, part: Mapping[str, Any]) -> str:

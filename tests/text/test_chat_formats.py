@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -215,6 +216,8 @@ def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tu
 
 def test_all_rows_are_in_the_table() -> None:
     assert {said.name for said in TABLE} == set(ROWS)
+    page = (Path(__file__).parents[2] / "docs" / "chat-formats.md").read_text("utf-8")
+    assert {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")} == {*ROWS, "format"}
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)

@@ -228,6 +228,46 @@ def test_arguments_are_what_a_template_reads(arguments: Any) -> None:
     assert render(AS_EITHER, calling(arguments="null")) == "{}"
 
 
+def test_arguments_of_a_template_that_reads_two_forms_of_calls() -> None:
+    """Those of OpenAI's form go through a filter, as Apertus's, so that no text is needed."""
+    template = (
+        "{% for call in messages[0].tool_calls %}{% if call.type == 'function' %}{% set function = call.function %}"
+        "{{ '{' + function.name + ': ' + function.arguments | tojson + '}' }}"
+        "{% else %}{{ '{' + call.name + ': ' + call.arguments + '}' }}{% endif %}{% endfor %}"
+    )
+    for arguments in ({"city": "Bern"}, '{"city": "Bern"}'):
+        messages = calling(arguments=arguments)
+        messages[0]["tool_calls"][0]["type"] = "function"
+        assert render(template, messages) == '{f: {"city": "Bern"}}'
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Zürich"}, '{"city": "Zürich"}'], ids=["object", "text"])
+def test_arguments_that_a_template_prints_are_json(arguments: Any) -> None:
+    """Phi-4-mini's prints them without a filter, which would show Python's form of an object."""
+    template = "{% for c in messages[0].tool_calls %}{{ c.function.name }}({{ c.function.arguments }}){% endfor %}"
+    assert render(template, calling(arguments=arguments)) == 'f({"city": "Zürich"})'
+
+
+GPT_OSS = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% if message.tool_calls and message.content and message.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
+    "[{{ message.thinking }}]{% endif %}{{ message.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_of_the_history_by_the_name_that_a_template_reads(name: str) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": "Wait.", name: "I look."}
+    assert render(GPT_OSS, [message]) == "[I look.]Wait."
+    assert "thinking" not in message or name == "thinking"  # the caller's own is as it was
+    calls = {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert render(GPT_OSS, [message | calls]) == "[I look.\n\nWait.]"
+    assert render(GPT_OSS, [message | calls | {"content": None}]) in ("[I look.]", "[I look.]None")
+    other = "{% for m in messages %}{{ m.role }}{{ m.thinking }}{{ m.reasoning_content }}{% endfor %}"
+    assert render(other, [{"role": "assistant", "content": "", "reasoning_content": "R"}]) == "assistantR"
+
+
 IDS = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.id }} {% endfor %}{{ m.tool_call_id }} {% endfor %}"
 
 
