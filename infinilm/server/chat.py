@@ -194,6 +194,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         prompt,
         reasoning=reasoning,
         several=not is_single,
+        has_channels=answers.chat.has_channels,
     )
     if constraint is not None and ending["continue_final_message"]:
         raise ApiError(

@@ -268,6 +268,7 @@ def answer_constraint(
     *,
     reasoning: Marks | None,
     several: bool,
+    has_channels: bool = False,
 ) -> Constraint | None:
     """The grammar of a whole answer: reasoning, then text as it must be, or calls, or either.
 
@@ -285,6 +286,8 @@ def answer_constraint(
         What the model's template has around its reasoning.
     several : bool
         There may be more calls than one.
+    has_channels : bool
+        Answers are messages with channels, as gpt-oss writes them.
     """
     if choice.is_forced and constraint is not None:
         raise ApiError(f"tool_choice: a forced call cannot be combined with {constraint.name}", param="tool_choice")
@@ -296,7 +299,7 @@ def answer_constraint(
     rules: list[str] = []
     relaxed = () if constraint is None else constraint.relaxed
     if constraint is not None:
-        rules.append("answer")
+        rules.append(grammar.final("answer") if has_channels else "answer")
         if constraint.kind in ("grammar", "structural_tag"):
             why = "a model that reasons first" if not calls else "tools that may be called"
             raise ApiError(

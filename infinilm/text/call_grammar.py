@@ -76,6 +76,11 @@ class AnswerGrammar:
         self._rules.append(f"some: {_ANY_TEXT} calls?" if begin else "some: calls | /[^{](?s:.*)/")
         return "some"
 
+    def final(self, rule: str) -> str:
+        """The alternative of an answer with channels whose text is that of a rule."""
+        header = self._text("<|channel|>final<|message|>")
+        return f"({self._text('<|start|>assistant')})? {header} {rule}"
+
     def _among_channels(self, form: ToolCallFormat, tools: Sequence[Tool], *, several: bool) -> str:
         """`among_text` for messages with channels. Where their marks are text, they may be written freely."""
         self.calls(form, tools, several=several)

@@ -235,6 +235,17 @@ def test_any_cut(said: Said, cuts: list[int], length: int) -> None:
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
+def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
+    """What a model said is in some part, wherever its text ends."""
+    for length in range(len(said.text)):
+        text = said.text[:length]
+        reasoning, content, calls = read(ROWS[said.name], text, [])
+        told = reasoning + content + "".join(name + arguments for name, arguments in calls)
+        for words in ("I look.", "It rains.", "Wait.", "Zürich"):
+            assert told.count(words) == text.count(words), text
+
+
+@pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
 def test_calls_of_unknown_tools_are_text(said: Said) -> None:
     """A call that is none loses nothing that was written between its marks."""
     _, content, calls = read(ROWS[said.name], said.text.replace("weather", "wea"), [])

@@ -108,6 +108,20 @@ def test_calls(tokenizer: Tokenizer, grammars: Grammars, name: str, is_free: boo
         assert all(call in [("time", {}), *(("weather", {"city": city}) for city in ("Bern", "Rom"))] for call in calls)
 
 
+def test_an_answer_that_must_fit_has_its_channel(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    row, rng = ROWS["harmony"], np.random.default_rng(0)
+    grammar = AnswerGrammar(tokenizer)
+    grammar.add('answer: "yes" | "no"')
+    grammar.add(f"whole: {grammar.final('answer')}")
+    constraint = Constraint.grammar(grammar.text("whole", "<|start|>assistant", reasoning=row.reasoning))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    for begin in ("<|channel|>final", thought, f"{thought}<|start|>"):
+        text = say(tokenizer, grammars.matcher(constraint), rng, begin)
+        assert text is not None
+        said = ChoiceMaker("", reasoning=row.reasoning, has_channels=True).push(text, final=True)
+        assert said.content in ("yes", "no") and said.reasoning == ("Hm." if begin.startswith(thought) else "")
+
+
 def test_texts_with_channels(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """An answer that is no call may be written as ever: thoughts, notes, then the answer."""
     row, rng = ROWS["harmony"], np.random.default_rng(0)
