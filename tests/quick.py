@@ -45,6 +45,7 @@ CPU_SECONDS = {
     "tests/quantised_files/test_reading.py": 3.2,
     "tests/scheduler/test_block_plan.py": 0.1,
     "tests/scheduler/test_scheduler.py": 8.6,
+    "tests/speculation/test_scheduling.py": 1.4,
     "tests/test_checks.py": 0.2,
     "tests/test_covering.py": 0.1,
     "tests/test_facts.py": 1.5,
