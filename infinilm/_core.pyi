@@ -1190,3 +1190,28 @@ def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tup
     """
     Weights [rows, columns] in float32 as integers of -8 to 7, int8 of that shape, and bfloat16 scales [rows, columns / group_size], of 16 each the one with the least squared error.
     """
+
+class SuffixAutomaton:
+    """
+    A text of token ids that grows, and its longest suffix that has occurred before.
+    """
+
+    def __init__(self) -> None: ...
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """
+        Append tokens, in amortised constant time each. One thread at a time may use the object.
+        """
+
+    def __len__(self) -> int: ...
+
+    @property
+    def match_length(self) -> int:
+        """
+        Length of the longest suffix that ends earlier in the text, too; the two may overlap.
+        """
+
+    def draft(self, limit: int, min_match: int = 1) -> list[int]:
+        """
+        At most `limit` tokens that followed the most recent earlier occurrence of that suffix; behind the end of the text they repeat from their beginning. Empty if the suffix is shorter than `min_match`.
+        """

@@ -60,6 +60,7 @@ _OTHER_NAMES = MappingProxyType(
         "device_map": "device",
         "chat_format": "chat_template",
         "model_path": "model",
+        "speculative_config": "speculation",
     }
 )
 
@@ -67,7 +68,7 @@ _FEATURES = (
     ("beam search", "num_beams num_beam_groups use_beam_search beam_width length_penalty early_stopping"),
     ("a limit of adapters", "max_lora_rank max_loras"),
     ("an adapter made for another base", "lora_base"),
-    ("speculative decoding", "speculative_config speculative_model num_speculative_tokens draft_model assistant_model"),
+    ("speculation with a draft model", "speculative_model draft_model assistant_model"),
     ("the priority of a request", "priority scheduling_policy"),
     ("cutting prompts to a length", "truncate_prompt_tokens truncation"),
     ("a list of forbidden words", "bad_words bad_words_ids"),
@@ -141,6 +142,7 @@ _ADVICE = (
             "logits_all": _NEVER_NEEDED + "score() and forward() give all positions",
             "enforce_eager": _NEVER_NEEDED + "nothing is compiled; INFINILM_CUDA_SYNC=1 runs CUDA without graphs",
             "disable_log_stats": _NEVER_NEEDED + "LLM.metrics() gives statistics, and nothing logs them",
+            "num_speculative_tokens": "pass speculation={'num_tokens': ...}",
             "block_size": "pass kv_cache=PagedKVCacheConfig(max_kv_memory_bytes, block_size)",
             "num_gpu_blocks_override": "pass kv_cache=PagedKVCacheConfig(num_blocks=...)",
             "enable_chunked_prefill": _NEVER_NEEDED + "prompts are computed in chunks of max_num_batched_tokens",

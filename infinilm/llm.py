@@ -49,6 +49,7 @@ from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
 from infinilm.speculation import Drafters
+from infinilm.speculation.settings import read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -116,8 +117,12 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     speculation
-        Makes the drafter of each sequence (`infinilm.speculation`). Steps verify drafts, so answers do not change.
-        None: nothing is drafted. Models with states, pipelines, and requests with a logits processor draft nothing.
+        Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what followed where
+        the end of the text has occurred before in its prompt and output; "auto": the best there is, which is lookup. Or
+        ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most (15), and those that must have
+        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or a function that makes
+        the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests with a logits
+        processor draft nothing.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
@@ -173,7 +178,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
-        speculation: Drafters | None = None,
+        speculation: str | Mapping[str, Any] | Drafters | None = "off",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -191,6 +196,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
+        drafters = read_speculation(speculation)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -272,7 +278,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": speculation,
+            "drafters": drafters,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs

@@ -26,13 +26,14 @@ import cpu_times  # noqa: E402
 import emulated_isas  # noqa: E402
 import goldens  # noqa: E402
 import profiles  # noqa: E402, F401  # registered before pytest's options choose one
+import quick  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tensor-parallel-size", type=int, default=1, help="ranks of every LLM of the tests that does not say"
     )
-    parser.addoption("--cpu-times", action="store_true", help="CPU seconds of every folder and of the heaviest tests")
+    parser.addoption("--cpu-times", action="store_true", help="CPU seconds of folders, files and the heaviest tests")
 
 
 def _choose_folder_of_emulated_isas(config: pytest.Config) -> None:
@@ -55,13 +56,15 @@ def _share_goldens(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "quick: what shows in a minute that most of the engine is right (quick.py)")
     config.addinivalue_line("markers", "one_rank: the same with any --tensor-parallel-size; left out with more than 1")
     # `-n 2` alone: each process gets neighbours, which share fixtures.
     if config.getoption("dist", "no") == "load" and "--dist" not in " ".join(config.invocation_params.args):
         config.option.dist = "worksteal"
     if config.getoption("--cpu-times"):
         config.pluginmanager.register(cpu_times.CpuTimes())
-    _choose_folder_of_emulated_isas(config)
+    if not quick.is_asked_for(config):  # quick tests run on the instruction sets of this machine
+        _choose_folder_of_emulated_isas(config)
     _share_goldens(config)
     if (size := config.getoption("--tensor-parallel-size")) != 1:
         from infinilm import LLM
@@ -71,7 +74,19 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults["tensor_parallel_size"] = size
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick`, files without quick tests are not even imported."""
+    if quick.is_asked_for(config) and collection_path.suffix == ".py":
+        return not quick.has_quick_tests(quick.path_of(collection_path, config)) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "quick" in config.getoption("markexpr", ""):
+        for item in items:
+            if quick.is_quick(item):
+                item.add_marker("quick")
     if config.getoption("--tensor-parallel-size") != 1:
         same = [item for item in items if item.get_closest_marker("one_rank")]
         config.hook.pytest_deselected(items=same)

@@ -30,3 +30,34 @@ def covering(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     return [
         (*(axis[i] for axis, i in zip(others, place, strict=True)), last[sum(place) % len(last)]) for place in places
     ]
+
+
+def covering_array(*axes: Sequence[Any], strength: int) -> list[tuple[Any, ...]]:
+    """Few combinations in which any values of any `strength` axes meet: a mixed covering array.
+
+    Row by row, each value is the one that adds the most combinations that have not met yet, as in AETG (Cohen, Dalal,
+    Fredman and Patton, "The AETG System", 1997), without its random choices: a row begins with one that is missing.
+    """
+    if THOROUGH:
+        return list(itertools.product(*axes))
+    missing = {
+        tuple(zip(chosen, values, strict=True))
+        for chosen in itertools.combinations(range(len(axes)), strength)
+        for values in itertools.product(*(range(len(axes[axis])) for axis in chosen))
+    }
+    rows = []
+    while missing:
+        row = dict(min(missing))
+        for axis in range(len(axes)):
+            if axis not in row:
+                row[axis] = max(
+                    range(len(axes[axis])),
+                    key=lambda value: len(missing & _meetings({**row, axis: value}, strength)),
+                )
+        missing -= _meetings(row, strength)
+        rows.append(tuple(axes[axis][row[axis]] for axis in range(len(axes))))
+    return rows
+
+
+def _meetings(row: dict[int, int], strength: int) -> set[tuple[tuple[int, int], ...]]:
+    return set(itertools.combinations(sorted(row.items()), strength))

@@ -1,4 +1,4 @@
-"""`pytest --cpu-times`: the CPU seconds of every folder and of the heaviest tests.
+"""`pytest --cpu-times`: the CPU seconds of every folder, of every file and of the heaviest tests.
 
 Time on the wall says little on a machine that others use too; CPU time stays nearly the same. A test's time is that of
 its process, with all threads, and of the child processes that ended during the test. A server or a worker that a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,15 +48,21 @@ class CpuTimes:
         self.num_tests[test] += report.when == "setup"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        folders: collections.Counter[str] = collections.Counter()
-        num_tests: collections.Counter[str] = collections.Counter()
-        for test, seconds in self.by_test.items():
-            folder = os.path.dirname(test.partition("::")[0])
-            folders[folder] += seconds
-            num_tests[folder] += self.num_tests[test]
-        terminalreporter.section(f"CPU seconds: {sum(folders.values()):.1f}")
-        for folder, seconds in folders.most_common():
-            terminalreporter.write_line(f"{seconds:8.2f}  {num_tests[folder]:5} tests  {folder}")
+        terminalreporter.section(f"CPU seconds: {sum(self.by_test.values()):.1f}")
+        self._write_sums(terminalreporter, os.path.dirname)
+        terminalreporter.section("by file")
+        self._write_sums(terminalreporter, lambda file: file)
         terminalreporter.section(f"the {HEAVIEST} heaviest tests, all parameters together")
         for test, seconds in self.by_test.most_common(HEAVIEST):
             terminalreporter.write_line(f"{seconds:8.2f}  {self.num_tests[test]:5} tests  {test}")
+
+    def _write_sums(self, terminalreporter: Any, group_of: Callable[[str], str]) -> None:
+        """Write the seconds and the number of tests of every group of files, the heaviest first."""
+        seconds: collections.Counter[str] = collections.Counter()
+        num_tests: collections.Counter[str] = collections.Counter()
+        for test, of_test in self.by_test.items():
+            group = group_of(test.partition("::")[0])
+            seconds[group] += of_test
+            num_tests[group] += self.num_tests[test]
+        for group, of_group in seconds.most_common():
+            terminalreporter.write_line(f"{of_group:8.2f}  {num_tests[group]:5} tests  {group}")

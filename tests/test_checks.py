@@ -59,7 +59,8 @@ def test_names_that_are_hinted_at_exist() -> None:
     known = {*(LLM.__init__.__kwdefaults__ or ()), *SamplingParams.__dataclass_fields__, "model"}
     assert set(keywords._OTHER_NAMES.values()) <= known
     advice = {name for _, table in keywords._ADVICE for name in table}
-    assert known & {*keywords._OTHER_NAMES, *keywords._ABSENT, *advice} == {"chat_template"}  # of LLM, not of chat()
+    of_llm_alone = {"chat_template", "quantization"}
+    assert known & {*keywords._OTHER_NAMES, *keywords._ABSENT, *advice} == of_llm_alone
     assert not advice & set(keywords._OTHER_NAMES)
     assert {anchor for anchor, _ in keywords._ADVICE} <= known | {"chat_template_kwargs"}
     for owner, kind in (("LLM", LLM), ("CausalLM", CausalLM), ("Tokenizer", infinilm.Tokenizer)):
@@ -70,7 +71,8 @@ def test_hints() -> None:
     for name, expected in {
         "temprature": "X has no parameter 'temprature'; did you mean 'temperature'?",
         "num_beams": "X has no parameter 'num_beams': beam search is not available in this version",
-        "n_ctx": "X has no parameter 'n_ctx'",  # what it is called elsewhere is no help here
+        "n_ctx": "X has no parameter 'n_ctx': it is said when the model is loaded: LLM(model, max_model_len=...)",
+        "max_length": "X has no parameter 'max_length'",  # what it is called elsewhere is no help here
         "zzz": "X has no parameter 'zzz'",
     }.items():
         assert str(keywords.unknown_parameter("X", name, ["temperature", "presence_penalty"])) == expected

@@ -106,7 +106,7 @@ def add_model_settings(
         "--kv-cache",
         type=size,
         metavar="SIZE",
-        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, 88%% on GPUs, on a GPU 88%%",
+        help="memory of the KV cache: 4GiB, 50%%; default: half of what is free, on a GPU 88%%",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -158,6 +158,28 @@ def add_control_vector(parser: argparse.ArgumentParser) -> None:
         metavar="FILE[:SCALE]",
         help="a GGUF file of directions that are added to the hidden states of layers, times SCALE; may be repeated",
     )
+
+
+def add_speculation(parser: argparse.ArgumentParser) -> None:
+    """Add the option for drafts."""
+    parser.add_argument(
+        "--speculation",
+        type=_method_or_json,
+        default="off",
+        metavar="METHOD",
+        help="draft tokens that a step verifies, which changes no answer: lookup, auto or off (default); or a JSON "
+        'object such as {"method": "lookup", "num_tokens": 7}',
+    )
+
+
+def _method_or_json(text: str) -> Any:
+    """Argument type: a name, or a JSON object; what either may say is checked with the model."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a method or a JSON object, got {text!r}: {error}") from None
 
 
 def _scaled_file(text: str) -> tuple[str, float]:
@@ -366,13 +388,13 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
 
 
 def make_llm(args: argparse.Namespace, **settings: Any) -> LLM:
-    """Make the LLM of a command with the options of `add_control_vector` and `add_quiet`."""
+    """Make the LLM of a command with the options of `add_control_vector`, `add_speculation` and `add_quiet`."""
     from infinilm.engine import ControlVector, HookRegistry
     from infinilm.llm import LLM
 
     hooks = HookRegistry() if args.control_vector else None
     vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
-    llm = LLM(args.model, hooks=hooks, use_tqdm=not args.quiet, **settings)
+    llm = LLM(args.model, hooks=hooks, speculation=args.speculation, use_tqdm=not args.quiet, **settings)
     if hooks is not None:
         try:
             functools.reduce(operator.add, vectors).register(hooks, llm.config)

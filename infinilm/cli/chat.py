@@ -17,6 +17,7 @@ from infinilm.cli.arguments import (
     add_model_settings,
     add_quiet,
     add_sampling,
+    add_speculation,
     add_text,
     key_and_json,
     open_llm,
@@ -71,6 +72,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=512)
     add_constraint(parser)
     add_control_vector(parser)
+    add_speculation(parser)
     add_quiet(parser)
 
 

@@ -26,6 +26,7 @@ from infinilm.cli.arguments import (
     add_model_settings,
     add_quiet,
     add_sampling,
+    add_speculation,
     add_text,
     as_options,
     flag,
@@ -196,6 +197,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=256, several=True)
     add_constraint(parser)
     add_control_vector(parser)
+    add_speculation(parser)
     add_quiet(parser)
 
 

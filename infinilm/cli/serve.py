@@ -12,6 +12,7 @@ from infinilm.cli.arguments import (
     add_lora,
     add_model_settings,
     add_quiet,
+    add_speculation,
     flag,
     make_llm,
     model_settings,
@@ -38,6 +39,7 @@ _HINTS = {
     "--enable-reasoning": _BY_TEMPLATE,
     "--lora-modules": "here it is --lora NAME=FOLDER",
     "--enable-lora": "it is not needed beside --lora NAME=FOLDER",
+    "--speculative-config": "here it is --speculation, which takes the same JSON with the method ngram",
     "--tp": "here it is --tensor-parallel-size",
     "-tp": "here it is --tensor-parallel-size",
     "--pp": "here it is --pipeline-parallel-size",
@@ -69,6 +71,7 @@ def add_serve(parser: Parser) -> None:
     add_model_settings(parser, positional=True)
     add_lora(parser, "served as a model of this name; may be repeated")
     add_control_vector(parser)
+    add_speculation(parser)
     add_quiet(parser)
     texts = parser.add_argument_group("what the model reads")
     texts.add_argument(

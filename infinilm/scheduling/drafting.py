@@ -25,12 +25,9 @@ from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
-from infinilm.speculation import Drafters
+from infinilm.speculation import MAX_DRAFT_TOKENS, Drafters
 
-__all__ = ["MAX_DRAFT_TOKENS", "Drafting"]
-
-# Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels.
-MAX_DRAFT_TOKENS = 15
+__all__ = ["Drafting"]
 
 
 class Drafting:

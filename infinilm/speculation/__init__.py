@@ -16,7 +16,10 @@ import numpy.typing as npt
 
 from infinilm.sampling_params import SamplingParams
 
-__all__ = ["DraftRequest", "Drafter", "Drafters"]
+__all__ = ["MAX_DRAFT_TOKENS", "DraftRequest", "Drafter", "Drafters"]
+
+MAX_DRAFT_TOKENS = 15
+"""Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels."""
 
 
 class Drafter(Protocol):

@@ -21,6 +21,7 @@ void bind_spec(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_gguf(nb::module_& m);
 void bind_codes(nb::module_& m);
+void bind_lookup(nb::module_& m);
 
 DType dtype_from_string(const std::string& text);                // ConfigError that lists the dtypes
 Quantization quantization_from_string(const std::string& text);  // likewise

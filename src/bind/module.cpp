@@ -96,4 +96,5 @@ NB_MODULE(_core, m) {
     infinilm::bind_engine(m);
     infinilm::bind_gguf(m);
     infinilm::bind_codes(m);
+    infinilm::bind_lookup(m);
 }

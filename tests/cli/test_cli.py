@@ -206,6 +206,29 @@ def test_control_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "a control vector, not a model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("how", ["lookup", '{"method": "ngram", "num_speculative_tokens": 3}'])
+def test_speculation(folder: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", folder, "--temperature", "0", "--max-tokens", "20"]
+    outs = []
+    for more in ([], ["--speculation", how]):
+        assert run("generate", "the one and the one and the", *options, *more) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("best", "--speculation: expected a method among 'off', 'auto', 'lookup', got 'best'"),
+        ('{"method": "lookup", "num_tokens": 99}', "--speculation: num_tokens must be an int in 1..15, got 99"),
+        ('{"method"', "expected a method or a JSON object, got '{\"method\"'"),
+    ],
+)
+def test_wrong_speculation(folder: Path, how: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "the", "--model", folder, "--speculation", how) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_perplexity(
     folder: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/numerics": (),
     "src/gguf": ("src/core",),
     "src/codes": ("src/numerics", "src/core"),
+    "src/lookup": ("src/core",),
     "src/cpu/kernels": ("src/numerics", "src/args"),
     "src/ops": (
         "src/core",
@@ -39,7 +40,10 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "src/dist": ("src/ops", "src/core"),
     "src/model": ("src/dist", "src/ops", "src/core"),
     "src/engine": ("src/model", "src/dist", "src/cpu", "src/ops", "src/core"),
-    "src/bind": ("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/codes", "src/core"),
+    "src/bind": (
+        *("src/engine", "src/model", "src/dist", "src/cpu", "src/ops", "src/gguf", "src/codes", "src/lookup"),
+        "src/core",
+    ),
 }
 # What of src/model puts kinds of sublayers together; all else there knows no kind.
 ABOVE_KINDS = ("model/model.h", "model/decoder.h", "model/logits.h", "model/params.h")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from covering import covering
+from covering import covering_array
 
 import infinilm.scheduling.scheduler as sched
 from infinilm import CacheFullError
@@ -54,12 +54,13 @@ def drain(engine: Engine, alive: list[Sequence]) -> None:
 
 
 POOLS = ["tiny", "small", "roomy"]
-CONFIGS = covering(
+CONFIGS = covering_array(
     [1, 4, 16],  # block_size
     [(0, 0), (1, 0), (9, 0), (9, 1), (9, 4)],  # sliding_window; as many windows fit into a second group; 0: none
     [True, False],  # prefix caching
     POOLS,
     [(1, 1), (1, 2), (3, 3)],  # stages, steps in flight
+    strength=3,
 )
 
 

@@ -21,10 +21,10 @@ from scheduler.simulation import (
     without_core,
 )
 
-from infinilm.scheduling.drafting import MAX_DRAFT_TOKENS
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.steps import Step
+from infinilm.speculation import MAX_DRAFT_TOKENS
 
 
 class Oracle:

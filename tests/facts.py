@@ -1,0 +1,171 @@
+"""The facts of a model: what its specification says that changes which code runs, and which goldens have each.
+
+A fact is a text such as "AttentionSpec.qk_norm=head". A switch or a choice is a fact by its value, a number by whether
+it is set, a part of a layer by being there; `LAYOUTS` has what only several fields say together. Code that is right for
+one golden of each fact can still be wrong for two facts that meet, so the whole suite runs all goldens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from goldens import GOLDENS, config_of, entry_of
+
+from infinilm import ConfigError, LlamaConfig, _core
+from infinilm.config.spec import build_spec
+
+ROOMS: tuple[type, ...] = (
+    _core.ModelSpec,
+    _core.LayerSpec,
+    _core.AttentionSpec,
+    _core.LatentSpec,
+    _core.DeltaSpec,
+    _core.MlpSpec,
+    _core.ExpertsSpec,
+    _core.OwnVectorsSpec,
+    _core.RopeSpec,
+)
+OF_ENGINE = ("dtype", "quantization")  # fields of a ModelSpec that no family sets
+
+_NOT_OF_MLPS = "no `hidden_act` gives it; what uses it is the gate of attention, AttentionSpec.output_gate"
+_ONLY_GELU = "the one family with vectors of their own has gelu_tanh; MLPs have the others by the same code"
+WITHOUT_GOLDEN = {
+    "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,
+    "OwnVectorsSpec.activation=sigmoid": _NOT_OF_MLPS,
+    "OwnVectorsSpec.activation=silu": _ONLY_GELU,
+    "OwnVectorsSpec.activation=relu2": _ONLY_GELU,
+    "OwnVectorsSpec.activation=clamped_swiglu": _ONLY_GELU,
+}
+"""{fact: why no golden has it}: what a specification can say and no family does."""
+
+
+def field_names(room: type) -> list[str]:
+    """What can be set of a spec; what follows from other fields has no setter."""
+    members = ((name, member) for name, member in vars(room).items() if isinstance(member, property))
+    return [name for name, member in members if member.fset is not None and name not in OF_ENGINE]
+
+
+def facts_of_spec(spec: Any) -> Iterator[str]:
+    """Those of a spec and of all specs inside of it."""
+    room, default = type(spec), type(spec)()
+    for name in field_names(room):
+        value = getattr(spec, name)
+        field = f"{room.__name__}.{name}"
+        if isinstance(value, list):
+            for part in value:
+                if isinstance(part, ROOMS):
+                    yield from facts_of_spec(part)
+        elif value is None or isinstance(value, ROOMS):
+            yield f"{field}={type(value).__name__}"
+            if value is not None:
+                yield from facts_of_spec(value)
+        elif isinstance(value, (bool, str)):
+            yield f"{field}={value}"
+        else:
+            yield f"{field}={'default' if value == getattr(default, name) else 'set'}"
+
+
+def possible_facts() -> Iterator[str]:
+    """What fields can say: both values of switches, all choices, each number set."""
+    for room in ROOMS:
+        spec = room()
+        for name in field_names(room):
+            value, field = getattr(spec, name), f"{room.__name__}.{name}"
+            if isinstance(value, bool):
+                yield from (f"{field}={choice}" for choice in (False, True))
+            elif isinstance(value, str):
+                yield from (f"{field}={choice}" for choice in _choices(spec, name))
+            elif isinstance(value, (int, float)):
+                yield f"{field}=set"
+
+
+def _choices(spec: Any, name: str) -> list[str]:
+    """The error of a value that is none of them lists them."""
+    try:
+        setattr(spec, name, "?")
+    except ConfigError as error:
+        return str(error).partition(" is not one of ")[2].split(", ")
+    raise AssertionError(f"{type(spec).__name__}.{name} takes any text, so it is no choice; leave it out of the facts")
+
+
+# ---- facts that several fields say together ----
+
+
+def _of_attention(holds: Callable[[Any, Any], bool]) -> Callable[[Any], bool]:
+    """Whether it holds of some layer's attention, beside its model."""
+
+    def of_some(spec: Any) -> bool:
+        return any(holds(layer.mixer, spec) for layer in spec.layers if isinstance(layer.mixer, _core.AttentionSpec))
+
+    return of_some
+
+
+def _differ(value: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Whether the layers of a model have several values."""
+    return lambda spec: len({value(layer) for layer in spec.layers}) > 1
+
+
+LAYOUTS: dict[str, Callable[[Any], bool]] = {
+    "every query head has keys of its own": _of_attention(lambda mixer, _: mixer.num_kv_heads == mixer.num_heads),
+    "some query heads share keys": _of_attention(lambda mixer, _: 1 < mixer.num_kv_heads < mixer.num_heads),
+    "all query heads share keys": _of_attention(lambda mixer, _: 1 == mixer.num_kv_heads < mixer.num_heads),
+    "heads are as wide as the model": _of_attention(lambda mixer, s: mixer.num_heads * mixer.head_dim == s.hidden_size),
+    "heads are wider than the model": _of_attention(lambda mixer, s: mixer.num_heads * mixer.head_dim > s.hidden_size),
+    "a part of a head is turned": _of_attention(
+        lambda mixer, spec: mixer.rope >= 0 and 2 * len(spec.ropes[mixer.rope].inv_freq) < mixer.head_dim
+    ),
+    "layers have several tables of rotations": _differ(lambda layer: getattr(layer.mixer, "rope", -1)),
+    "layers have several windows": _differ(lambda layer: getattr(layer.mixer, "sliding_window", 0)),
+    "layers have heads of several sizes": _differ(lambda layer: getattr(layer.mixer, "head_dim", 0)),
+    "layers have several kinds of mixers": _differ(lambda layer: type(layer.mixer)),
+    "layers have MLPs of several sizes": _differ(lambda layer: layer.mlp and layer.mlp.intermediate_size),
+    "some layers have experts": _differ(lambda layer: layer.experts is not None),
+    "experts beside an MLP": lambda spec: any(layer.mlp and layer.experts for layer in spec.layers),
+}
+
+
+def facts_of_golden(name: str) -> frozenset[str]:
+    entry = entry_of(name)
+    config = LlamaConfig.from_dict(config_of(name))
+    spec = build_spec(config, dtype="float32", max_model_len=int(entry["max_model_len"]))
+    found = set(facts_of_spec(spec))
+    found |= {f"cache={layer.cache.kind}" for layer in spec.layers}
+    found |= {layout for layout, holds in LAYOUTS.items() if holds(spec)}
+    found |= {f"file: {entry['dtype']}", f"files: {'several' if entry.get('num_files', 1) > 1 else 'one'}"}
+    return frozenset(found)
+
+
+@functools.cache
+def facts_of_goldens() -> dict[str, frozenset[str]]:
+    return {name: facts_of_golden(name) for name in GOLDENS}
+
+
+def all_facts() -> set[str]:
+    return set().union(*facts_of_goldens().values())
+
+
+def greedy_cover(sets: dict[str, frozenset[str]]) -> list[str]:
+    """Some of the names, whose sets together hold all elements; each next one adds the most.
+
+    They are at most 1 + ln(n) times as many as the fewest (Chvatal, "A Greedy Heuristic for the Set-Covering Problem",
+    1979). Of names that add as much the first is taken, so the cover is the same each time.
+    """
+    missing: set[str] = set().union(*sets.values())
+    taken: list[str] = []
+    while missing:
+        best = max(sorted(sets), key=lambda name: len(sets[name] & missing))
+        taken.append(best)
+        missing -= sets[best]
+    return _without_spare(sorted(taken), sets)
+
+
+def _without_spare(taken: Iterable[str], sets: dict[str, frozenset[str]]) -> list[str]:
+    """Leave out what later choices made superfluous."""
+    kept = list(taken)
+    for name in list(kept):
+        others = [sets[other] for other in kept if other != name]
+        if sets[name] <= frozenset().union(*others):
+            kept.remove(name)
+    return kept
