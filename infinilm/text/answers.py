@@ -199,13 +199,13 @@ class AnswerFormat:
         """Whether the parts of an answer are found in texts with their special tokens alone."""
         if self.calls is not None and self.calls.begin.startswith("["):  # Mistral's, whatever a tokenizer says
             return True
-        return bool(self.chat.kept(tokenizer.all_special_tokens, has_tools=self.calls is not None))
+        return bool(self.chat.kept(tokenizer.special_texts, has_tools=self.calls is not None))
 
     def hidden(self, tokenizer: Tokenizer) -> frozenset[str]:
         """The special tokens that are left out of texts that keep what the parts are found by."""
         if not self.needs_special_tokens(tokenizer):
             return frozenset()
-        special = tokenizer.all_special_tokens
+        special = tokenizer.special_texts
         return special - self.chat.kept(special, has_tools=self.calls is not None)
 
     def maker(self, prompt: str, tools: Iterable[Mapping[str, Any]], tokenizer: Tokenizer) -> ChoiceMaker:

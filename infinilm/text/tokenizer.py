@@ -318,7 +318,7 @@ class Tokenizer:
         return self._require().to_str()
 
     @property
-    def all_special_tokens(self) -> frozenset[str]:
+    def special_texts(self) -> frozenset[str]:
         """The texts of the tokens that texts leave out unless they are asked for."""
         return self._special_texts
 
