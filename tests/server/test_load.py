@@ -159,7 +159,7 @@ def test_a_call_of_many_sequences(llm: LLM) -> None:
             assert refused.status_code == 429 and f"{num_seqs} more were asked for" in refused.text
             gate.open()
             running.close()
-        wait_for(lambda: host.service._num_admitted == 0)
+        wait_for(lambda: host.service._num_admitted == 0 and gauge(host.url, "num_requests_running") == 0)
         assert len(post(host, n=num_seqs, max_tokens=1).json()["choices"]) == num_seqs
 
 

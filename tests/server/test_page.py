@@ -553,13 +553,13 @@ def test_nothing_is_wider_than_a_phone(page: Browser) -> None:
     assert height < 48  # short words of a table are not broken for the sake of long ones
     look(page, "phone")
     # The list is out of reach of the keyboard until it is shown; then the rest is.
-    assert page.run("document.getElementById('side').inert")
+    page.wait("document.getElementById('side').inert")
     press(page, "Conversations")
     page.wait("document.getElementById('side').getBoundingClientRect().left >= 0")
     assert page.run("[document.getElementById('side').inert, document.querySelector('main').inert]") == [False, True]
     look(page, "phone-side")
     key(page, "Escape", 27)
-    assert page.run("document.getElementById('side').inert")
+    page.wait("document.getElementById('side').inert")
     press(page, "Settings")
     assert page.run("document.getElementById('dialog').getBoundingClientRect().right") <= 360
     press(page, "Close without saving")

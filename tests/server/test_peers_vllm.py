@@ -335,7 +335,7 @@ def test_a_streamed_chat(ask: Ask) -> None:
     ("fields", "pattern"),
     [
         ({"choice": ["Python", "Java", "C++"]}, r"Python|Java|C\+\+"),
-        ({"regex": r"(\d{1,3}\.){3}\d{1,3}"}, r"(\d{1,3}\.){3}\d{1,3}"),
+        ({"regex": r"([0-9]{1,3}\.){3}[0-9]{1,3}"}, r"([0-9]{1,3}\.){3}[0-9]{1,3}"),
     ],
 )
 def test_structured_chats(ask: Ask, fields: dict[str, Any], pattern: str) -> None:
