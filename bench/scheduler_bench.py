@@ -160,7 +160,7 @@ def run_engine_thread(num_seqs: int, num_steps: int, ends_only: bool, between: C
 
 
 def time_engine_thread(num_seqs: int, num_steps: int, ends_only: bool) -> Iterator[tuple[float, float]]:
-    """As `run_engine_thread`, with the yardstick in that thread, between the turns."""
+    """Seconds of each step that `run_engine_thread` times, and of a yardstick that the same thread ran after it."""
     yardsticks: list[float] = []
     seconds = run_engine_thread(num_seqs, num_steps, ends_only, lambda: yardsticks.append(time_yardstick()))
     return zip(seconds, yardsticks[-len(seconds) :], strict=True)

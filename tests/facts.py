@@ -48,7 +48,7 @@ def field_names(room: type) -> list[str]:
 
 
 def facts_of_spec(spec: Any) -> Iterator[str]:
-    """Those of a spec and of all specs inside of it."""
+    """The facts of a specification and of all specifications that it contains."""
     room, default = type(spec), type(spec)()
     for name in field_names(room):
         value = getattr(spec, name)

@@ -110,5 +110,5 @@ def estimated_cpu_seconds() -> float:
 
 
 def path_of(file: Path, config: pytest.Config) -> str:
-    """As in node ids."""
+    """The path of a file below the repository's root, as the ids of its tests begin."""
     return file.relative_to(config.rootpath).as_posix()

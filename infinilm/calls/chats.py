@@ -170,7 +170,8 @@ class ChatMethods:
         tools
             As in `chat`.
         """
-        return self._answer_format(tools).maker(prompt, tools or (), self.tokenizer)
+        form = self._answer_format(tools)
+        return form.maker(prompt, tools or (), form.hidden(self.tokenizer))
 
     def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
         return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
@@ -196,9 +197,10 @@ class ChatMethods:
     def _parsed(self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None) -> RequestOutput:
         """The output with the parts of its answers."""
         form = self._answer_format(tools)
+        hidden = form.hidden(self.tokenizer)
         completions = []
         for completion in output.outputs:
-            said = form.maker(output.prompt or "", tools or (), self.tokenizer).push(completion.text, final=True)
+            said = form.maker(output.prompt or "", tools or (), hidden).push(completion.text, final=True)
             calls = [{key: value for key, value in call.items() if key != "index"} for call in said.tool_calls]
             reasoning = None if form.reasoning is None else said.reasoning
             completions.append(replace(completion, reasoning=reasoning, content=said.content, tool_calls=calls))

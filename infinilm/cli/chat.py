@@ -276,7 +276,7 @@ class _Chat:
 
     def answer(self, text: str) -> Reply | None:
         """Print the model's answer; both become part of the conversation, unless there is none (None: it failed)."""
-        from infinilm.cli.answer import AnswerPrinter, ChoiceSplitter
+        from infinilm.cli.answer import AnswerPrinter
         from infinilm.text.answers import AnswerFormat
 
         self._last = text
@@ -288,7 +288,7 @@ class _Chat:
             if form.needs_special_tokens(llm.tokenizer):
                 params = replace(params, skip_special_tokens=False)
             prompt = llm.chat_template.render(messages, **self._template_kwargs)
-            printer = AnswerPrinter(ChoiceSplitter(form.maker(prompt, (), llm.tokenizer)), self._shows_thoughts)
+            printer = AnswerPrinter(form.maker(prompt, (), form.hidden(llm.tokenizer)), self._shows_thoughts)
             print_stream(llm.stream([ids], params), reply, printer)
         except (ConfigError, EngineDeadError):
             raise

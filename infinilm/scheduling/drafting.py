@@ -20,7 +20,7 @@ import numpy as np
 from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.masks import KNOWN
-from infinilm.scheduling.matcher import Matcher, is_allowed
+from infinilm.scheduling.matcher import Matcher
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepChoice
@@ -118,7 +118,7 @@ class Drafting:
                 break
             usable.append(token_id)
         if usable and sequence.constraint is not None:
-            del usable[_num_allowed(sequence.constraint, sequence.num_mask_words, usable) :]
+            del usable[_num_followed(sequence.constraint, usable) :]
         return usable
 
     def settle(self, step: Step, rows: SequenceOf[int]) -> None:
@@ -140,17 +140,17 @@ class Drafting:
                 self._blocks.trim(sequence.slot, int(self._running.num_computed[sequence.slot]))
 
 
-def _num_allowed(matcher: Matcher, num_mask_words: int, token_ids: SequenceOf[int]) -> int:
-    """How many of these tokens may come next without an end behind them; `matcher` stays as it is."""
-    mask = np.empty(num_mask_words, np.int32)
+def _num_followed(matcher: Matcher, token_ids: SequenceOf[int]) -> int:
+    """How many of these tokens a matcher takes in without an end behind them; `matcher` stays as it is.
+
+    Grammars refuse a token that does not fit, which ends the draft here. What other matchers take in and do not allow
+    is found by the masks of the step (`StepMasks`), which cost much more and are made only once.
+    """
     count = 0
     # A matcher may be user code. If it fails without drafts as well, its request ends then.
     with contextlib.suppress(BaseException):
         matcher = matcher.copy()
         for token_id in token_ids:
-            matcher.fill(mask)
-            if not is_allowed(mask, token_id):
-                break
             matcher.advance(token_id)
             if matcher.is_finished:
                 break

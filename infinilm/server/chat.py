@@ -6,7 +6,7 @@ import codecs
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infinilm.calls import AsyncRequests
@@ -42,9 +42,9 @@ from infinilm.server.structured import (
     take_tools,
 )
 from infinilm.text.answers import AnswerFormat
-from infinilm.text.reasoning import Marks, num_reasoning
+from infinilm.text.reasoning import num_reasoning
 from infinilm.text.tokenizer import Tokenizer
-from infinilm.text.tool_calls import PLAIN_CALLS, ToolCallFormat
+from infinilm.text.tool_calls import PLAIN_CALLS
 
 __all__ = ["ChatCall", "ChatStream", "chat_pieces", "read_chat", "take_ending", "whole_chat"]
 
@@ -64,11 +64,8 @@ class ChatCall:
     prompt_token_ids: list[int]
     params: SamplingParams
     tools: list[Mapping[str, Any]]
-    form: ToolCallFormat | None  # how calls are written; None: no tools
-    reasoning: Marks | None  # what stands around the model's; None: it has none
-    answers: AnswerFormat  # as the template teaches it
+    answers: AnswerFormat  # as the template and the request have it
     hidden: frozenset[str]  # special tokens that are in the text and are not told
-    max_calls: int | None
     is_named: bool  # the client named the function to call
     top_logprobs: int | None
     is_stream: bool
@@ -81,25 +78,11 @@ class ChatCall:
 
     def makers(self) -> list[ChoiceMaker]:
         """One for each choice."""
-        functions = [tool["function"] for tool in self.tools]
-        schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-        return [
-            ChoiceMaker(
-                self.prompt,
-                reasoning=self.reasoning,
-                form=self.form,
-                schemas=schemas,
-                max_calls=self.max_calls,
-                answer=self.answers.chat.answer,
-                has_channels=self.answers.chat.has_channels,
-                hidden=self.hidden,
-            )
-            for _ in range(self.params.n)
-        ]
+        return [self.answers.maker(self.prompt, self.tools, self.hidden) for _ in range(self.params.n)]
 
     def usage(self, output: RequestOutput) -> dict[str, Any]:
         """Tokens of the prompt and of the answers, so far."""
-        marks, count = self.reasoning, 0
+        marks, count = self.answers.reasoning, 0
         if marks is not None:
             texts = [self._texts(choice.token_ids) for choice in output.outputs]
             count = sum(num_reasoning(self.prompt, marks, pieces) for pieces in texts)
@@ -176,7 +159,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     prompt, ids = service.render(messages, tools or None, ending, kwargs)
     template = llm.chat_template.source_text(bool(tools))
     answers = AnswerFormat.of(template, has_tools=bool(choice.allowed))
-    reasoning, form = answers.reasoning, answers.calls
+    form = answers.calls
     if choice.allowed and form is None:
         if not choice.is_forced:
             raise ApiError(
@@ -192,7 +175,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         choice,
         form,
         prompt,
-        reasoning=reasoning,
+        reasoning=answers.reasoning,
         several=not is_single,
         has_channels=answers.chat.has_channels,
     )
@@ -203,6 +186,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         )
     if form is not None and constraint is not None:
         form = form.as_json()  # so that no call gets past the grammar
+    answers = replace(answers, calls=form, is_single=is_single)
     room = service.room(len(ids), "messages")
     keywords = sampling.within(llm.default_sampling_params.max_tokens, room)
     keywords["lora"] = service.adapter_of(model)
@@ -220,11 +204,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         prompt_token_ids=ids,
         params=make_params(llm.default_sampling_params, keywords),
         tools=choice.used,
-        form=form,
-        reasoning=reasoning,
         answers=answers,
         hidden=hidden,
-        max_calls=1 if is_single else None,
         is_named=choice.is_named,
         top_logprobs=(top or 0) if wants_logprobs else None,
         is_stream=is_stream,
@@ -281,7 +262,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     for choice, maker in zip(output.outputs, call.makers(), strict=True):
         piece = maker.push(choice.text, final=True)
         message: dict[str, Any] = {"role": "assistant", "content": piece.content or None, "refusal": None}
-        if call.reasoning is not None:
+        if call.answers.reasoning is not None:
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
         if calls := piece.tool_calls:
             message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]

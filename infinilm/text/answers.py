@@ -208,8 +208,8 @@ class AnswerFormat:
         special = tokenizer.special_texts
         return special - self.chat.kept(special, has_tools=self.calls is not None)
 
-    def maker(self, prompt: str, tools: Iterable[Mapping[str, Any]], tokenizer: Tokenizer) -> ChoiceMaker:
-        """For one answer to a rendered prompt; `tools` as the template takes them."""
+    def maker(self, prompt: str, tools: Iterable[Mapping[str, Any]], hidden: Collection[str] = ()) -> ChoiceMaker:
+        """For one answer to a rendered prompt; `tools` as the template takes them, `hidden` as in `ChoiceMaker`."""
         functions: Sequence[Any] = [tool.get("function", tool) for tool in tools]
         return ChoiceMaker(
             prompt,
@@ -219,5 +219,5 @@ class AnswerFormat:
             max_calls=1 if self.is_single else None,
             answer=self.chat.answer,
             has_channels=self.chat.has_channels,
-            hidden=self.hidden(tokenizer),
+            hidden=hidden,
         )

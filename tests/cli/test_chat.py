@@ -27,7 +27,7 @@ from infinilm import LLM
 from infinilm.cli.answer import AnswerPrinter
 from infinilm.cli.prompt import history_file
 from infinilm.cli.terminal import WordWrap, has_colours
-from infinilm.text.reasoning import ReasoningSplitter
+from infinilm.text.answers import ChoiceMaker
 
 LONG = 100_000
 GREEDY = ["--temperature", "0", "--max-tokens", "5", "--ignore-eos"]
@@ -185,7 +185,7 @@ def test_one_message_that_fails(
 
 def test_thoughts_are_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     for shows_thoughts, err in ((True, "Hm. </\nSo!\n\n"), (False, "")):
-        printer = AnswerPrinter(ReasoningSplitter(("<think>", "</think>")), shows_thoughts)
+        printer = AnswerPrinter(ChoiceMaker("", reasoning=("<think>", "</think>")), shows_thoughts)
         for piece in ("<thi", "nk>\n", "Hm. </", "\nSo!</think>", "\n\nYes", ", <think>."):
             printer.push(piece)
         printer.finish()

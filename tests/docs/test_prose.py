@@ -14,7 +14,7 @@ SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 # A comment that begins with "Of" lacks its subject; these pronouns hide which thread, rank or user is meant.
 HABITS = {
     "fragment": re.compile(r"^Of\b"),
-    "pronoun": re.compile(r"\b(nobody|no one|somebody|whoever)\b", re.IGNORECASE),
+    "pronoun": re.compile(r"\b(nobody|no one|somebody|whoever)\b", re.IGNORECASE),  # a comment names who is meant
 }
 
 

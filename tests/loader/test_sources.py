@@ -93,7 +93,7 @@ def test_the_text_part_is_found_under_every_prefix(tmp_path, name, prefixes):
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-llama3-rope-tied"])
 def test_names_may_have_no_prefix(tmp_path, name):
-    """As checkpoints of a model without its head have them, such as Qwen3-Embedding."""
+    """Checkpoints of a model without its head, such as Qwen3-Embedding, have names without "model."."""
     folder = copy(golden(name), tmp_path / "copy", lambda tensor: tensor.removeprefix("model."))
     np.testing.assert_array_equal(logits(folder), logits(golden(name)))
 
@@ -229,7 +229,7 @@ def test_experts_of_one_tensor_or_of_many_are_the_same(tmp_path):
 
 @pytest.mark.parametrize("name", ["qwen3-vl-moe", "llama4-text"])
 def test_stacked_experts_may_have_their_outputs_as_rows_or_as_columns(tmp_path, name):
-    """As transformers 5 writes them, and as they are on the hub."""
+    """transformers 5 writes outputs as rows; checkpoints on the hub have them as columns."""
     folder = shutil.copytree(golden(name), tmp_path / "turned")
     tensors = load_bits(folder / "model.safetensors")
     stacks = [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]

@@ -5,23 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from facts import ROOMS
 
 from infinilm import ConfigError, _core
 from infinilm.config.sublayers.delta import delta_spec
 
-SPECS = [
-    _core.AttentionSpec,
-    _core.LatentSpec,
-    _core.DeltaSpec,
-    _core.MlpSpec,
-    _core.ExpertsSpec,
-    _core.OwnVectorsSpec,
-    _core.RopeSpec,
-    _core.CacheSpec,
-    _core.CostSpec,
-    _core.LayerSpec,
-    _core.ModelSpec,
-]
+SPECS = [*ROOMS, _core.CacheSpec, _core.CostSpec]
 
 
 @pytest.mark.parametrize("spec", SPECS)

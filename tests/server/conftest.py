@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,17 @@ from llm import tiny
 
 from infinilm import LLM
 from server.support import KEY, SECONDS, ServerProcess, served
+
+
+@pytest.fixture(autouse=True)
+def _log_is_as_before() -> Iterator[None]:
+    """A server that a test starts in this process takes over the log; the tests behind it have their own."""
+    loggers = [logging.getLogger(name) for name in ("infinilm", "uvicorn.error", "opentelemetry")]
+    before = [(one.handlers, one.propagate, one.level) for one in loggers]
+    yield
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -222,7 +222,7 @@ def test_strict_calls_are_read_as_their_grammar_writes_them(family: tuple[str, S
     for strict in (False, True):
         schema = {**PARAMETERS, "required": ["city"], "additionalProperties": False}
         tools = [{"type": "function", "function": {"name": "weather", "strict": strict, "parameters": schema}}]
-        form = read_chat(host.service, {"model": "tiny", "messages": QUESTION, "tools": tools}).form
+        form = read_chat(host.service, {"model": "tiny", "messages": QUESTION, "tools": tools}).answers.calls
         assert form is not None
         assert (form.tags is not None) == (name in ("qwen3 coder", "seed oss", "glm") and not strict)
 

@@ -245,6 +245,20 @@ def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
             assert told.count(words) == text.count(words), text
 
 
+DEEP = 30_000
+
+
+@pytest.mark.parametrize("row", ["pythonic", "lfm2", "gemma 4"])
+@pytest.mark.parametrize("value", ["-" * DEEP + "1", "[" * DEEP, "1" + "+1" * DEEP, "f" + "()" * DEEP, "{1:" * DEEP])
+def test_values_of_any_depth_are_text(row: str, value: str) -> None:
+    """They end neither the process nor the answer, whatever Python's parser makes of them."""
+    calls = ROWS[row].calls
+    assert calls is not None
+    head = "call:weather{city:" if row == "gemma 4" else "[weather(city="
+    text = f"{calls.begin}{head}{value}"
+    assert read(ROWS[row], text, []) == ("", text, [])
+
+
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
 def test_calls_of_unknown_tools_are_text(said: Said) -> None:
     """A call that is none loses nothing that was written between its marks."""

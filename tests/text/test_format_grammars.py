@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
-import infinilm
 from infinilm import Constraint
 from infinilm.text.answers import ChoiceMaker
 from infinilm.text.call_grammar import AnswerGrammar, Tool
@@ -42,14 +41,8 @@ MARKS = sorted(
 
 
 @pytest.fixture(scope="module", params=["marks are text", "marks are special tokens"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    import tokenizers
-
-    folder = Path(infinilm.__file__).parent / "assets" / "demo"
-    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if "special" in request.param:
-        backend.add_special_tokens(MARKS)
-    return Tokenizer(backend, eos_token_ids=[1])
+def tokenizer(request: pytest.FixtureRequest, tokenizer_with: Callable[[Iterable[str]], Tokenizer]) -> Tokenizer:
+    return tokenizer_with(MARKS if "special" in request.param else ())
 
 
 @pytest.fixture(scope="module")

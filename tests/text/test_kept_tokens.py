@@ -41,14 +41,16 @@ def test_marks_of_calls_and_reasoning(tokenizer: Tokenizer) -> None:
 
 
 def test_other_special_tokens_are_not_told(tokenizer: Tokenizer) -> None:
-    maker = AnswerFormat.of("<|tool_call>call:", has_tools=True).maker("", [WEATHER], tokenizer)
+    form = AnswerFormat.of("<|tool_call>call:", has_tools=True)
+    maker = form.maker("", [WEATHER], form.hidden(tokenizer))
     said = maker.push('<|other|>Wait.</s><|tool_call>call:weather{city:<|"|>Bern<|"|>}<tool_call|>', final=True)
     assert said.content == "Wait."
     assert said.tool_calls[0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
 
 
 def test_channels(tokenizer: Tokenizer) -> None:
-    maker = AnswerFormat.of(HARMONY, has_tools=False).maker("<|start|>assistant", [], tokenizer)
+    form = AnswerFormat.of(HARMONY, has_tools=False)
+    maker = form.maker("<|start|>assistant", [], form.hidden(tokenizer))
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|other|>"
     said = maker.push(text, final=True)
     assert (said.reasoning, said.content) == ("Hm.", "Yes.")
