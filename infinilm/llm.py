@@ -49,6 +49,7 @@ from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
 from infinilm.speculation import Drafters
+from infinilm.speculation.prediction import follow_prediction
 from infinilm.speculation.settings import read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
@@ -278,7 +279,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": drafters,
+            "drafters": (follow_prediction, *drafters),
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs

@@ -147,6 +147,9 @@ class RequestMetrics:
         New tokens after the first one per second.
     cached_tokens : int
         Prompt tokens that the prefix cache already held.
+    accepted_prediction_tokens, rejected_prediction_tokens : int or None
+        Tokens of the request's prediction that the answer has at their places, so far, and the others; with `n`
+        answers of all of them together. None: the request has no prediction.
     token_times : tuple of float
         Seconds from arrival to each new token, as the engine made them: what percentiles over many requests need.
     """
@@ -159,6 +162,8 @@ class RequestMetrics:
     prefill_tps: float | None
     decode_tps: float | None
     cached_tokens: int = 0
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
     token_times: tuple[float, ...] = field(default=(), repr=False)
 
     @classmethod

@@ -21,6 +21,7 @@ from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.scheduling import sequence as seq
+from infinilm.speculation.prediction import Prediction
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
@@ -60,6 +61,7 @@ class _Draft:
     ids: npt.NDArray[np.int32]  # [num_tokens]
     given: list[int]  # token ids of the beginning of its output
     params: SamplingParams
+    prediction: Prediction | None  # that its completions share
 
 
 class RequestMaker:
@@ -309,7 +311,7 @@ class RequestMaker:
         text, ids = self.read(prompt, name, room=1)
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
-        return _Draft(prompt_index, text, ids, given, params)
+        return _Draft(prompt_index, text, ids, given, params, self._read_prediction(params.prediction))
 
     def _build(self, draft: _Draft) -> GenerationRequest:
         ids, params = draft.ids, draft.params
@@ -325,7 +327,7 @@ class RequestMaker:
                 request_id,
                 draft.prompt_index,
                 index,
-                seq.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter),
+                seq.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter, prediction=draft.prediction),
                 make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
@@ -341,6 +343,14 @@ class RequestMaker:
         if draft.given:
             completions[0].continue_from(draft.given)
         return request
+
+    def _read_prediction(self, given: str | Sequence[int] | None) -> Prediction | None:
+        """The prediction of an answer. RequestError: no context holds so many tokens, or one is out of range."""
+        if given is None:
+            return None
+        if isinstance(given, str):
+            given = self._encode(given, "prediction", 0, add_special_tokens=False)
+        return Prediction(self.check_ids(given, "prediction", 0).tolist())
 
     def _read_given(self, ids: TokenIds, name: str, params: SamplingParams) -> list[int]:
         """Token ids of an answer's beginning, checked."""

@@ -17,7 +17,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -581,6 +581,13 @@ class GenerationRequest:
             len(self._prompt_token_ids),
             leader.cached_tokens,
         )
+        if (prediction := first.sequence.prediction) is not None:
+            accepted = [prediction.count_accepted(c.sequence.output_token_ids) for c in self.completions]
+            metrics = replace(
+                metrics,
+                accepted_prediction_tokens=sum(accepted),
+                rejected_prediction_tokens=len(prediction) * len(accepted) - sum(accepted),
+            )
         scores = self._prompt_logprobs
         return RequestOutput(
             request_id=self.request_id,

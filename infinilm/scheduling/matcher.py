@@ -34,6 +34,12 @@ class Matcher(Protocol):
     def copy(self) -> Matcher:
         """Make another matcher in the same state, which changes apart from this one."""
 
+    def forced_tokens(self) -> list[int]:
+        """Tokens of the text that must come next, as the tokenizer cuts it; none if nothing is known to be forced.
+
+        A model may cut the same text in another way, so these tokens are a guess. They are not taken in.
+        """
+
     @property
     def is_finished(self) -> bool:
         """Whether nothing but an end-of-sequence token may come."""
@@ -82,6 +88,10 @@ class TokenRules:
         other = TokenRules(self._allowed, self._ends, self._min_tokens, inner)
         other._num_tokens = self._num_tokens
         return other
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens of the text that the constraint forces."""
+        return [] if self._inner is None else self._inner.forced_tokens()
 
     @property
     def is_finished(self) -> bool:

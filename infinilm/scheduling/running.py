@@ -23,6 +23,8 @@ class RunningSequences:
     ----------
     max_num_seqs, max_model_len : int
         Slots, and tokens of a slot.
+    has_states : bool
+        The model keeps a state of each sequence, which sees no drafts (`StatePool`).
 
     Attributes
     ----------
@@ -32,14 +34,16 @@ class RunningSequences:
     tokens : int32 array, [max_num_seqs, max_model_len]
         Prompt and output. The newest token is not there yet while the step that samples it is in flight.
     num_tokens, num_computed : int32 array, [max_num_seqs]
-        Tokens so far, and how many of them have keys and values, both as they are after the steps in flight.
+        Tokens so far, and how many of them have keys and values, and are in the state if the model has one; both as
+        they are after the steps in flight.
     max_num_tokens : int32 array, [max_num_seqs]
         Length at which the sequence ends at the latest.
     previous_row : int32 array, [max_num_seqs]
         The row of the step in flight that samples the newest token; -1: the token is known.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, *, has_states: bool = False) -> None:
+        self._has_states = has_states
         self.sequences: list[Sequence] = []
         self.num_left = 0
         self._free_slots = list(range(max_num_seqs))[::-1]
@@ -112,7 +116,7 @@ class RunningSequences:
         self.num_logprobs[slot] = sequence.num_logprobs
         self.is_constrained[slot] = sequence.constraint is not None
         self.is_changed[slot] = sequence.changes is not None
-        self.is_drafted[slot] = sequence.drafter is not None
+        self.is_drafted[slot] = bool(sequence.drafters)
         params = sequence.params
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
@@ -148,6 +152,10 @@ class RunningSequences:
         self.previous_row[slots[self.num_tokens[slots] == positions + 1]] = -1
 
     def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
-        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order."""
+        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order.
+
+        Of a model with states the tokens of the draft are computed again, which the state has not seen.
+        """
         self.num_tokens[slots] = np.maximum(self.num_tokens[slots], positions + 1)
-        self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)
+        if not self._has_states:
+            self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)

@@ -26,6 +26,7 @@ the tokens of a sequence.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +63,8 @@ class Scheduler:
     num_stages
         Stages of a pipeline, and steps that may be in flight; 1: there is no pipeline.
     drafters, vocab_size
-        Makes the drafter of each sequence, of tokens below `vocab_size`. None: nothing is drafted. Nor is it in a
-        pipeline, or for models that keep states, which a step cannot take back to where a draft was wrong.
+        Make the drafters of each sequence, of tokens below `vocab_size`. None of them: nothing is drafted. Nor is it in
+        a pipeline.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Scheduler:
         num_states: int = 0,
         snapshot_interval: int = 0,
         num_stages: int = 1,
-        drafters: Drafters | None = None,
+        drafters: SequenceOf[Drafters] = (),
         vocab_size: int = 0,
     ) -> None:
         self.max_model_len = max_model_len
@@ -100,9 +101,9 @@ class Scheduler:
             num_window_blocks=num_window_blocks,
         )
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
-        self._running = RunningSequences(max_num_seqs, max_model_len)
+        self._running = RunningSequences(max_num_seqs, max_model_len, has_states=num_states > 0)
         self._drafting: Drafting | None = None
-        if drafters is not None and num_stages == 1 and num_states == 0:
+        if drafters and num_stages == 1 and num_states == 0:
             self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from infinilm.sampling_params import SamplingParams
     from infinilm.scheduling.matcher import Matcher
     from infinilm.scheduling.token_changes import TokenChanges
-    from infinilm.speculation import Drafter
+    from infinilm.speculation.chain import DrafterChain
+    from infinilm.speculation.prediction import Prediction
 
 __all__ = ["ENDED", "IndexArray", "Int32Array", "Sequence"]
 
@@ -68,10 +69,12 @@ class Sequence:
         The host reads or changes the logits of each token.
     samples_on_host : bool
         The host samples the tokens, so no step can be made ahead.
-    drafter : Drafter or None
-        Drafts the next tokens, which a step then verifies.
+    prediction : Prediction or None
+        What the output will largely repeat, if the caller knows.
+    drafters : DrafterChain or None
+        Draft the next tokens, which a step then verifies.
     num_drafter_tokens : int
-        How many of the tokens so far the drafter has taken in.
+        How many of the tokens so far the drafters have taken in.
     num_draft_tokens, num_accepted_tokens : int
         Tokens that were drafted and verified so far, and those of them that were right.
     output_token_ids : list of int
@@ -106,7 +109,8 @@ class Sequence:
     num_logprobs: int = -1
     needs_logits: bool = False
     samples_on_host: bool = False
-    drafter: Drafter | None = None
+    prediction: Prediction | None = None
+    drafters: DrafterChain | None = None
     num_drafter_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

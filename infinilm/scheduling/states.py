@@ -5,6 +5,10 @@ block of keys can. Instead a sequence that ends a step at a multiple of `interva
 behind as a snapshot, and goes on from it into another one: `state_in` and `state_out` of a batch differ then. A
 later sequence with the same prefix begins with the snapshot in the same way. Nothing is ever copied by itself.
 
+A draft changes no state: in a step with drafts each state goes on up to the newest token that is certain. Tokens of the
+draft that turn out right are computed again at the beginning of the next step of the sequence, which takes rows, and no
+copies of states.
+
 Snapshots are known by the ids of prefixes (`BlockManager.find_prefix`), which are never used again, and the least
 recently used one makes room.
 """
@@ -120,7 +124,14 @@ class StatePool:
         return state_in, state_out
 
     def batch_arrays(
-        self, slots: IndexArray, ends: Int32Array, num_decodes: int, prefix_of: Callable[[int], int]
+        self,
+        slots: IndexArray,
+        starts: Int32Array,
+        ends: Int32Array,
+        num_decodes: int,
+        prefix_of: Callable[[int], int],
+        *,
+        has_drafts: bool,
     ) -> dict[str, Any]:
         """The states of a step as arrays of its batch; none for a model without states.
 
@@ -128,12 +139,15 @@ class StatePool:
 
         Parameters
         ----------
-        slots, ends
-            [num_seqs]: slots of the step's sequences, and tokens of each that are computed after the step.
+        slots, starts, ends
+            [num_seqs]: slots of the step's sequences, and tokens of each that its state has seen before the step and
+            behind it. Drafts are beyond: a state cannot be taken back to where one was wrong.
         num_decodes
             How many of them decode; these come first.
         prefix_of
             Gives the id of the prefix that a slot's full blocks are.
+        has_drafts
+            The step computes tokens beyond `ends`.
         """
         if not self.num_states:
             return {}
@@ -142,7 +156,8 @@ class StatePool:
             if ends[i] % self.interval == 0:
                 prefixes[i] = prefix_of(int(slots[i]))
         state_in, state_out = self.step(slots, prefixes)
-        return {"state_in": state_in, "state_out": state_out}
+        seen = {"state_tokens": ends - starts} if has_drafts else {}
+        return {"state_in": state_in, "state_out": state_out, **seen}
 
     def forget(self) -> None:
         """Drop all snapshots. Sequences that go on from one still do."""

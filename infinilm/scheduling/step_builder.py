@@ -27,14 +27,14 @@ _NO_SLOTS: IndexArray = np.zeros(0, np.intp)
 class StepChoice:
     """What a step computes, while it is being chosen: a token of each sequence in decode, then chunks of prompts.
 
-    A sequence in decode may have a draft, whose tokens are computed behind its own.
+    A sequence whose newest token is computed may have a draft, whose tokens are computed behind it.
     """
 
     budget: int  # tokens that may still be added
     sequences: list[Sequence] = field(default_factory=list)
     decode_slots: IndexArray = field(default_factory=lambda: _NO_SLOTS)  # where the sequences in decode are
     prefill_counts: list[int] = field(default_factory=list)  # tokens of each of the other sequences
-    drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence in decode, its draft)
+    drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence, its draft), ascending
     num_collected_rows: int = 0
     admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
 
@@ -76,6 +76,7 @@ class StepBuilder:
         running, sequences = self._running, choice.sequences
         layout = self._lay_out(choice)
         slots, starts, ends = layout.slots, layout.starts, layout.ends
+        certain = np.minimum(ends, running.num_tokens[slots]) if choice.drafts else ends  # without drafts
         collects = running.collects[slots]  # [num_seqs]
         sampled = np.flatnonzero(~collects & (ends >= running.num_tokens[slots]))
         samples, sample_slots, positions = sequences, slots, ends
@@ -116,7 +117,14 @@ class StepBuilder:
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
             **self._cache_arrays(layout),
-            **self._states.batch_arrays(slots, ends, len(choice.decode_slots), self._blocks.chain_id),
+            **self._states.batch_arrays(
+                slots,
+                starts,
+                certain,
+                len(choice.decode_slots),
+                self._blocks.chain_id,
+                has_drafts=bool(choice.drafts),
+            ),
             **({} if masks is None else masks.batch_arrays()),
             **self._changes(samples, sample_slots, num_rows, drafts),
             **(self._sampling(sample_slots, positions, num_rows) if samples else {}),
@@ -136,10 +144,8 @@ class StepBuilder:
             drafts=drafts,
         )
         if drafts is not None:  # as if no draft were right
-            known = np.flatnonzero(np.array(drafts) == KNOWN)
-            ends = np.minimum(ends, running.num_tokens[slots])
-            sample_slots = sample_slots[known]
-        running.advance(slots, ends, sample_slots)
+            sample_slots = sample_slots[np.flatnonzero(np.array(drafts) == KNOWN)]
+        running.advance(slots, certain, sample_slots)
         return step
 
     def _lay_out(self, choice: StepChoice) -> _Layout:

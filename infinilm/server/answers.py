@@ -37,17 +37,23 @@ TokenLogprob = tuple[int, "float | None", "Mapping[int, float] | None"]
 def usage(outputs: Sequence[RequestOutput], num_reasoning: int | None = None) -> dict[str, Any]:
     """Tokens of prompts and answers, and how many of the prompts were found in the cache.
 
-    `num_reasoning`: of the answers, where that is asked for.
+    `num_reasoning`: of the answers, where that is asked for. Tokens of predictions are told where there are some; those
+    that were rejected are no part of the answers, and not counted with them.
     """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-    cached = sum(output.metrics.cached_tokens for output in outputs if output.metrics is not None)
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    cached = sum(one.cached_tokens for one in metrics)
+    details: dict[str, int] = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+        counts = [count for one in metrics if (count := getattr(one, name)) is not None]
+        details |= {name: sum(counts)} if counts else {}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        **({} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}),
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 

@@ -198,7 +198,12 @@ class Body:
 
     def inner(self, name: str) -> Body:
         """The body that a field is, empty where it is not said."""
-        return Body(self.take(name, mapping) or {}, f"{self.where}{name}.", self._unknown)
+        return self.given(name) or Body({}, f"{self.where}{name}.", self._unknown)
+
+    def given(self, name: str) -> Body | None:
+        """The body that a field is, None where it is not said."""
+        values = self.take(name, mapping)
+        return None if values is None else Body(values, f"{self.where}{name}.", self._unknown)
 
     def skip(self, *names: str) -> None:
         """Take fields that have no effect here, whatever they hold."""

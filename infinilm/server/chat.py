@@ -24,7 +24,20 @@ from infinilm.server.answers import (
     told_prompt_logprobs,
     usage,
 )
-from infinilm.server.bodies import ApiError, Body, Kind, UnknownFields, boolean, integer, list_of, mapping, one_of, text
+from infinilm.server.bodies import (
+    ApiError,
+    Body,
+    Kind,
+    UnknownFields,
+    boolean,
+    described,
+    integer,
+    list_of,
+    mapping,
+    one_of,
+    some_text,
+    text,
+)
 from infinilm.server.sampling import (
     MAX_TOP_LOGPROBS,
     StreamOptions,
@@ -151,7 +164,7 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
     body.refuse("include_reasoning", "the reasoning is always told", True)
-    body.skip("prediction")
+    prediction = take_prediction(body)
     sampling = take_sampling(body)
     body.finish()
 
@@ -196,6 +209,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
         keywords["prompt_logprobs"] = prompt_logprobs
     if constraint is not None:
         keywords["constraint"] = constraint
+    if prediction is not None:
+        keywords["prediction"] = prediction
     hidden: frozenset[str] = frozenset()
     if "skip_special_tokens" not in keywords and answers.needs_special_tokens(llm.tokenizer):
         keywords["skip_special_tokens"], hidden = False, answers.hidden(llm.tokenizer)
@@ -228,6 +243,31 @@ def take_ending(body: Body) -> dict[str, bool]:
             param="continue_final_message",
         )
     return {"add_generation_prompt": begins is not False, "continue_final_message": goes_on}
+
+
+def take_prediction(body: Body) -> str | None:
+    """The text that the answer will largely repeat, OpenAI's predicted outputs; None: there is none."""
+    prediction = body.given("prediction")
+    if prediction is None:
+        return None
+    prediction.need("type", one_of("content"))
+    content = prediction.need("content", predicted_text)
+    prediction.finish()
+    return content
+
+
+@described({"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "object"}}]})
+def predicted_text(name: str, value: object) -> str:
+    """A string, or the joined strings of a list of text parts; it is not empty."""
+    if not isinstance(value, list):
+        return some_text(name, value)
+    parts = [Body(mapping(f"{name}[{i}]", part), f"{name}[{i}].") for i, part in enumerate(value)]
+    texts = []
+    for part in parts:
+        part.need("type", one_of("text"))
+        texts.append(part.need("text", text))
+        part.finish()
+    return some_text(name, "".join(texts))
 
 
 def _thinking(body: Body) -> dict[str, Any]:

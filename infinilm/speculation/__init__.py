@@ -62,6 +62,10 @@ class DraftRequest(Protocol):
         """How its tokens are chosen, and when it ends."""
 
     @property
+    def prediction(self) -> Any:
+        """The predicted answer (`infinilm.speculation.prediction.Prediction`) or None."""
+
+    @property
     def constraint(self) -> Any:
         """The grammar (`infinilm.scheduling.matcher.Matcher`) or None.
 

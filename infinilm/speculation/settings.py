@@ -1,4 +1,4 @@
-"""What a caller says of speculation, as a factory of drafters."""
+"""What a caller says of speculation, as factories of drafters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from infinilm.checks import short_repr
 from infinilm.errors import ConfigError
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftRequest
+from infinilm.speculation.grammar import follow_grammar
 from infinilm.speculation.lookup import LookupDrafter
 
 __all__ = ["Lookup", "read_speculation"]
@@ -43,13 +44,14 @@ class Lookup:
         return LookupDrafter(self.min_match, self.num_tokens)
 
 
-def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafters | None:
-    """The factory of drafters that a caller means; None: nothing is drafted.
+def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> tuple[Drafters, ...]:
+    """The factories of drafters that a caller means, the first to be asked first; none: nothing is drafted.
 
     Parameters
     ----------
     given : str, mapping, callable or None
-        "off", "lookup", or "auto" for the best there is, which is lookup today. Or a mapping with such a `method` and
+        "off", "lookup", or "auto" for the best there is, which is lookup today; both draft what a grammar forces before
+        they look anything up. Or a mapping with such a `method` and
         parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
         "suffix" mean lookup. Or a factory of the caller's own. None is "off".
 
@@ -61,12 +63,12 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafte
         Something else was given.
     """
     if given is None:
-        return None
+        return ()
     if isinstance(given, str):
         given = {"method": given}
     if not isinstance(given, Mapping):
         if callable(given):
-            return given
+            return (given,)
         raise TypeError(
             f"speculation must be a str such as 'lookup', a dict or a factory of drafters, got {short_repr(given)}"
         )
@@ -86,7 +88,7 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafte
         known = ", ".join(map(repr, _METHODS))
         raise ConfigError(f"speculation: expected a method among {known}, got {short_repr(method)}")
     lookup = Lookup(**settings)
-    return None if method == "off" else lookup
+    return () if method == "off" else (follow_grammar, lookup)
 
 
 def _count(name: str, value: Any, most: int) -> int:

@@ -94,6 +94,11 @@ class GrammarMatcher:
         """Make another one in the same state."""
         return GrammarMatcher(self._matcher.deep_copy(), self._name, self._beyond)
 
+    def forced_tokens(self) -> list[int]:
+        """Tokens of the text that must come next; the last ones are left out where longer tokens could begin there."""
+        with panics_as_errors(self._name, RequestError):
+            return self._matcher.compute_ff_tokens()
+
     @property
     def is_finished(self) -> bool:
         """Whether nothing but an end-of-sequence token may come."""

@@ -68,6 +68,12 @@ class Toy:
         other.tokens = self.tokens.copy()
         return other
 
+    def forced_tokens(self) -> list[int]:
+        """Any tokens: they are a guess."""
+        self.act("forced_tokens", self.tokens)
+        allowed = np.flatnonzero(allowed_after(self.tokens, self.vocab_size, self.seed))
+        return [int(allowed[0]), 3, 3]
+
     @property
     def is_finished(self) -> bool:
         self.act("is_finished", self.tokens)

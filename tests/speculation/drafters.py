@@ -40,6 +40,8 @@ def _key(sequence: Scheduled) -> Any:
 
 
 class Drafter:
+    name = "book"
+
     def __init__(self, sequence: Scheduled, mode: str, answer: Sequence[int]) -> None:
         self.sequence, self.mode, self.answer = sequence, mode, answer
         self.tokens: list[int] = []

@@ -73,16 +73,17 @@ def test_a_drafter_keeps_to_its_limits() -> None:
 
 def test_settings() -> None:
     for off in (None, "off", {"method": "off", "num_tokens": 3}):
-        assert read_speculation(off) is None
+        assert read_speculation(off) == ()
     for given_ in ("auto", "lookup", "ngram", "suffix", {}):
-        assert isinstance(read_speculation(given_), Lookup)
-    lookup = read_speculation({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 3})
+        (lookup,) = read_speculation(given_)
+        assert isinstance(lookup, Lookup)
+    (lookup,) = read_speculation({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 3})
     assert isinstance(lookup, Lookup)
     assert (lookup.num_tokens, lookup.min_match) == (5, 3)
 
     def own(sequence: Any) -> None: ...
 
-    assert read_speculation(own) is own
+    assert read_speculation(own) == (own,)
 
 
 @pytest.mark.parametrize(

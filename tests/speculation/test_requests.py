@@ -225,6 +225,8 @@ def test_matchers(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str, fail
 
 
 class Broken:
+    name = "broken"
+
     def __init__(self, at: str) -> None:
         self.at = at
 

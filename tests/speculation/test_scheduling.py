@@ -30,6 +30,8 @@ from infinilm.speculation import MAX_DRAFT_TOKENS
 class Oracle:
     """Drafts what will come, and anything else at every `wrong_every`th place; 0: never."""
 
+    name = "oracle"
+
     def __init__(self, wrong_every: int, length: int) -> None:
         self.wrong_every, self.length = wrong_every, length
         self.tokens: list[int] = []
@@ -87,7 +89,7 @@ def test_tokens_are_those_without_drafts(chosen: dict[str, Any], seed: int, is_p
     with pytest.MonkeyPatch.context() as patch:
         without_core(patch)
         chosen = {"block_size": 4, "max_model_len": 48, **chosen}
-        engine = DraftingEngine(Scheduler(**chosen, drafters=make, vocab_size=VOCAB_SIZE))
+        engine = DraftingEngine(Scheduler(**chosen, drafters=[make], vocab_size=VOCAB_SIZE))
         sequences = []
         for _ in range(rng.randint(1, 8)):
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, 20))]
@@ -129,7 +131,7 @@ def make_scheduler(**more: Any) -> Scheduler:
 
 def test_drafts_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(0, 99), max_num_batched_tokens=10)
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(0, 99)], max_num_batched_tokens=10)
     steps = run(scheduler, make_sequence([1, 2], 40, is_plain=True), make_sequence([3] * 25, 40, is_plain=True))
     sizes = [len(step.batch.input_ids) for step in steps]
     assert max(sizes) == 10
@@ -141,7 +143,7 @@ def test_drafts_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drafts_end_with_the_sequence(monkeypatch: pytest.MonkeyPatch, max_tokens: int) -> None:
     """The last token is drawn and never computed."""
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(0, 99))
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(0, 99)])
     steps = run(scheduler, make_sequence([1, 2], max_tokens, is_plain=True))
     assert [step.batch.context_lens.tolist() for step in steps][-1] == [1 + max_tokens]
     assert len(steps) == 1 + -(-(max_tokens - 1) // (MAX_DRAFT_TOKENS + 1))
@@ -150,7 +152,7 @@ def test_drafts_end_with_the_sequence(monkeypatch: pytest.MonkeyPatch, max_token
 def test_only_verified_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later prompt that goes on with what was drafted wrongly finds the blocks before that alone."""
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(1, 99))
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(1, 99)])
     answer, engine = tokens_alone([1, 2], 30), DraftingEngine(scheduler)
     run(scheduler, make_sequence([1, 2], 30, is_plain=True), engine=engine)
     wrong = [1, 2, *answer[:9], (answer[9] + 1) % VOCAB_SIZE, *answer[10:]]
@@ -163,7 +165,7 @@ def test_only_verified_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nobody_is_preempted_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(1, 99), num_blocks=10, max_num_seqs=2)
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(1, 99)], num_blocks=10, max_num_seqs=2)
     run(scheduler, *(make_sequence([i] * 4, 17, is_plain=True) for i in range(2)))
     assert scheduler.num_preemptions == 0
     assert scheduler.stats.num_draft_tokens > 0
@@ -171,7 +173,7 @@ def test_nobody_is_preempted_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_models_with_states_draft_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(0, 99), num_states=8, snapshot_interval=8)
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(0, 99)], num_states=8, snapshot_interval=8)
     steps = run(scheduler, make_sequence([1, 2], 12, is_plain=True))
     assert len(steps) == 12
     assert not scheduler.needs_results
@@ -179,7 +181,7 @@ def test_models_with_states_draft_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_aborted_step_with_drafts_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=lambda _: Oracle(0, 99))
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(0, 99)])
     engine = DraftingEngine(scheduler)
     sequence = make_sequence([1, 2], 40, is_plain=True)
     scheduler.add(sequence)
