@@ -118,12 +118,12 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         Where the defaults of sampling come from: "auto" for the generation_config.json of the checkpoint, "none" for
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     speculation
-        Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what followed where
-        the end of the text has occurred before in its prompt and output; "auto": the best there is, which is lookup. Or
-        ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most (15), and those that must have
-        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or a function that makes
-        the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests with a logits
-        processor draft nothing.
+        Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what a grammar
+        forces, else what followed where the end of the text has occurred before in its prompt and output; "auto": the
+        best there is, which is both. Or ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most
+        (15), and those that must have occurred before; keys of vLLM's `speculative_config` that mean the same are
+        understood. Or a function that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and
+        requests with a logits processor draft nothing. The `prediction` of a request is followed whatever is said here.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.

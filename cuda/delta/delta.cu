@@ -7,6 +7,8 @@
 // states may be one. Bytes: a row of x is read once from memory, 1.4 times from L1 or L2; out is written once, states
 // are read and written once a sequence.
 //
+// The last tokens of a sequence may be drafts, which could be wrong: its new state has seen none of them.
+//
 // delta_rule: a block for a head of a sequence, or for some of its columns, which do not depend on each other: 32 where
 // there are prompts, 64 where there are many sequences. A warp has 8 columns, a lane 2 of them and an eighth of the
 // rows, in registers for all tokens of the step: a state is read once and written once a step, whatever the number of
@@ -41,6 +43,11 @@ __device__ __forceinline__ int sequence_of(const StateStepsArgs& sequences, int 
     return first;
 }
 
+// Where the state of a sequence stops that begins with token `first`: in front of its drafts.
+__device__ __forceinline__ int state_end(const StateStepsArgs& sequences, int s, int first) {
+    return sequences.state_tokens ? first + sequences.state_tokens[s] : sequences.cu_seqlens_q[s + 1];
+}
+
 // ---- causal_conv -------------------------------------------------------------------------------------------------
 
 // A thread has a channel of `tile_tokens` tokens. kMost: no less than the taps, which are the last of so many.
@@ -73,6 +80,7 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
         const int stateless = min(first + max(kept, 1), end);  // from here on no token sees the state
         if (token == first) {
             const int in = p.sequences.state_in[s], out = p.sequences.state_out[s];
+            const int num_seen = state_end(p.sequences, s, first) - first;
             const auto state = [&](int number, int row) -> float& {
                 return p.state[(static_cast<int64_t>(number) * kept + row) * p.channels + channel];
             };
@@ -80,15 +88,22 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
             for (int j = 0; j < kMost - 1; ++j) seen[j] = j < unused || in < 0 ? 0.0f : state(in, j - unused);
 #pragma unroll
             for (int i = 0; i < (kMost > 1 ? kMost - 1 : 1); ++i) {
+                if (i == num_seen) {  // fewer than are kept; the old state is in registers
+#pragma unroll
+                    for (int j = 0; j < kMost - 1; ++j)
+                        if (j >= unused) state(out, j - unused) = seen[j];
+                }
                 if (first + i >= stateless) break;
                 seen[kMost - 1] = input(first + i);
                 put(first + i, 0);
 #pragma unroll
                 for (int j = 0; j < kMost - 1; ++j) seen[j] = seen[j + 1];
             }
+            if (num_seen >= kept) {
 #pragma unroll
-            for (int j = 0; j < kMost - 1; ++j)
-                if (j >= unused) state(out, j - unused) = end - first > kept ? input(end - kMost + 1 + j) : seen[j];
+                for (int j = 0; j < kMost - 1; ++j)
+                    if (j >= unused) state(out, j - unused) = input(first + num_seen - kMost + 1 + j);
+            }
         }
         token = max(token, stateless);
         const int stop = min(end, tile_end);
@@ -402,13 +417,22 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
         loads.load(p, tile, min(end, tile + tile_tokens), head, first_column, num_columns);
     };
     int tile = p.sequences.cu_seqlens_q[seq];
+    const int certain_end = state_end(p.sequences, seq, tile);
+    const auto store = [&] {
+        const int out = p.sequences.state_out[seq];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            const int row = group * kRows + i;
+            if (has_columns && row < p.k_dim) *of_state(out, row) = state.rows[i];
+        }
+    };
     if (kAhead) load(tile);
-    for (; tile < end; tile += tile_tokens) {
-        const int count = min(tile_tokens, end - tile);
+    for (int count; tile < end; tile += count) {  // a tile ends where drafts begin
+        count = min(tile_tokens, (tile < certain_end ? certain_end : end) - tile);
         if (!kAhead) load(tile);
         loads.put(p, memory, head, count);
         __syncthreads();
-        if (kAhead) load(tile + tile_tokens);
+        if (kAhead) load(tile + count);
         float* const reads = memory.reads + column;
         if constexpr (kAhead) {
             TokenInputs<kRows> even, odd;
@@ -441,14 +465,10 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
             }
         }
         __syncwarp();  // or the compiler would provide in every step for lanes that are still here
+        if (certain_end < end && tile + count == certain_end) store();
     }
     grid_launch_dependents();
-    const int out = p.sequences.state_out[seq];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-        const int row = group * kRows + i;
-        if (has_columns && row < p.k_dim) *of_state(out, row) = state.rows[i];
-    }
+    if (certain_end == end) store();
 }
 
 // In place in out: a warp for each head of each token.

@@ -103,7 +103,7 @@ class Scheduler:
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
         self._running = RunningSequences(max_num_seqs, max_model_len, has_states=num_states > 0)
         self._drafting: Drafting | None = None
-        if drafters and num_stages == 1 and num_states == 0:
+        if drafters and num_stages == 1:
             self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first

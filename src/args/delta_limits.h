@@ -6,5 +6,6 @@ namespace infinilm {
 
 constexpr int most_taps = 8;     // tokens that the convolution sees
 constexpr int most_k_dim = 256;  // rows of a head's state
+constexpr int most_drafts = 16;  // tokens of a sequence that its state does not take in
 
 }  // namespace infinilm

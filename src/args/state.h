@@ -13,6 +13,7 @@ struct StateStepsArgs {
     const int32_t* cu_seqlens_q;  // [num_seqs + 1]
     const int32_t* state_in;      // [num_seqs], -1: zeros
     const int32_t* state_out;     // [num_seqs]
+    const int32_t* state_tokens;  // [num_seqs], or null: all
     int num_seqs;
 };
 

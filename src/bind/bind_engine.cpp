@@ -113,9 +113,10 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<float>> random_val, std::optional<Matrix<int32_t>> allowed,
                std::optional<Vector<int32_t>> allowed_row, std::optional<Vector<int32_t>> previous_rows,
                std::optional<Vector<int32_t>> adapter_ids, std::optional<Vector<int32_t>> state_in,
-               std::optional<Vector<int32_t>> state_out, std::optional<Matrix<int32_t>> change_rows,
-               std::optional<Matrix<float>> penalties, std::optional<Matrix<int32_t>> change_tokens,
-               std::optional<Vector<int32_t>> num_logprobs, bool return_logits) {
+               std::optional<Vector<int32_t>> state_out, std::optional<Vector<int32_t>> state_tokens,
+               std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
+               std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -126,6 +127,7 @@ void bind_batch(nb::module_& m) {
                                  view(adapter_ids),
                                  view(state_in),
                                  view(state_out),
+                                 view(state_tokens),
                                  view(logits_rows),
                                  view(temperature),
                                  view(top_k),
@@ -148,9 +150,9 @@ void bind_batch(nb::module_& m) {
             "allowed"_a.noconvert().none() = nb::none(), "allowed_row"_a.noconvert().none() = nb::none(),
             "previous_rows"_a.noconvert().none() = nb::none(), "adapter_ids"_a.noconvert().none() = nb::none(),
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
-            "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
-            "change_tokens"_a.noconvert().none() = nb::none(), "num_logprobs"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "state_tokens"_a.noconvert().none() = nb::none(), "change_rows"_a.noconvert().none() = nb::none(),
+            "penalties"_a.noconvert().none() = nb::none(), "change_tokens"_a.noconvert().none() = nb::none(),
+            "num_logprobs"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -173,6 +175,7 @@ void bind_batch(nb::module_& m) {
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},
                                                   {"state_out", &b.state_out},
+                                                  {"state_tokens", &b.state_tokens},
                                                   {"change_rows", &b.change_rows},
                                                   {"penalties", &b.penalties},
                                                   {"change_tokens", &b.change_tokens},

@@ -24,9 +24,10 @@ struct Batch {
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
     Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
     // Absent unless the model has layers with a state. See StateSteps.
-    Tensor state_in;     // [num_seqs] int32
-    Tensor state_out;    // [num_seqs] int32
-    Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+    Tensor state_in;      // [num_seqs] int32
+    Tensor state_out;     // [num_seqs] int32
+    Tensor state_tokens;  // [num_seqs] int32, or absent: no sequence has drafts
+    Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.
     Tensor temperature;  // [num_rows] float32
@@ -59,6 +60,13 @@ struct Batch {
     int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
 };
+
+inline StateSteps state_steps(const Batch& batch) {
+    return {.cu_seqlens_q = batch.cu_seqlens_q,
+            .state_in = batch.state_in,
+            .state_out = batch.state_out,
+            .state_tokens = batch.state_tokens};
+}
 
 // The pieces of a step that an abort may fall between; the 0th is what comes before the first layer.
 inline void begin_attention(const Batch& batch, int layer) {

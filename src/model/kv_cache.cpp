@@ -147,8 +147,8 @@ void KvCache::check_states(const Batch& batch) const {
     check.tensor("cu_seqlens_q", batch.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
     check.tensor("state_in", batch.state_in, {"num_seqs"}, DType::int32);
     check.tensor("state_out", batch.state_out, {"num_seqs"}, DType::int32);
-    check_state_steps(check, batch.cu_seqlens_q, batch.state_in, batch.state_out, batch.input_ids.shape(0),
-                      spec_.num_states);
+    if (batch.state_tokens) check.tensor("state_tokens", batch.state_tokens, {"num_seqs"}, DType::int32);
+    check_state_steps(check, state_steps(batch), batch.input_ids.shape(0), spec_.num_states);
     const auto *lens = batch.context_lens.as<const int32_t>(), *starts = batch.cu_seqlens_q.as<const int32_t>(),
                *in = batch.state_in.as<const int32_t>();
     for (int64_t s = 0; s < check["num_seqs"]; ++s) {
@@ -169,8 +169,13 @@ void KvCache::begin_states(const Batch& batch) {
 
 void KvCache::end_states(const Batch& batch) {
     if (state_lens_.empty()) return;
-    const auto *out = batch.state_out.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>();
-    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) state_lens_[static_cast<size_t>(out[s])] = lens[s];
+    const auto *out = batch.state_out.as<const int32_t>(), *lens = batch.context_lens.as<const int32_t>(),
+               *starts = batch.cu_seqlens_q.as<const int32_t>();
+    const auto* seen = batch.state_tokens ? batch.state_tokens.as<const int32_t>() : nullptr;
+    for (int64_t s = 0; s < batch.state_out.shape(0); ++s) {
+        const int32_t num_drafts = seen ? starts[s + 1] - starts[s] - seen[s] : 0;
+        state_lens_[static_cast<size_t>(out[s])] = lens[s] - num_drafts;
+    }
 }
 
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only) {

@@ -13,6 +13,7 @@ StateStepsArgs state_steps_args(const StateSteps& p) {
     return {.cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
             .state_in = p.state_in.as<const int32_t>(),
             .state_out = p.state_out.as<const int32_t>(),
+            .state_tokens = p.state_tokens ? p.state_tokens.as<const int32_t>() : nullptr,
             .num_seqs = count(p.state_in.shape(0))};
 }
 

@@ -376,8 +376,8 @@ static void check_states(OpCheck& check, const StateSteps& p, int64_t num_states
     check.tensor("state_in", p.state_in, {"num_seqs"}, DType::int32);
     check.tensor("state_out", p.state_out, {"num_seqs"}, DType::int32);
     check.tensor("cu_seqlens_q", p.cu_seqlens_q, {check["num_seqs"] + 1}, DType::int32);
-    if (readable(p.state_in))
-        check_state_steps(check, p.cu_seqlens_q, p.state_in, p.state_out, check["num_tokens"], num_states);
+    if (p.state_tokens) check.tensor("state_tokens", p.state_tokens, {"num_seqs"}, DType::int32);
+    if (readable(p.state_in)) check_state_steps(check, p, check["num_tokens"], num_states);
 }
 
 void causal_conv(Backend& backend, const CausalConvParams& p) {

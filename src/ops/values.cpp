@@ -150,11 +150,10 @@ void check_sequences(const Check& check, const SequenceValues& p) {
     }
 }
 
-void check_state_steps(const Check& check, const TensorView& cu_seqlens_q, const TensorView& state_in,
-                       const TensorView& state_out, int64_t num_tokens, int64_t num_states) {
-    const auto *starts = cu_seqlens_q.as<const int32_t>(), *in = state_in.as<const int32_t>(),
-               *out = state_out.as<const int32_t>();
-    const int64_t num_seqs = state_in.shape(0);
+void check_state_steps(const Check& check, const StateSteps& p, int64_t num_tokens, int64_t num_states) {
+    const auto *starts = p.cu_seqlens_q.as<const int32_t>(), *in = p.state_in.as<const int32_t>(),
+               *out = p.state_out.as<const int32_t>();
+    const int64_t num_seqs = p.state_in.shape(0);
     bool rises = starts[0] == 0 && starts[num_seqs] == num_tokens;
     for (int64_t s = 0; s < num_seqs; ++s) rises &= starts[s] <= starts[s + 1];
     check.require(rises, "cu_seqlens_q: expected to rise from 0 to the ", num_tokens, " tokens");
@@ -173,6 +172,13 @@ void check_state_steps(const Check& check, const TensorView& cu_seqlens_q, const
         const int64_t other = in[s] < 0 ? -1 : writer[static_cast<size_t>(in[s])];
         check.require(other < 0 || other == s, "state_in[", s, "]: sequence ", other, " writes state ", in[s],
                       " in the same step");
+    }
+    if (!p.state_tokens) return;
+    const auto* seen = p.state_tokens.as<const int32_t>();
+    for (int64_t s = 0; s < num_seqs; ++s) {
+        const int32_t count = starts[s + 1] - starts[s], least = std::max(1, count - most_drafts);
+        check.require(seen[s] == count || (seen[s] >= least && seen[s] < count), "state_tokens[", s, "] is ", seen[s],
+                      ", expected ", least, " to ", count, ": a sequence has at most ", most_drafts, " drafts");
     }
 }
 

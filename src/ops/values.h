@@ -73,7 +73,6 @@ struct SequenceValues {
 void check_sequences(const Check&, const SequenceValues&);
 
 // StateSteps, of num_tokens tokens and num_states states; Batch has the same.
-void check_state_steps(const Check&, const TensorView& cu_seqlens_q, const TensorView& state_in,
-                       const TensorView& state_out, int64_t num_tokens, int64_t num_states);
+void check_state_steps(const Check&, const StateSteps&, int64_t num_tokens, int64_t num_states);
 
 }  // namespace infinilm

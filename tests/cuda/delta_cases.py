@@ -23,9 +23,15 @@ def _long(value: int) -> ctypes.c_int64:
 
 
 class Step:
-    """The sequences of a step: how many tokens each has, where it goes on, and what it leaves."""
+    """The sequences of a step: how many tokens each has, where it goes on, and what it leaves.
 
-    def __init__(self, counts: list[int], state_in: list[int], state_out: list[int]) -> None:
+    `seen`: how many tokens of each its state takes in; the others are drafts.
+    """
+
+    def __init__(
+        self, counts: list[int], state_in: list[int], state_out: list[int], seen: list[int] | None = None
+    ) -> None:
+        self.seen = None if seen is None else np.array(seen, np.int32)
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.inn, self.out = np.array(state_in, np.int32), np.array(state_out, np.int32)
 
@@ -38,7 +44,8 @@ class Step:
         return cls(counts, [(-1, order[i], order[n + i])[kinds[i]] for i in range(n)], order[:n].tolist())
 
     def upload(self, gpu: Gpu) -> tuple[Any, ...]:
-        return (*(gpu.upload(x) for x in (self.starts, self.inn, self.out)), len(self.out))
+        seen = None if self.seen is None else gpu.upload(self.seen)
+        return (*(gpu.upload(x) for x in (self.starts, self.inn, self.out)), seen, len(self.out))
 
     def before(self, state: Array, s: int) -> Array:
         """The state that sequence s goes on from."""
@@ -57,7 +64,7 @@ class Conv:
         self.weight = normal(shape["seed"], self.taps, self.channels)
         self.x = encode(normal(shape["seed"] + 1, n, self.channels), kind)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None)) -> Array:
+    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:
         """Changes `state` in place."""
         given = of(gpu, self.x[rows], self.kind, 3)
         out = Frame(gpu, self.kind, given.shape, 5)
@@ -120,7 +127,7 @@ class Rule:
         self.vectors.append(normal(self.seed + 6, self.v_dim))
         self.state = normal(self.seed + 7, NUM_STATES, self.heads, self.k_dim, self.v_dim)
 
-    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: slice = slice(None), pad: int = 2) -> Array:
+    def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None), pad: int = 2) -> Array:
         """Changes `state` in place. `pad`: elements between rows of qkv; with 0 they may be read 16 bytes at a time."""
         frames = [of(gpu, x[rows], self.kind, between) for x, between in zip(self.stored, (pad, 3, 1, 5), strict=True)]
         out = Frame(gpu, self.kind, frames[1].shape, 1)
@@ -178,4 +185,27 @@ def cuts(gpu: Gpu, shapes: list[Shape]) -> None:
                 at = to
             assert_bitwise(np.concatenate(parts), want)
             assert_bitwise(gpu.download(held)[at], whole)
+            gpu.close()
+
+
+def drafts(gpu: Gpu, shapes: list[Shape]) -> None:
+    """Drafts have the bits of other tokens, and a state sees none of them, through one state or into another."""
+    for shape in shapes:
+        counts, seen = shape["counts"], shape["seen"]
+        for kind in ("f32", "bf16"):
+            step = Step.draw(shape["seed"], counts)
+            inn, out = step.inn.tolist(), step.out.tolist()
+            certain = [begin + i for (begin, _), n in zip(step.spans(), seen, strict=True) for i in range(n)]
+            steps = (step, slice(None)), (Step(counts, inn, out, seen), slice(None)), (Step(seen, inn, out), certain)
+            for inputs in (Rule(shape, kind, sum(counts)), Conv(shape, kind, sum(counts))):
+                is_rule = isinstance(inputs, Rule)
+                state = inputs.state if is_rule else normal(1, NUM_STATES, inputs.taps - 1, inputs.channels)
+                outs, states = [], []
+                for one, rows in steps:
+                    held = gpu.upload(state)
+                    outs.append(inputs.run(gpu, held, one, rows))
+                    states.append(gpu.download(held))
+                assert_bitwise(outs[1], outs[0])
+                assert_bitwise(outs[1][certain], outs[2])
+                assert_bitwise(states[1], states[2])
             gpu.close()

@@ -63,6 +63,14 @@ def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
     _check(emulate, "conv_cuts", convs, schedule=schedule)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_drafts_leave_no_state(emulate: Run, schedule: str) -> None:
+    shape = {"seed": 4, "k_heads": 1, "group": 2, "counts": [17, 3, 40, 6], "seen": [1, 2, 26, 6]}
+    sizes = ((128, 72, 4), (24, 140, 2), (256, 12, 8), (12, 20, 7))
+    shapes = [{**shape, "k_dim": k, "v_dim": v, "taps": taps, "channels": 130} for k, v, taps in sizes]
+    _check(emulate, "drafts", shapes, schedule=schedule)
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:

@@ -81,14 +81,14 @@ class Rule:
         self.norm = support.activations(rng, v_dim)
         self.state = support.activations(rng, NUM_STATES, heads, k_dim, v_dim)
 
-    def run(self, b: Any, state: Array, arguments: Any, rows: slice = slice(None)) -> Array:
+    def run(self, b: Any, state: Array, arguments: Any, rows: Any = slice(None), **more: Any) -> Array:
         """`state` [num_states, ...] is changed in place."""
         qkv, z, a, beta = (x[rows] for x in (self.qkv, self.z, self.a, self.b))
         out, gates = Output(z.shape, pad=(2, 1)), np.zeros((len(z), 2 * self.heads), np.float32)
         b.delta_rule(
             tensor(framed(qkv, (1, 2))), tensor(framed(z, (3, 1))), tensor(framed(a, (1, 1))), tensor(beta.copy()),
             tensor(self.rate), tensor(self.bias), tensor(self.norm), tensor(state), *arguments, tensor(gates),
-            tensor(out.view), num_k_heads=self.k_heads, eps=1e-6,
+            tensor(out.view), num_k_heads=self.k_heads, eps=1e-6, **more,
         )  # fmt: skip
         return out.check()
 
@@ -144,6 +144,38 @@ def test_any_cut_gives_the_same_bits(isa: str, data: st.DataObject, k_dim: int, 
     assert_bitwise(states[at], whole[0], "state")
 
 
+@each_isa
+@given(data=st.data(), taps=st.integers(1, 8), k_dim=sizes, v_dim=sizes, seed=support.seeds)
+def test_drafts_leave_no_state(isa: str, data: st.DataObject, taps: int, k_dim: int, v_dim: int, seed: int) -> None:
+    """Tokens of drafts have the bits of other tokens, and states those of the tokens in front of them."""
+    rng, threads = np.random.default_rng(seed), data.draw(st.sampled_from(support.THREADS))
+    b, sequences = backend(isa, threads), draw_sequences(data, rng)
+    seen = [data.draw(st.integers(max(1, count - 16), count)) for count in sequences.counts]
+    certain = np.concatenate([range(begin, begin + n) for begin, n in zip(sequences.starts, seen, strict=False)])
+    state_tokens = tensor(np.array(seen, np.int32))
+    before = Sequences(rng, seen, [False] * len(seen), [False] * len(seen))
+    before.inn, before.out = sequences.inn, sequences.out
+    n, channels = int(sequences.starts[-1]), 2 * 2 * k_dim + 4 * v_dim
+    x, weight = support.activations(rng, n, channels), support.activations(rng, taps, channels)
+    kept = support.activations(rng, NUM_STATES, taps - 1, channels)
+    rule, outs, states = Rule(rng, n, 2, 2, k_dim, v_dim), [], []
+    for step, rows, more in (
+        (sequences, slice(None), {}),
+        (sequences, slice(None), {"state_tokens": state_tokens}),
+        (before, certain, {}),
+    ):
+        out, conv_state, state = Output(x[rows].shape), kept.copy(), rule.state.copy()
+        given_x = tensor(framed(x[rows], (0, 0)))
+        b.causal_conv(given_x, tensor(weight), tensor(conv_state), *step.arguments(), tensor(out.view), **more)
+        outs.append((out.check(), rule.run(b, state, step.arguments(), rows, **more)))
+        states.append((conv_state, state))
+    for whole, drafted, alone in zip(*outs, strict=True):
+        assert_bitwise(drafted, whole)
+        assert_bitwise(drafted[certain], alone)
+    for drafted, alone in zip(*states[1:], strict=True):
+        assert_bitwise(drafted, alone, "state")
+
+
 def test_refused() -> None:
     rule, b = Rule(np.random.default_rng(1), 4, 2, 1, 8, 8), backend(support.ISAS[-1])
     for starts, inn, out, match in (
@@ -156,6 +188,10 @@ def test_refused() -> None:
         step = [tensor(np.array(values, np.int32)) for values in (starts, inn, out)]
         with pytest.raises(InfinilmError, match=match):
             rule.run(b, rule.state, step)
+    step = [tensor(np.array(values, np.int32)) for values in ([0, 4], [-1], [0])]
+    for seen in (0, 5):
+        with pytest.raises(InfinilmError, match=rf"state_tokens\[0\] is {seen}, expected 1 to 4: .* at most 16 drafts"):
+            rule.run(b, rule.state, step, state_tokens=tensor(np.array([seen], np.int32)))
     wide = np.zeros((1, 2, 257, 4), np.float32)
     step = [tensor(np.array(values, np.int32)) for values in ([0, 4], [-1], [0])]
     with pytest.raises(InfinilmError, match="1 to 256 rows"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -23,6 +24,7 @@ from scheduler.simulation import (
 
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
+from infinilm.scheduling.states import plan_states
 from infinilm.scheduling.steps import Step
 from infinilm.speculation import MAX_DRAFT_TOKENS
 
@@ -49,6 +51,31 @@ class Oracle:
 
 
 class DraftingEngine(Engine):
+    """Knows, too, which tokens every state has seen, of a model that keeps states."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self.states: dict[int, list[int]] = {-1: []}
+
+    def forward(self, step: Step) -> Any:
+        if hasattr(step.batch, "state_in"):
+            self._go_on(step, step.batch)
+        return super().forward(step)
+
+    def _go_on(self, step: Step, batch: Any) -> None:
+        """A state goes on from the past of its sequence, and sees no draft."""
+        starts, counts = step.starts.tolist(), np.diff(batch.cu_seqlens_q)
+        seen = getattr(batch, "state_tokens", counts)
+        assert hasattr(batch, "state_tokens") == (step.drafts is not None)
+        assert (seen >= 1).all() and (counts - MAX_DRAFT_TOKENS <= seen).all() and (seen <= counts).all()
+        written: dict[int, list[int]] = {}
+        for i, (before, after) in enumerate(zip(batch.state_in.tolist(), batch.state_out.tolist(), strict=True)):
+            own = [*step.sequences[i].prompt_token_ids.tolist(), *step.sequences[i].output_token_ids]
+            assert self.states[before] == own[: starts[i]]
+            written[after] = own[: starts[i] + seen[i]]
+            assert after == before or after not in batch.state_in
+        self.states |= written
+
     def update(self, step: Step, output: Any) -> list[tuple[Sequence, int, int]]:
         now = float(self.num_steps)
         sampled = self.scheduler.update(step, output, now)
@@ -59,8 +86,9 @@ class DraftingEngine(Engine):
             running, blocks, slot = self.scheduler._running, self.scheduler.blocks, sequence.slot
             if slot >= 0:
                 assert len(sequence.token_times) == len(sequence.output_token_ids)
-                assert running.num_tokens[slot] - running.num_computed[slot] == 1
-                assert blocks.lengths[slot] == blocks.blocks_for(int(running.num_computed[slot]))
+                behind = running.num_tokens[slot] - running.num_computed[slot]
+                assert 1 <= behind <= (1 + MAX_DRAFT_TOKENS if len(self.states) > 1 else 1)
+                assert blocks.lengths[slot] == blocks.blocks_for(int(running.num_tokens[slot]) - 1)
         check_blocks(self.scheduler)
         return sampled.request_tokens
 
@@ -72,6 +100,7 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_batched_tokens": st.sampled_from([1, 8, 100]),
         "enable_prefix_caching": st.booleans(),
         "sliding_window": st.sampled_from([0, 5]),
+        "snapshot_interval": st.sampled_from([0, 0, 4, 8]),  # 0: the model keeps no states
     }
 )
 
@@ -88,7 +117,8 @@ def test_tokens_are_those_without_drafts(chosen: dict[str, Any], seed: int, is_p
 
     with pytest.MonkeyPatch.context() as patch:
         without_core(patch)
-        chosen = {"block_size": 4, "max_model_len": 48, **chosen}
+        num_states = plan_states(chosen["max_num_seqs"], with_snapshots=True) if chosen["snapshot_interval"] else 0
+        chosen = {"block_size": 4, "max_model_len": 48, "num_states": num_states, **chosen}
         engine = DraftingEngine(Scheduler(**chosen, drafters=[make], vocab_size=VOCAB_SIZE))
         sequences = []
         for _ in range(rng.randint(1, 8)):
@@ -171,12 +201,17 @@ def test_nobody_is_preempted_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> Non
     assert scheduler.stats.num_draft_tokens > 0
 
 
-def test_models_with_states_draft_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_see_drafts_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was right is computed again, in front of the next newest token and its draft."""
     without_core(monkeypatch)
-    scheduler = make_scheduler(drafters=[lambda _: Oracle(0, 99)], num_states=8, snapshot_interval=8)
-    steps = run(scheduler, make_sequence([1, 2], 12, is_plain=True))
-    assert len(steps) == 12
-    assert not scheduler.needs_results
+    scheduler = make_scheduler(drafters=[lambda _: Oracle(5, 7)], num_states=8, snapshot_interval=64)
+    steps = run(scheduler, make_sequence([1, 2], 30, is_plain=True))
+    assert len(steps) < 12
+    accepted = 0
+    for before, step in itertools.pairwise(steps):
+        assert before.drafts is None or step.starts[0] == before.starts[0] + before.batch.state_tokens[0]
+        accepted += len(step.batch.input_ids) > 1 + MAX_DRAFT_TOKENS or step.starts[0] < step.positions[0] - 1
+    assert accepted > 3
 
 
 def test_an_aborted_step_with_drafts_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,12 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
+// Where the state of a sequence stops: in front of its drafts.
+static int64_t state_end(const StateStepsArgs& sequences, int64_t s) {
+    return sequences.state_tokens ? sequences.cu_seqlens_q[s] + sequences.state_tokens[s]
+                                  : sequences.cu_seqlens_q[s + 1];
+}
+
 // Convolves the channels [first, first + n) of one sequence.
 static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int64_t n) {
     const int32_t in = a.sequences.state_in[s], out = a.sequences.state_out[s];
@@ -31,9 +37,10 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
         });
     }
     // In place where both states are one: rows are read before they are overwritten, since none moves up.
+    const int64_t num_seen = state_end(a.sequences, s) - begin;
     for (int64_t row = 0; row < kept; ++row) {
         float* const to = a.state + (out * kept + row) * a.channels + first;
-        const float* const from = input(num_tokens + row);
+        const float* const from = input(num_seen + row);
         for (int64_t i = 0; i < n; ++i) to[i] = from ? from[i] : 0;
     }
 }
@@ -56,7 +63,8 @@ struct Number {
 };
 
 constexpr int tokens_at_once = 16;  // whose q and k are normed before the state is read
-constexpr int line_floats = 16;     // of a cache line
+static_assert(most_drafts <= tokens_at_once);
+constexpr int line_floats = 16;  // of a cache line
 
 // q and k of some tokens, normed.
 struct Keys {
@@ -150,8 +158,8 @@ static const float* state_before(const CpuDeltaRuleArgs& a, int64_t s, int64_t h
     return in < 0 ? nullptr : a.state + (in * int64_t{a.num_v_heads} + head) * a.k_dim * a.v_dim;
 }
 
-// One head of one sequence. Columns of the state go through several tokens while they are in the cache. next: the state
-// that this thread needs behind it, or null.
+// One head of one sequence. Columns of the state go through several tokens while they are in the cache; drafts are some
+// tokens of their own, behind which nothing is stored. next: the state that this thread needs behind it, or null.
 static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
     constexpr int vectors = 4;
     const int64_t k_dim = a.k_dim, v_dim = a.v_dim, state_size = k_dim * v_dim;
@@ -164,10 +172,12 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
         memcpy(state, before, (size_t)state_size * 4);
 
     Keys keys;
-    const int64_t end = a.sequences.cu_seqlens_q[s + 1];
+    const int64_t end = a.sequences.cu_seqlens_q[s + 1], certain_end = state_end(a.sequences, s);
     const float scale = 1.0f / __builtin_sqrtf((float)k_dim);
-    for (int64_t begin = a.sequences.cu_seqlens_q[s]; begin < end; begin += tokens_at_once) {
-        const int n = (int)smaller(end - begin, tokens_at_once);
+    for (int64_t begin = a.sequences.cu_seqlens_q[s], after; begin < end; begin = after) {
+        const bool are_drafts = begin >= certain_end;
+        after = smaller(are_drafts ? end : certain_end, begin + tokens_at_once);
+        const int n = (int)(after - begin);
         for (int t = 0; t < n; ++t) {
             const float* const q = (const float*)a.qkv + (begin + t) * a.qkv_stride + k_head * k_dim;
             l2_norm(q, keys.q[t], k_dim, scale);
@@ -176,12 +186,13 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
         }
         const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
             constexpr int VECTORS = decltype(num_vectors)::value;
-            const Rows<const float> ahead{next && begin + n == end ? next + column : nullptr, v_dim};
+            const Rows<const float> ahead{next && after == end ? next + column : nullptr, v_dim};
             Columns<VECTORS> columns{
                 .k_dim = k_dim, .ahead = ahead, .count = count, .delta = {}, .of_k = {}, .of_q = {}};
             // Several tokens have S beside them. In the state its rows lie in few sets of the cache.
             alignas(64) float memory[most_k_dim * VECTORS * width];
-            const Rows<float> kept{state + column, v_dim}, held = n > 1 ? Rows<float>{memory, VECTORS * width} : kept;
+            const Rows<float> kept{state + column, v_dim},
+                held = n > 1 || are_drafts ? Rows<float>{memory, VECTORS * width} : kept;
             if (ahead.first)
                 columns.template pass<false, true, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
             else
@@ -195,7 +206,7 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
                 columns.finish(v, decay, beta, keys.dot[t], out);
                 if (t + 1 < n)
                     columns.template pass<true, true>(held, held, keys.k[t], decay, keys.q[t + 1], keys.k[t + 1]);
-                else
+                else if (!are_drafts)
                     columns.template pass<true, false>(held, kept, keys.k[t], decay, nullptr, nullptr);
             }
         };

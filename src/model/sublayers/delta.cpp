@@ -106,8 +106,7 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
     const TensorView in = s.view(in_).slice(1, 0, spec_.in_dim()), conv = s.view(conv_), out = s.view(mixed_);
     const int64_t z = spec_.conv_dim(), b = z + spec_.v_size(), a = b + spec_.num_v_heads;
     s.linear(in_proj_, input.x, in, input.norm);
-    const StateSteps sequences{
-        .cu_seqlens_q = s.batch.cu_seqlens_q, .state_in = s.batch.state_in, .state_out = s.batch.state_out};
+    const StateSteps sequences = state_steps(s.batch);
     ops::causal_conv(s.backend, {.x = in.slice(1, 0, z),
                                  .weight = conv_weight_.prepared,
                                  .state = s.cache.state(s.layer, 0),

@@ -130,7 +130,7 @@ struct Launches {
     }
 
     void mixing(Element type) {
-        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), 64};
+        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), 64};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
                 expect(causal_conv(
