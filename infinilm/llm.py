@@ -45,11 +45,11 @@ from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
+from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
-from infinilm.speculation import Drafters
-from infinilm.speculation.settings import read_speculation
+from infinilm.speculation.settings import DraftModelSettings, Speculation, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -120,9 +120,10 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what followed where
         the end of the text has occurred before in its prompt and output; "auto": the best there is, which is lookup. Or
         ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most (15), and those that must have
-        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or a function that makes
-        the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests with a logits
-        processor draft nothing.
+        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or ``{"method":
+        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
+        that makes the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests
+        with a logits processor draft nothing.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
@@ -178,7 +179,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
-        speculation: str | Mapping[str, Any] | Drafters | None = "off",
+        speculation: Speculation = "off",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -196,7 +197,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
-        drafters = read_speculation(speculation)
+        drafting = read_speculation(speculation)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -220,6 +221,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             device_ids=device_ids,
             lora=lora,
             merge_lora=merge_lora,
+            speculation=drafting,
             stage=0 if stages else None,
         )
         self.model_path: Path = plan.path
@@ -263,6 +265,12 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             for name, adapter in plan.adapters.items():
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
+            self._draft: DraftModelEngine | None = None
+            if isinstance(drafting, DraftModelSettings) and plan.draft is not None:
+                check_vocabulary(plan, plan.draft, self.tokenizer)
+                self._draft = DraftModelEngine(
+                    plan.draft, drafting, self.max_model_len, num_threads or 0, load_format, seed or 0, use_tqdm=use_tqdm
+                )
             self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
             if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
@@ -278,7 +286,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": drafters,
+            "drafters": None if isinstance(drafting, DraftModelSettings) else drafting,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
@@ -554,6 +562,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        if self._draft is not None:
+            self._draft.close()
         self.grammars.close()
 
     def __enter__(self) -> LLM:
@@ -605,6 +615,9 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         )
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
+        settings = self._scheduler_settings
+        if self._draft is not None:
+            settings = {**settings, "drafters": self._draft.drafters(memory, settings["max_num_batched_tokens"])}
         return Scheduler(
             memory.num_blocks,
             memory.block_size,
@@ -614,7 +627,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
             num_stages=self.num_stages,
-            **self._scheduler_settings,
+            **settings,
         )
 
 

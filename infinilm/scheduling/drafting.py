@@ -25,7 +25,7 @@ from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
-from infinilm.speculation import MAX_DRAFT_TOKENS, Drafters
+from infinilm.speculation import MAX_DRAFT_TOKENS, BatchDrafters, Drafters
 
 __all__ = ["Drafting"]
 
@@ -75,7 +75,12 @@ class Drafting:
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to the sequences in decode of a step that is otherwise complete; their tokens are all known."""
         running, blocks = self._running, self._blocks
-        for i in np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist():
+        drafted = np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist()
+        for i in drafted:
+            self._update(choice.sequences[i])
+        if drafted and isinstance(self._drafters, BatchDrafters):
+            self._drafters.prepare()
+        for i in drafted:
             if choice.budget <= 0:
                 return
             slot, sequence = int(choice.decode_slots[i]), choice.sequences[i]
@@ -84,7 +89,7 @@ class Drafting:
             room = (held + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
             left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
             limit = min(choice.budget, room, left, MAX_DRAFT_TOKENS)
-            if limit <= 0:
+            if limit <= 0 or sequence.drafter is None:
                 continue
             token_ids = self._ask(sequence, limit)
             if token_ids:
@@ -94,21 +99,32 @@ class Drafting:
                 choice.drafts.append((i, token_ids))
                 choice.budget -= len(token_ids)
 
-    def _ask(self, sequence: Sequence, limit: int) -> list[int]:
-        """The draft of a sequence. One whose drafter fails goes on without drafts, which changes none of its tokens."""
+    def _update(self, sequence: Sequence) -> None:
+        """Give a drafter the tokens that it does not know yet."""
         slot, drafter = sequence.slot, sequence.drafter
         assert drafter is not None
+        num_tokens = int(self._running.num_tokens[slot])
+        new: list[int] = self._running.tokens[slot, sequence.num_drafter_tokens : num_tokens].tolist()
+        sequence.num_drafter_tokens = num_tokens
         try:
-            num_tokens = int(self._running.num_tokens[slot])
-            new: list[int] = self._running.tokens[slot, sequence.num_drafter_tokens : num_tokens].tolist()
-            sequence.num_drafter_tokens = num_tokens
             drafter.update(new)
-            return self._usable(sequence, drafter.draft(limit)[:limit])
         except BaseException:  # as above
-            logger.exception("the drafter of a request failed, which goes on without drafts")
-            sequence.drafter = None
-            self._running.is_drafted[slot] = False
+            self._drop(sequence)
+
+    def _ask(self, sequence: Sequence, limit: int) -> list[int]:
+        """The draft of a sequence."""
+        assert sequence.drafter is not None
+        try:
+            return self._usable(sequence, sequence.drafter.draft(limit)[:limit])
+        except BaseException:  # as above
+            self._drop(sequence)
             return []
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Let a sequence whose drafter has failed go on without drafts, which changes none of its tokens."""
+        logger.exception("the drafter of a request failed, which goes on without drafts")
+        sequence.drafter = None
+        self._running.is_drafted[sequence.slot] = False
 
     def _usable(self, sequence: Sequence, token_ids: SequenceOf[int]) -> list[int]:
         """The tokens of a draft before the first that cannot come (vocabulary, constraint) or ends the sequence."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -11,11 +13,15 @@ from infinilm.errors import ConfigError
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftRequest
 from infinilm.speculation.lookup import LookupDrafter
 
-__all__ = ["Lookup", "read_speculation"]
+__all__ = ["DraftModelSettings", "Lookup", "read_speculation"]
 
-_METHODS = ("off", "auto", "lookup")
+_METHODS = ("off", "auto", "lookup", "draft_model")
 _OTHER_METHODS = MappingProxyType({"ngram": "lookup", "suffix": "lookup"})  # vLLM's
 _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_lookup_min": "min_match"})  # vLLM's
+
+
+# What may be given besides the method.
+_KEYS = MappingProxyType({"lookup": ("num_tokens", "min_match"), "draft_model": ("model", "num_tokens", "quantization")})
 
 
 class Lookup:
@@ -43,15 +49,43 @@ class Lookup:
         return LookupDrafter(self.min_match, self.num_tokens)
 
 
-def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafters | None:
-    """The factory of drafters that a caller means; None: nothing is drafted.
+@dataclass(frozen=True, slots=True)
+class DraftModelSettings:
+    """A smaller model that drafts.
+
+    Attributes
+    ----------
+    model : str or path
+        As `model` of `LLM`. It needs the vocabulary of the model.
+    num_tokens : int
+        Tokens of a draft at most, 1 to 15.
+    quantization : str or None
+        As `quantization` of `LLM`.
+    """
+
+    model: str | os.PathLike[str]
+    num_tokens: int = 4
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise ConfigError(f"speculation: model must be a folder, a file or a hub id, got {short_repr(self.model)}")
+        _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
+
+
+Speculation = str | Mapping[str, Any] | Drafters | DraftModelSettings | None
+
+
+def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | None:
+    """The factory of drafters that a caller means, or what it is to be made of; None: nothing is drafted.
 
     Parameters
     ----------
     given : str, mapping, callable or None
         "off", "lookup", or "auto" for the best there is, which is lookup today. Or a mapping with such a `method` and
         parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
-        "suffix" mean lookup. Or a factory of the caller's own. None is "off".
+        "suffix" mean lookup; or with the method "draft_model" and the attributes of `DraftModelSettings`. Or a factory
+        of the caller's own. None is "off". What this function has given is given back.
 
     Raises
     ------
@@ -60,8 +94,8 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafte
     TypeError
         Something else was given.
     """
-    if given is None:
-        return None
+    if given is None or isinstance(given, DraftModelSettings):
+        return given
     if isinstance(given, str):
         given = {"method": given}
     if not isinstance(given, Mapping):
@@ -73,18 +107,25 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Drafte
     settings: dict[str, Any] = {}
     for key, value in given.items():
         name = _OTHER_KEYS.get(key, key)
-        if name not in ("method", "num_tokens", "min_match"):
-            raise ConfigError(
-                f"speculation: {key!r} is not supported; expected 'method', 'num_tokens' (in vLLM "
-                "'num_speculative_tokens') or 'min_match' ('prompt_lookup_min')"
-            )
         if name in settings:
             raise ConfigError(f"speculation: {name!r} is there by two names; give it once")
         settings[name] = value
-    method = settings.pop("method", "auto")
+    method = settings.pop("method", "draft_model" if "model" in settings else "auto")
     if not isinstance(method, str) or _OTHER_METHODS.get(method, method) not in _METHODS:
         known = ", ".join(map(repr, _METHODS))
         raise ConfigError(f"speculation: expected a method among {known}, got {short_repr(method)}")
+    keys = _KEYS["draft_model" if method == "draft_model" else "lookup"]
+    for name in settings:
+        if name not in keys:
+            raise ConfigError(
+                f"speculation: {name!r} is not supported; with the method {method!r} expected "
+                + ", ".join(map(repr, keys))
+                + " ('num_speculative_tokens' and 'prompt_lookup_min' of vLLM are 'num_tokens' and 'min_match')"
+            )
+    if method == "draft_model":
+        if "model" not in settings:
+            raise ConfigError("speculation: the method 'draft_model' needs a 'model', such as a folder or a hub id")
+        return DraftModelSettings(**settings)
     lookup = Lookup(**settings)
     return None if method == "off" else lookup
 
