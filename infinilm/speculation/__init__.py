@@ -23,7 +23,17 @@ MAX_DRAFT_TOKENS = 15
 
 
 class Drafter(Protocol):
-    """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick."""
+    """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
+
+    Attributes
+    ----------
+    name : str
+        Where its drafts come from, such as "lookup"; metrics count the drafts of each name apart.
+    """
+
+    @property
+    def name(self) -> str:
+        """As above."""
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Take in tokens that are known now: first the prompt, then what the sequence generates, in order, each once.
@@ -61,7 +71,7 @@ class DraftRequest(Protocol):
 
 
 Drafters = Callable[[DraftRequest], "Drafter | None"]
-"""Makes the drafter of a new sequence, each sequence of a request its own; None: the sequence gets no drafts."""
+"""Makes a drafter of a new sequence, each sequence of a request its own; None: the sequence gets none of this kind."""
 
 
 @runtime_checkable
