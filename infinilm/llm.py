@@ -43,13 +43,14 @@ from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, pla
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
-from infinilm.speculation.settings import DraftModelSettings, Speculation, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, Speculation, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -233,7 +234,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         spec = build_spec(
-            plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
+            plan.config,
+            dtype=plan.dtype,
+            max_model_len=self.max_model_len,
+            quantization=plan.quantization,
+            mtp=plan.mtp,
         )
         others = None
         if stages:
@@ -269,7 +274,13 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             if isinstance(drafting, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
                 self._draft = DraftModelEngine(
-                    plan.draft, drafting, self.max_model_len, num_threads or 0, load_format, seed or 0, use_tqdm=use_tqdm
+                    plan.draft,
+                    drafting,
+                    self.max_model_len,
+                    num_threads or 0,
+                    load_format,
+                    seed or 0,
+                    use_tqdm=use_tqdm,
                 )
             self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
@@ -286,7 +297,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": None if isinstance(drafting, DraftModelSettings) else drafting,
+            "drafters": drafting,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
@@ -615,9 +626,12 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         )
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
-        settings = self._scheduler_settings
+        settings = self._scheduler_settings.copy()
+        drafting = settings["drafters"]
         if self._draft is not None:
-            settings = {**settings, "drafters": self._draft.drafters(memory, settings["max_num_batched_tokens"])}
+            settings["drafters"] = self._draft.drafters(memory, settings["max_num_batched_tokens"])
+        elif isinstance(drafting, MtpSettings):
+            settings["drafters"] = MtpHead(self._engine, drafting.num_tokens)
         return Scheduler(
             memory.num_blocks,
             memory.block_size,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
-from infinilm.speculation.settings import DraftModelSettings, Speculation, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, Speculation, read_speculation
 
 if TYPE_CHECKING:
     from infinilm.config.json.model_config import ModelConfig
@@ -62,6 +62,8 @@ class ModelPlan:
     bytes_of_quantised: Mapping[str, int] = field(default_factory=dict)  # by name of the weight
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
+    has_mtp_head: bool = False  # that is read
+    mtp: bool = False  # it is loaded
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
 
     @property
@@ -108,14 +110,14 @@ def plan_model(
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
-    memory, too. `stage`: this one alone.
-    `use_tqdm`: show a bar while a model of the hub is fetched.
+    memory, too. `stage`: this one alone. `use_tqdm`: show a bar while a model of the hub is fetched.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
+    from infinilm.checkpoint.sources import has_mtp_head
     from infinilm.config.json.model_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -146,16 +148,28 @@ def plan_model(
             max_model_len,
             config.max_position_embeddings,
         )
+    drafting = read_speculation(speculation)
+    mtp = isinstance(drafting, MtpSettings)
+    may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
+    if mtp and (pipeline_parallel_size != 1 or stage is not None):
+        raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
+    if mtp and not may_have_head:
+        raise ConfigError(
+            f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such heads "
+            "are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or those of a layer behind the last "
+            "(DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+        )
     spec = build_spec(
         config,
         dtype=computed,
         max_model_len=max_model_len or config.max_position_embeddings,
         quantization=quantization,
+        mtp=mtp,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
     parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
     draft = None
-    if isinstance(drafting := read_speculation(speculation), DraftModelSettings):
+    if isinstance(drafting, DraftModelSettings):
         if len(parts) > 1 or stage is not None:
             raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the draft model out")
         draft = plan_draft_model(
@@ -255,6 +269,8 @@ def plan_model(
         bytes_of_quantised or {},
         adapters,
         merge,
+        checkpoint is not None and may_have_head,
+        mtp,
         draft,
     )
 
@@ -338,8 +354,8 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
         ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, ``speculation``, as for
-        `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks together) to
-        plan for. The devices need not be present then.
+        `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks
+        together) to plan for. The devices need not be present then.
 
     Raises
     ------
@@ -365,8 +381,15 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
 
 def plan_headers(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     """`plan_model` of headers; of a folder with a config.json alone, as `load_format="dummy"` loads it."""
+    from infinilm.checkpoint.sketch import open_headers
+
     has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
-    return plan_model(path, **{"load_format": "auto" if has_weights else "dummy", **settings})
+    settings = {"load_format": "auto" if has_weights else "dummy", **settings}
+    drafting = read_speculation(settings.get("speculation"))
+    if not isinstance(drafting, DraftModelSettings):
+        return plan_model(path, **settings)
+    with open_headers(drafting.model) as headers:
+        return plan_model(path, **{**settings, "speculation": replace(drafting, model=headers.path)})
 
 
 _SETTINGS = {

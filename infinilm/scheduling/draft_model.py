@@ -22,8 +22,7 @@ import numpy as np
 from infinilm import _core
 from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
-from infinilm.scheduling.layout import Layout
-from infinilm.scheduling.sequence import Int32Array
+from infinilm.scheduling.layout import Layout, most_probable
 from infinilm.speculation import DraftRequest
 
 __all__ = ["DraftEngine", "DraftModel", "DraftModelDrafter"]
@@ -32,7 +31,7 @@ __all__ = ["DraftEngine", "DraftModel", "DraftModelDrafter"]
 class DraftEngine(Protocol):
     """What a draft model needs of an engine (`_core.InferEngine`)."""
 
-    def forward(self, batch: _core.Batch) -> _core.StepOutput:
+    def forward(self, batch: _core.Batch, /) -> _core.StepOutput:
         """Run a step and wait for its result."""
 
 
@@ -133,7 +132,6 @@ class DraftModel:
         slots = np.array([drafter.slot for drafter, _ in chunks], np.intp)
         starts = np.array([drafter.num_computed for drafter, _ in chunks], np.int32)
         layout = Layout.of_chunks(slots, starts, np.array([count for _, count in chunks], np.int32))
-        zeros = np.zeros(len(chunks), np.float32)
         output = engine.forward(
             _core.Batch(
                 input_ids=self._tokens[layout.token_slots, layout.positions],
@@ -141,12 +139,8 @@ class DraftModel:
                 cu_seqlens_q=layout.cu_seqlens_q,
                 context_lens=layout.ends,
                 logits_rows=layout.cu_seqlens_q[1:] - np.int32(1),
-                temperature=zeros,
-                top_k=np.zeros(len(chunks), np.int32),
-                top_p=np.ones(len(chunks), np.float32),
-                min_p=zeros,
-                random_val=zeros,
                 **layout.cache_arrays(self._blocks),
+                **most_probable(len(chunks)),
             )
         )
         for drafter, count in chunks:

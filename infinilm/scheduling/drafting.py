@@ -21,6 +21,7 @@ from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.masks import KNOWN
 from infinilm.scheduling.matcher import Matcher
+from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepChoice
@@ -71,6 +72,11 @@ class Drafting:
             sequence.drafter = self._drafters(sequence)
         except BaseException:  # a drafter may be user code, and this is the engine thread
             logger.exception("no drafter could be made for a request, which goes on without drafts")
+
+    def learn(self, step: Step) -> None:
+        """Let an MTP head follow a step whose result was taken in, before the next one is submitted."""
+        if isinstance(self._drafters, MtpHead):
+            self._drafters.follow(step, self._running, self._blocks)
 
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to the sequences in decode of a step that is otherwise complete; their tokens are all known."""

@@ -10,7 +10,7 @@ import numpy as np
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.sequence import IndexArray, Int32Array
 
-__all__ = ["BatchArrays", "Layout"]
+__all__ = ["BatchArrays", "Layout", "most_probable"]
 
 BatchArrays = dict[str, Any]
 """Keywords of `_core.Batch`."""
@@ -50,3 +50,15 @@ class Layout:
             "slot_mapping": slot_mapping,
             "block_table": np.ascontiguousarray(tables[:, self.slots, :num_blocks]),
         }
+
+
+def most_probable(num_rows: int) -> BatchArrays:
+    """Sampling parameters of rows that take the most probable token."""
+    zeros = np.zeros(num_rows, np.float32)
+    return {
+        "temperature": zeros,
+        "top_k": np.zeros(num_rows, np.int32),
+        "top_p": np.ones(num_rows, np.float32),
+        "min_p": zeros,
+        "random_val": zeros,
+    }

@@ -111,9 +111,7 @@ class DraftModelEngine:
             -(-memory.num_tokens // DEFAULT_BLOCK_SIZE), DEFAULT_BLOCK_SIZE, memory.max_num_seqs, self._max_model_len
         )
         try:
-            self._engine.reset_cache(
-                blocks.groups[0].num_blocks, blocks.block_size, self._plan.memory.kv_cache_dtype
-            )
+            self._engine.reset_cache(blocks.groups[0].num_blocks, blocks.block_size, self._plan.memory.kv_cache_dtype)
         except DeviceError as error:
             raise CacheFullError(f"no room for the KV cache of the draft model: {error}; lower kv_cache") from error
         return DraftModel(

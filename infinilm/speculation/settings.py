@@ -13,15 +13,21 @@ from infinilm.errors import ConfigError
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftRequest
 from infinilm.speculation.lookup import LookupDrafter
 
-__all__ = ["DraftModelSettings", "Lookup", "read_speculation"]
+__all__ = ["DraftModelSettings", "Lookup", "MtpSettings", "Speculation", "read_speculation"]
 
-_METHODS = ("off", "auto", "lookup", "draft_model")
+_METHODS = ("off", "auto", "lookup", "mtp", "draft_model")
 _OTHER_METHODS = MappingProxyType({"ngram": "lookup", "suffix": "lookup"})  # vLLM's
 _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_lookup_min": "min_match"})  # vLLM's
 
 
 # What may be given besides the method.
-_KEYS = MappingProxyType({"lookup": ("num_tokens", "min_match"), "draft_model": ("model", "num_tokens", "quantization")})
+_KEYS = MappingProxyType(
+    {
+        "lookup": ("num_tokens", "min_match"),
+        "mtp": ("num_tokens",),
+        "draft_model": ("model", "num_tokens", "quantization"),
+    }
+)
 
 
 class Lookup:
@@ -73,19 +79,36 @@ class DraftModelSettings:
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
 
 
-Speculation = str | Mapping[str, Any] | Drafters | DraftModelSettings | None
+@dataclass(frozen=True, slots=True)
+class MtpSettings:
+    """The MTP head of the checkpoint drafts.
+
+    Attributes
+    ----------
+    num_tokens : int
+        Tokens of a draft at most, 1 to 15.
+    """
+
+    num_tokens: int = 3
+
+    def __post_init__(self) -> None:
+        _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
 
 
-def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | None:
+Speculation = str | Mapping[str, Any] | Drafters | DraftModelSettings | MtpSettings | None
+
+
+def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | MtpSettings | None:
     """The factory of drafters that a caller means, or what it is to be made of; None: nothing is drafted.
 
     Parameters
     ----------
     given : str, mapping, callable or None
-        "off", "lookup", or "auto" for the best there is, which is lookup today. Or a mapping with such a `method` and
-        parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
-        "suffix" mean lookup; or with the method "draft_model" and the attributes of `DraftModelSettings`. Or a factory
-        of the caller's own. None is "off". What this function has given is given back.
+        "off", "lookup", "mtp", or "auto" for the best there is, which is lookup today. Or a mapping with such a
+        `method` and parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods
+        "ngram" and "suffix" mean lookup; or with the method "draft_model" or "mtp" and the attributes of
+        `DraftModelSettings` or `MtpSettings`. Or a factory of the caller's own. None is "off". What this function has
+        given is given back.
 
     Raises
     ------
@@ -94,7 +117,7 @@ def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | None
     TypeError
         Something else was given.
     """
-    if given is None or isinstance(given, DraftModelSettings):
+    if given is None or isinstance(given, (DraftModelSettings, MtpSettings)):
         return given
     if isinstance(given, str):
         given = {"method": given}
@@ -114,7 +137,7 @@ def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | None
     if not isinstance(method, str) or _OTHER_METHODS.get(method, method) not in _METHODS:
         known = ", ".join(map(repr, _METHODS))
         raise ConfigError(f"speculation: expected a method among {known}, got {short_repr(method)}")
-    keys = _KEYS["draft_model" if method == "draft_model" else "lookup"]
+    keys = _KEYS.get(method, _KEYS["lookup"])
     for name in settings:
         if name not in keys:
             raise ConfigError(
@@ -126,6 +149,8 @@ def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | None
         if "model" not in settings:
             raise ConfigError("speculation: the method 'draft_model' needs a 'model', such as a folder or a hub id")
         return DraftModelSettings(**settings)
+    if method == "mtp":
+        return MtpSettings(**settings)
     lookup = Lookup(**settings)
     return None if method == "off" else lookup
 

@@ -241,7 +241,9 @@ class Tokenizer:
             {token_id: token for token, token_id in tokenizer._require().get_vocab(with_added_tokens=True).items()}
             for tokenizer in (self, other)
         )
-        return min((token_id for token_id in own.keys() & others.keys() if own[token_id] != others[token_id]), default=None)
+        return min(
+            (token_id for token_id in own.keys() & others.keys() if own[token_id] != others[token_id]), default=None
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text.

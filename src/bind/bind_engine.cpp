@@ -115,7 +115,8 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> adapter_ids, std::optional<Vector<int32_t>> state_in,
                std::optional<Vector<int32_t>> state_out, std::optional<Matrix<int32_t>> change_rows,
                std::optional<Matrix<float>> penalties, std::optional<Matrix<int32_t>> change_tokens,
-               std::optional<Vector<int32_t>> num_logprobs, bool return_logits) {
+               std::optional<Vector<int32_t>> num_logprobs, std::optional<Vector<int32_t>> hidden_rows,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -126,6 +127,7 @@ void bind_batch(nb::module_& m) {
                                  view(adapter_ids),
                                  view(state_in),
                                  view(state_out),
+                                 view(hidden_rows),
                                  view(logits_rows),
                                  view(temperature),
                                  view(top_k),
@@ -150,7 +152,7 @@ void bind_batch(nb::module_& m) {
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
             "change_rows"_a.noconvert().none() = nb::none(), "penalties"_a.noconvert().none() = nb::none(),
             "change_tokens"_a.noconvert().none() = nb::none(), "num_logprobs"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "hidden_rows"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -176,7 +178,8 @@ void bind_batch(nb::module_& m) {
                                                   {"change_rows", &b.change_rows},
                                                   {"penalties", &b.penalties},
                                                   {"change_tokens", &b.change_tokens},
-                                                  {"num_logprobs", &b.num_logprobs}})
+                                                  {"num_logprobs", &b.num_logprobs},
+                                                  {"hidden_rows", &b.hidden_rows}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },

@@ -127,7 +127,7 @@ def test_a_sequence_that_has_ended_gives_its_slot_back() -> None:
     model._updated.clear()
     first.update([4])
     model.prepare()
-    assert list(model._holders.values())[0]() is first
+    assert next(iter(model._holders.values()))() is first
 
 
 class Failing:
