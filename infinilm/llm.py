@@ -50,7 +50,7 @@ from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
-from infinilm.speculation.settings import DraftModelSettings, MtpSettings, Speculation, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -180,7 +180,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
-        speculation: Speculation = "off",
+        speculation: SpeculationSetting = "off",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,

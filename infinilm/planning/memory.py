@@ -33,7 +33,7 @@ from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
-from infinilm.speculation.settings import DraftModelSettings, MtpSettings, Speculation, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
 
 if TYPE_CHECKING:
     from infinilm.config.json.model_config import ModelConfig
@@ -103,7 +103,7 @@ def plan_model(
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
-    speculation: Speculation = None,
+    speculation: SpeculationSetting = None,
     stage: int | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:

@@ -81,12 +81,9 @@ class Drafting:
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to the sequences in decode of a step that is otherwise complete; their tokens are all known."""
         running, blocks = self._running, self._blocks
-        drafted = np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist()
-        for i in drafted:
-            self._update(choice.sequences[i])
-        if drafted and isinstance(self._drafters, BatchDrafters):
-            self._drafters.prepare()
-        for i in drafted:
+        if isinstance(self._drafters, BatchDrafters):
+            self._prepare(self._drafters, choice)
+        for i in np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist():
             if choice.budget <= 0:
                 return
             slot, sequence = int(choice.decode_slots[i]), choice.sequences[i]
@@ -95,7 +92,7 @@ class Drafting:
             room = (held + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
             left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
             limit = min(choice.budget, room, left, MAX_DRAFT_TOKENS)
-            if limit <= 0 or sequence.drafter is None:
+            if limit <= 0:
                 continue
             token_ids = self._ask(sequence, limit)
             if token_ids:
@@ -105,32 +102,36 @@ class Drafting:
                 choice.drafts.append((i, token_ids))
                 choice.budget -= len(token_ids)
 
-    def _update(self, sequence: Sequence) -> None:
-        """Give a drafter the tokens that it does not know yet."""
-        slot, drafter = sequence.slot, sequence.drafter
-        assert drafter is not None
-        num_tokens = int(self._running.num_tokens[slot])
-        new: list[int] = self._running.tokens[slot, sequence.num_drafter_tokens : num_tokens].tolist()
-        sequence.num_drafter_tokens = num_tokens
+    def _prepare(self, drafters: BatchDrafters, choice: StepChoice) -> None:
+        """Let drafters that compute together do so, for all sequences that will be asked."""
         try:
-            drafter.update(new)
+            for i in np.flatnonzero(self._running.is_drafted[choice.decode_slots]).tolist():
+                self._update(choice.sequences[i])
+            drafters.prepare()
         except BaseException:  # as above
-            self._drop(sequence)
+            logger.exception("drafts that are made together failed, and the step has none")
+
+    def _update(self, sequence: Sequence) -> None:
+        """Give the drafter of a sequence the tokens that it has not taken in."""
+        drafter, num_tokens = sequence.drafter, int(self._running.num_tokens[sequence.slot])
+        assert drafter is not None
+        new: list[int] = self._running.tokens[sequence.slot, sequence.num_drafter_tokens : num_tokens].tolist()
+        if new:
+            sequence.num_drafter_tokens = num_tokens
+            drafter.update(new)
 
     def _ask(self, sequence: Sequence, limit: int) -> list[int]:
-        """The draft of a sequence."""
-        assert sequence.drafter is not None
+        """The draft of a sequence. One whose drafter fails goes on without drafts, which changes none of its tokens."""
+        slot, drafter = sequence.slot, sequence.drafter
+        assert drafter is not None
         try:
-            return self._usable(sequence, sequence.drafter.draft(limit)[:limit])
+            self._update(sequence)
+            return self._usable(sequence, drafter.draft(limit)[:limit])
         except BaseException:  # as above
-            self._drop(sequence)
+            logger.exception("the drafter of a request failed, which goes on without drafts")
+            sequence.drafter = None
+            self._running.is_drafted[slot] = False
             return []
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Let a sequence whose drafter has failed go on without drafts, which changes none of its tokens."""
-        logger.exception("the drafter of a request failed, which goes on without drafts")
-        sequence.drafter = None
-        self._running.is_drafted[sequence.slot] = False
 
     def _usable(self, sequence: Sequence, token_ids: SequenceOf[int]) -> list[int]:
         """The tokens of a draft before the first that cannot come (vocabulary, constraint) or ends the sequence."""

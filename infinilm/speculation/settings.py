@@ -13,7 +13,7 @@ from infinilm.errors import ConfigError
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftRequest
 from infinilm.speculation.lookup import LookupDrafter
 
-__all__ = ["DraftModelSettings", "Lookup", "MtpSettings", "Speculation", "read_speculation"]
+__all__ = ["DraftModelSettings", "Lookup", "MtpSettings", "SpeculationSetting", "read_speculation"]
 
 _METHODS = ("off", "auto", "lookup", "mtp", "draft_model")
 _OTHER_METHODS = MappingProxyType({"ngram": "lookup", "suffix": "lookup"})  # vLLM's
@@ -95,10 +95,10 @@ class MtpSettings:
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
 
 
-Speculation = str | Mapping[str, Any] | Drafters | DraftModelSettings | MtpSettings | None
+SpeculationSetting = str | Mapping[str, Any] | Drafters | DraftModelSettings | MtpSettings | None
 
 
-def read_speculation(given: Speculation) -> Drafters | DraftModelSettings | MtpSettings | None:
+def read_speculation(given: SpeculationSetting) -> Drafters | DraftModelSettings | MtpSettings | None:
     """The factory of drafters that a caller means, or what it is to be made of; None: nothing is drafted.
 
     Parameters

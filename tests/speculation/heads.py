@@ -61,3 +61,19 @@ def make_with_head(folder: Path, name: str, **changes: NDArray[Any]) -> Path:
     (folder / "config.json").write_text(json.dumps(entry["config"]), encoding="utf-8")
     write_weights(folder, weights_with_head(name) | changes, entry["dtype"])
     return folder
+
+
+def make_right_head(folder: Path) -> Path:
+    """A model that says a function of its newest token alone, and a head that says the same: every draft is right.
+
+    No layer adds anything to the embedding, and the head passes on that of the token behind its position.
+    """
+    name = "qwen3-5-full"
+    weights = weights_with_head(name)
+    idle = ("o_proj.weight", "down_proj.weight")
+    changes: dict[str, NDArray[Any]] = {t: np.zeros_like(values) for t, values in weights.items() if t.endswith(idle)}
+    hidden = len(weights["model.norm.weight"])
+    changes["mtp.fc.weight"] = np.concatenate((np.eye(hidden), np.zeros((hidden, hidden))), axis=1)
+    changes["mtp.norm.weight"] = weights["model.norm.weight"]
+    changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # norms are 1 + w
+    return make_with_head(folder / "right", name, **changes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli.support import run
 
 from infinilm import LLM, ConfigError, PagedKVCacheConfig, plan_memory
 from infinilm.checkpoint import open_checkpoint
@@ -16,7 +18,7 @@ from infinilm.config.json.model_config import AutoConfig
 from infinilm.models.reference.model import ReferenceModel
 from infinilm.speculation.settings import MtpSettings, read_speculation
 from speculation.drafters import counts, told
-from speculation.heads import HEADS, entry_with_head, make_with_head, weights_with_head
+from speculation.heads import HEADS, entry_with_head, make_right_head, make_with_head
 
 NAMES = ("qwen3-5-full", "deepseek-v3", "glm4-moe")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "use_tqdm": False}
@@ -45,6 +47,10 @@ def drafting(folder: Path, num_tokens: int = 3, **settings: Any) -> LLM:
     return LLM(folder, dtype="float32", max_model_len=96, speculation=speculation, use_tqdm=False, **settings)
 
 
+def plain_of(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, **{"dtype": "float32", "max_model_len": 96, "use_tqdm": False, **settings})
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -57,7 +63,7 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> Iterator[LLM]:
-    with LLM(folder, dtype="float32", max_model_len=96, use_tqdm=False) as made:
+    with plain_of(folder) as made:
         yield made
 
 
@@ -87,21 +93,8 @@ def test_drafts_are_those_of_the_numpy_model(folder: Path, plain: LLM, settings:
 
 
 def test_a_head_that_is_always_right(tmp_path: Path) -> None:
-    """The model says a function of its newest token alone, and so does its head: every draft is right."""
-    name = "qwen3-5-full"
-    weights = weights_with_head(name)
-    changes = {
-        tensor: 0 * values
-        for tensor, values in weights.items()
-        if tensor.endswith(("o_proj.weight", "down_proj.weight"))
-    }
-    hidden = weights["model.norm.weight"].shape[0]
-    changes["mtp.fc.weight"] = np.concatenate((np.eye(hidden), np.zeros((hidden, hidden))), axis=1)
-    changes["mtp.norm.weight"] = weights["model.norm.weight"]
-    changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # that is, one
-    ids = prompts(128)
-    folder = make_with_head(tmp_path / name, name, **changes)
-    with drafting(folder, num_tokens=7) as llm, LLM(folder, dtype="float32", max_model_len=96, use_tqdm=False) as plain:
+    folder, ids = make_right_head(tmp_path), prompts(128)
+    with drafting(folder, num_tokens=7) as llm, plain_of(folder) as plain:
         assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
         drafted, accepted = counts(llm)
         assert drafted == accepted > 100
@@ -137,6 +130,18 @@ def drafts_in_numpy(model: ReferenceModel, text: list[int], num_tokens: int) -> 
         logits, hidden = model.draft(drafts[-1:], hidden[-1:], cache)
         drafts.append(int(logits[-1].argmax()))
     return drafts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tensor_parallel_size": 2}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}],
+    ids=repr,
+)
+def test_ranks_and_formats(folder: Path, settings: dict[str, Any]) -> None:
+    with drafting(folder, **settings) as llm, plain_of(folder, **settings) as plain:
+        ids = prompts(plain.config.vocab_size)
+        assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        assert counts(llm)[0] > 100
 
 
 def test_requests_that_are_cancelled_or_draft_nothing(folder: Path, plain: LLM) -> None:
@@ -175,6 +180,16 @@ def test_its_memory_is_planned(folder: Path) -> None:
         assert getattr(both, quantity) > getattr(alone, quantity)
     with drafting(folder) as llm:
         assert llm.memory.kv_bytes_per_token == both.kv_bytes_per_token
+
+
+def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", folder) == 0
+    assert "has an MTP head, which drafts with speculation mtp" in capsys.readouterr().out
+    sizes = []
+    for speculation in ("off", "mtp"):
+        assert run("plan", folder, "--json", "--memory", "1GiB", "--speculation", speculation) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["weight_bytes"])
+    assert sizes[0] < sizes[1]
 
 
 # ---- bad input ----
