@@ -68,7 +68,6 @@ _FEATURES = (
     ("beam search", "num_beams num_beam_groups use_beam_search beam_width length_penalty early_stopping"),
     ("a limit of adapters", "max_lora_rank max_loras"),
     ("an adapter made for another base", "lora_base"),
-    ("speculation with a draft model", "speculative_model draft_model assistant_model"),
     ("the priority of a request", "priority scheduling_policy"),
     ("cutting prompts to a length", "truncate_prompt_tokens truncation"),
     ("a list of forbidden words", "bad_words bad_words_ids"),
@@ -143,6 +142,10 @@ _ADVICE = (
             "enforce_eager": _NEVER_NEEDED + "nothing is compiled; INFINILM_CUDA_SYNC=1 runs CUDA without graphs",
             "disable_log_stats": _NEVER_NEEDED + "LLM.metrics() gives statistics, and nothing logs them",
             "num_speculative_tokens": "pass speculation={'num_tokens': ...}",
+            **dict.fromkeys(
+                ("speculative_model", "draft_model", "assistant_model"),
+                "pass speculation={'method': 'draft_model', 'model': ...}",
+            ),
             "block_size": "pass kv_cache=PagedKVCacheConfig(max_kv_memory_bytes, block_size)",
             "num_gpu_blocks_override": "pass kv_cache=PagedKVCacheConfig(num_blocks=...)",
             "enable_chunked_prefill": _NEVER_NEEDED + "prompts are computed in chunks of max_num_batched_tokens",

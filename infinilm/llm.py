@@ -43,14 +43,15 @@ from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, pla
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
+from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
+from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.signatures import name_keywords
-from infinilm.speculation import Drafters
 from infinilm.speculation.prediction import follow_prediction
-from infinilm.speculation.settings import read_speculation
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -119,11 +120,15 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     speculation
         Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what a grammar
-        forces, else what followed where the end of the text has occurred before in its prompt and output; "auto": the
-        best there is, which is both. Or ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most
-        (15), and those that must have occurred before; keys of vLLM's `speculative_config` that mean the same are
-        understood. Or a function that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and
-        requests with a logits processor draft nothing. The `prediction` of a request is followed whatever is said here.
+        forces, else what followed where the end of the text has occurred before in its prompt and output; "mtp": the
+        MTP head of the checkpoint; "auto": the best that costs nothing, which is lookup. Or ``{"method": ...,
+        "num_tokens": 15, "min_match": 2, "adaptive": True}``: tokens of a draft at most (15), and those that must have
+        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
+        tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
+        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
+        that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and requests with a logits processor
+        draft nothing. `SamplingParams.speculation` is that of a request, and its `prediction` is followed whatever is
+        said here.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
@@ -179,7 +184,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
-        speculation: str | Mapping[str, Any] | Drafters | None = "off",
+        speculation: SpeculationSetting = "auto",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -197,7 +202,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
-        drafters = read_speculation(speculation)
+        drafting = read_speculation(speculation)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -221,6 +226,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             device_ids=device_ids,
             lora=lora,
             merge_lora=merge_lora,
+            speculation=drafting,
             stage=0 if stages else None,
         )
         self.model_path: Path = plan.path
@@ -232,7 +238,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         spec = build_spec(
-            plan.config, dtype=plan.dtype, max_model_len=self.max_model_len, quantization=plan.quantization
+            plan.config,
+            dtype=plan.dtype,
+            max_model_len=self.max_model_len,
+            quantization=plan.quantization,
+            mtp=plan.mtp,
         )
         others = None
         if stages:
@@ -264,6 +274,19 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             for name, adapter in plan.adapters.items():
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
+            self._draft: DraftModelEngine | None = None
+            self._mtp = drafting.model if isinstance(drafting.model, MtpSettings) else None
+            if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
+                check_vocabulary(plan, plan.draft, self.tokenizer)
+                self._draft = DraftModelEngine(
+                    plan.draft,
+                    drafting.model,
+                    self.max_model_len,
+                    num_threads or 0,
+                    load_format,
+                    seed or 0,
+                    use_tqdm=use_tqdm,
+                )
             self._plan = replace(plan, adapters={}, merge=None)  # which have their place in the engine
             self._max_num_seqs, self._kv_cache_dtype = max_num_seqs, kv_cache_dtype
             if plan.device != "cpu" and not isinstance(kv_cache, CacheConfig):
@@ -279,7 +302,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": (follow_prediction, *drafters),
+            "drafters": (follow_prediction, *drafting.drafters),
+            "is_adaptive": drafting.is_adaptive,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
@@ -555,6 +579,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         """
         self._thread.close()
         self._finalizer.detach()
+        if self._draft is not None:
+            self._draft.close()
         self.grammars.close()
 
     def __enter__(self) -> LLM:
@@ -606,6 +632,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         )
 
     def _make_scheduler(self, memory: MemoryPlan) -> Scheduler:
+        settings = self._scheduler_settings.copy()
+        if self._draft is not None:
+            settings["drafters"] += (self._draft.drafters(memory, settings["max_num_batched_tokens"]),)
+        elif self._mtp is not None:
+            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens),)
         return Scheduler(
             memory.num_blocks,
             memory.block_size,
@@ -615,7 +646,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
             num_stages=self.num_stages,
-            **self._scheduler_settings,
+            **settings,
         )
 
 

@@ -23,7 +23,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head"]
 
 Shape = tuple[int, ...]
 
@@ -161,7 +161,19 @@ def find_by_names(
         sources[name], shape = next(found for found in matches if found is not None)
         tensor = sources[name].tensor
         shapes[tensor] = max(shape, shapes.get(tensor, shape))  # a stack is as high as the last expert needs
-    return FoundTensors(sources, shapes, tuple(name for name in stored if files.is_other_part(name)))
+    others = tuple(name for name in stored if name not in shapes and files.is_other_part(name))
+    return FoundTensors(sources, shapes, others)
+
+
+def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
+    """Whether files with tensors of these names have an MTP head in a layout that is read; None: whether any may."""
+    names = family_of(config.architecture).names
+    if stored is None or not (names.mtp or names.later_layers):
+        return bool(names.mtp or names.later_layers)
+    files = _Files(names, None, shapes_of(config), {}, stored, {})
+    parameter = _Parameter("", (), f"layers.{config.num_hidden_layers}.", "eh_proj", "", "", "eh_proj")
+    module = files.tensor(parameter, parameter.module)
+    return any(name.startswith(f"{module}.") for name in stored)
 
 
 class _Parameter(NamedTuple):
@@ -182,10 +194,15 @@ def _parse(name: str, shape: Shape, layers: Sequence[LayerShape]) -> _Parameter:
         module, _, kind = name.removeprefix("model.").partition(".")
         return _Parameter(name, shape, "", module, f".{kind}", "", module)
     layer, module, kind = match.groups()
-    if module == "self_attn.v_proj" and layers[int(layer.split(".")[1])].values_are_keys:
+    if module == "self_attn.v_proj" and layers[min(_number(layer), len(layers) - 1)].values_are_keys:
         module = "self_attn.k_proj"
     expert = _EXPERT.search(module)
     return _Parameter(name, shape, layer, module, kind, expert.group() if expert else "", _EXPERT.sub("{}", module))
+
+
+def _number(layer: str) -> int:
+    """Of a layer such as "layers.3."."""
+    return int(layer.split(".")[1])
 
 
 class _Files:
@@ -215,6 +232,9 @@ class _Files:
 
     def tensor(self, parameter: _Parameter, module: str) -> str:
         """The name of a module in the files, in the layer of the parameter."""
+        mtp = self.names.mtp
+        if mtp and parameter.layer and _number(parameter.layer) >= len(self._layers):
+            return mtp.get(module, f"{mtp['']}{module}")
         return f"{self.model}{parameter.layer.replace('layers', self.names.layers, 1)}{module}"
 
     def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:

@@ -167,8 +167,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
         type=_method_or_json,
         default="off",
         metavar="METHOD",
-        help="draft tokens that a step verifies, which changes no answer: lookup, auto or off (default); or a JSON "
-        'object such as {"method": "lookup", "num_tokens": 7}',
+        help="draft tokens that a step verifies, which changes no answer: lookup, mtp, auto or off (default); or a "
+        'JSON object such as {"method": "lookup", "num_tokens": 7}',
     )
 
 

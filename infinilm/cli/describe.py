@@ -92,6 +92,7 @@ def describe_model(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
         "path": name or str(plan.path),
         "config": {name: getattr(config, name) for name in names},
         "num_parameters": _count_parameters(plan),
+        "has_mtp_head": plan.has_mtp_head,
         **_describe_weights(plan),
         "memory": describe_memory(plan),
         "sampling": describe_sampling(plan),
@@ -147,6 +148,7 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             f"model     {model['path']}",
             f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
             *(f"          {name} {value}" for name, value in config.items()),
+            *(["          has an MTP head, which drafts with speculation mtp"] if model["has_mtp_head"] else []),
             *(f"memory    {line}" for line in _fit_lines(model)),
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
         ]

@@ -219,6 +219,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     add_model_settings(parser, positional=True, loads=False)
     add_lora(parser, "an adapter that requests can name; may be repeated")
+    add_speculation(parser)
 
 
 # ---- generate ----
@@ -304,7 +305,8 @@ def _info(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from infinilm.cli import describe
 
-    with _planned(args, {"max_num_seqs": args.max_num_seqs, "memory": args.memory}) as (name, plan, refusal):
+    settings = {"max_num_seqs": args.max_num_seqs, "memory": args.memory, "speculation": args.speculation}
+    with _planned(args, settings) as (name, plan, refusal):
         about = describe.describe_plan(plan, name)
     if args.json:
         put(json.dumps(about | _fits(refusal, args), indent=1) + "\n")

@@ -6,7 +6,7 @@ of its own, here or in C++. The numpy reference model reads the same specificati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -49,9 +49,10 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-def decoder_spec(config: ModelFields, max_model_len: int) -> ModelSpec:
+def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) -> ModelSpec:
     """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
 
+    `mtp`: with the MTP head of the checkpoint, whose layer is as the last one of the model that has attention.
     Called by `LlamaConfig.validate` after the checks of single fields, so that both accept the same.
 
     Raises
@@ -103,7 +104,16 @@ def decoder_spec(config: ModelFields, max_model_len: int) -> ModelSpec:
         own_vectors=vectors,
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
+        mtp_layer=layer_spec(_last_with_attention(has_state)) if mtp else None,
     )
+
+
+def _last_with_attention(has_state: Sequence[bool]) -> int:
+    """Return the last layer without a state; `has_state`: of each layer, or empty where none has."""
+    layers = [layer for layer, own in enumerate(has_state) if not own]
+    if not layers:
+        raise ConfigError("the MTP head of a model needs a layer with attention to be like")
+    return layers[-1]
 
 
 def _mixers(
@@ -253,7 +263,9 @@ def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) ->
         )
 
 
-def build_spec(config: ModelFields, *, dtype: str, max_model_len: int, quantization: str | None = None) -> ModelSpec:
+def build_spec(
+    config: ModelFields, *, dtype: str, max_model_len: int, quantization: str | None = None, mtp: bool = False
+) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
     Parameters
@@ -266,6 +278,8 @@ def build_spec(config: ModelFields, *, dtype: str, max_model_len: int, quantizat
         Longest sequence in tokens, prompt and answer together; fixes the rotary frequencies (see `rope`).
     quantization
         None, or how weights of linears are stored: one of `QUANTIZATIONS`.
+    mtp
+        With the MTP head of the checkpoint.
 
     Raises
     ------
@@ -282,6 +296,6 @@ def build_spec(config: ModelFields, *, dtype: str, max_model_len: int, quantizat
             "already (AWQ, GPTQ, FP8, GGUF, ...) the format is recognised: leave it out"
         )
     max_model_len = as_integer("max_model_len", max_model_len)
-    spec = decoder_spec(config, max_model_len)
+    spec = decoder_spec(config, max_model_len, mtp=mtp)
     spec.dtype, spec.quantization = dtype, quantization or "none"
     return spec

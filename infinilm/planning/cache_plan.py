@@ -302,6 +302,7 @@ class CacheSizing:
     num_sharing: int  # ranks whose memory is the same: on a CPU all
     num_step_tokens: int  # that a step computes at most
     parts: Sequence[StagePart] = ()  # with a pipeline
+    draft_bytes_per_token: int = 0  # of the cache of a draft model, which has as many tokens
 
     def dtype(self, requested: str | None, kv_cache: object = None) -> str:
         """What keys and values are kept in: `requested`, or the dtype of a `CacheConfig`, which must agree.
@@ -331,8 +332,12 @@ class CacheSizing:
         return [cache.sliding_window for cache in caches if cache.kind != "state"]
 
     def bytes_per_token(self, dtype: str, *, windows_only: bool = False) -> int:
-        """Bytes of a token, all layers or those with a window, K and V, of the ranks that share a memory."""
-        return self.num_sharing * self.spec.kv_bytes_per_token(dtype, windows_only)
+        """Bytes of a token, all layers or those with a window, K and V, of the ranks that share a memory.
+
+        All layers are those of the draft model, too.
+        """
+        own = self.num_sharing * self.spec.kv_bytes_per_token(dtype, windows_only)
+        return own if windows_only else own + self.draft_bytes_per_token
 
     def stages(self, dtype: str) -> tuple[StageMemory, ...]:
         """What each stage takes, with a cache in this dtype."""

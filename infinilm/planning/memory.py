@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
-from infinilm.cache import CacheConfig
+from infinilm.cache import CacheConfig, PagedKVCacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
 from infinilm.config.spec import build_spec, check_quantization
 from infinilm.devices.host_memory import available_memory
@@ -33,6 +33,7 @@ from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
+from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
 
 if TYPE_CHECKING:
     from infinilm.config.json.model_config import ModelConfig
@@ -61,6 +62,9 @@ class ModelPlan:
     bytes_of_quantised: Mapping[str, int] = field(default_factory=dict)  # by name of the weight
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
+    has_mtp_head: bool = False  # that is read
+    mtp: bool = False  # it is loaded
+    draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -99,19 +103,21 @@ def plan_model(
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
+    speculation: SpeculationSetting = None,
     stage: int | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
-    `memory`: what is free of each device, which need not be here; see `plan_memory`. `stage`: this one alone.
-    `use_tqdm`: show a bar while a model of the hub is fetched.
+    `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
+    memory, too. `stage`: this one alone. `use_tqdm`: show a bar while a model of the hub is fetched.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
+    from infinilm.checkpoint.sources import has_mtp_head
     from infinilm.config.json.model_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -142,14 +148,42 @@ def plan_model(
             max_model_len,
             config.max_position_embeddings,
         )
+    drafting = read_speculation(speculation).model
+    mtp = isinstance(drafting, MtpSettings)
+    may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
+    if mtp and (pipeline_parallel_size != 1 or stage is not None):
+        raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
+    if mtp and not may_have_head:
+        raise ConfigError(
+            f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such heads "
+            "are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or those of a layer behind the last "
+            "(DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+        )
     spec = build_spec(
         config,
         dtype=computed,
         max_model_len=max_model_len or config.max_position_embeddings,
         quantization=quantization,
+        mtp=mtp,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
     parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
+    draft = None
+    if isinstance(drafting, DraftModelSettings):
+        if len(parts) > 1 or stage is not None:
+            raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the draft model out")
+        draft = plan_draft_model(
+            drafting,
+            device=devices[0],
+            dtype=dtype,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+            num_threads=num_threads,
+            load_format=load_format,
+            memory=memory,
+            use_tqdm=use_tqdm,
+        )
     num_ranks, planned = len(devices), spec if stage is None else parts[0]
     local = _core.local_spec(planned, num_ranks - 1, num_ranks)  # where parts are not equal, the last is the largest
     # On a CPU the ranks have parts of the same memory, in the checkpoint's dtype unless inputs are rounded to another.
@@ -200,8 +234,13 @@ def plan_model(
         workspace[0] += 2 * 4 * spec.vocab_size * max_num_seqs
     stages = list(map(StagePart, parts, weight_bytes, workspace)) if len(parts) > 1 else []
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
-    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_ranks if on_cpu else 1, num_tokens, stages)
-    num_bytes = sum(weight_bytes) + sum(a.packed_bytes(num_ranks if on_cpu else 1) for a in adapters.values())
+    draft_bytes = 0 if draft is None else draft.memory.kv_bytes_per_token
+    num_sharing = num_ranks if on_cpu else 1
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes)
+    num_bytes = sum(weight_bytes) + sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
+    if draft is not None:
+        num_bytes += draft.memory.weight_bytes
+        workspace.append(draft.memory.workspace_bytes)
     plan = divide_memory(
         weight_bytes=num_bytes,
         workspace_bytes=sum(workspace),
@@ -230,7 +269,32 @@ def plan_model(
         bytes_of_quantised or {},
         adapters,
         merge,
+        checkpoint is not None and may_have_head,
+        mtp,
+        draft,
     )
+
+
+def plan_draft_model(settings: DraftModelSettings, **given: Any) -> ModelPlan:
+    """The plan of a draft model; `given`: settings of the model that it shares. Its cache is not sized yet.
+
+    Raises
+    ------
+    ConfigError
+        It cannot draft; and what `plan_model` raises.
+    """
+    # With one block of any size the cache limits nothing: it will have as many tokens as that of the model.
+    one_block = PagedKVCacheConfig(num_blocks=1, block_size=_ANY_LENGTH)
+    plan = plan_model(settings.model, quantization=settings.quantization, kv_cache=one_block, **given)
+    if plan.memory.num_states:
+        raise ConfigError(
+            f"speculation: {plan.path} keeps a state of each sequence, which cannot be taken back to where a draft was "
+            "wrong; take a draft model with attention in all layers"
+        )
+    return plan
+
+
+_ANY_LENGTH = 2**31 - 1  # tokens; more than any context
 
 
 def _read_adapters(lora: object, config: ModelConfig) -> dict[str, PeftAdapter]:
@@ -289,9 +353,9 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
         ``kv_cache``, ``kv_cache_dtype``, ``num_threads``, ``load_format``, ``tensor_parallel_size``,
-        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, as for `LLM`; and
-        ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks together) to
-        plan for. The devices need not be present then.
+        ``pipeline_parallel_size``, ``device_ids``, ``revision``, ``lora``, ``merge_lora``, ``speculation``, as for
+        `LLM`; and ``memory``, bytes or a size such as "80GiB": the free memory of each device (on a CPU, of all ranks
+        together) to plan for. The devices need not be present then.
 
     Raises
     ------
@@ -317,8 +381,16 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
 
 def plan_headers(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     """`plan_model` of headers; of a folder with a config.json alone, as `load_format="dummy"` loads it."""
+    from infinilm.checkpoint.sketch import open_headers
+
     has_weights = is_gguf(path) or not path.is_dir() or any(path.glob("*.safetensors"))
-    return plan_model(path, **{"load_format": "auto" if has_weights else "dummy", **settings})
+    settings = {"load_format": "auto" if has_weights else "dummy", **settings}
+    drafting = read_speculation(settings.get("speculation"))
+    if not isinstance(drafting.model, DraftModelSettings):
+        return plan_model(path, **settings)
+    with open_headers(drafting.model.model) as headers:
+        model = replace(drafting.model, model=headers.path)
+        return plan_model(path, **{**settings, "speculation": replace(drafting, model=model)})
 
 
 _SETTINGS = {

@@ -107,6 +107,7 @@ class Scheduler:
             self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
+        self._last: Step | None = None  # the step whose result came last, if no other was made since
 
     # ---- for the engine thread ----
 
@@ -186,6 +187,9 @@ class Scheduler:
         may_draft
             Whether the step may hold tokens that sequences turn out not to have.
         """
+        last, self._last = self._last, None
+        if self._drafting is not None and last is not None and not self._in_flight:
+            self._drafting.learn(last)
         choice = StepChoice(self.max_num_batched_tokens)
         try:
             preempted = self._choose_decodes(choice)
@@ -222,6 +226,7 @@ class Scheduler:
         sequence. `hidden`: [num_rows, hidden_size], the output of the final norm, if the step collects it.
         """
         self._in_flight.remove(step)
+        self._last = step if self._drafting is not None else None
         if step.logits_rows:
             collect_rows(step, output, hidden)
         if not step.samples:
@@ -253,6 +258,7 @@ class Scheduler:
             self._preempt(self.running[-1])
         self.reset_prefix_cache()
         self._in_flight.clear()
+        self._last = None
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of all prompts, as after a change of weights."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.layout import BatchArrays, Layout
 from infinilm.scheduling.masks import KNOWN, StepMasks
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
@@ -19,7 +20,6 @@ from infinilm.scheduling.token_changes import TokenChanges, logit_changes
 
 __all__ = ["StepBuilder", "StepChoice"]
 
-BatchArrays = dict[str, Any]  # keywords of `_core.Batch`
 _NO_SLOTS: IndexArray = np.zeros(0, np.intp)
 
 
@@ -35,20 +35,10 @@ class StepChoice:
     decode_slots: IndexArray = field(default_factory=lambda: _NO_SLOTS)  # where the sequences in decode are
     prefill_counts: list[int] = field(default_factory=list)  # tokens of each of the other sequences
     drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence, its draft), ascending
+    num_recomputed: int = 0  # sequences that are not in decode, and compute tokens of their output up to the newest one
+    is_asked: bool = False  # whether drafters were asked for drafts
     num_collected_rows: int = 0
     admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
-
-
-@dataclass(slots=True)
-class _Layout:
-    """Where the tokens of a step come from; the chunks of its sequences lie one behind the other."""
-
-    slots: IndexArray  # [num_seqs]
-    starts: Int32Array  # [num_seqs]: tokens of each that are computed before the step
-    ends: Int32Array  # [num_seqs]: and behind it
-    cu_seqlens_q: Int32Array  # [num_seqs + 1]
-    token_slots: IndexArray  # [num_tokens]
-    positions: Int32Array  # [num_tokens]
 
 
 class StepBuilder:
@@ -116,7 +106,7 @@ class StepBuilder:
             previous_rows=self._previous_rows(layout) if is_ahead else None,
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
-            **self._cache_arrays(layout),
+            **layout.cache_arrays(self._blocks),
             **self._states.batch_arrays(
                 slots,
                 starts,
@@ -142,44 +132,28 @@ class StepBuilder:
             masks=masks,
             num_left=running.num_left,
             drafts=drafts,
+            num_newest=(num_newest := len(choice.decode_slots) + choice.num_recomputed),
+            num_drafted=len(layout.token_slots) - num_newest if choice.is_asked else None,
         )
         if drafts is not None:  # as if no draft were right
             sample_slots = sample_slots[np.flatnonzero(np.array(drafts) == KNOWN)]
         running.advance(slots, certain, sample_slots)
         return step
 
-    def _lay_out(self, choice: StepChoice) -> _Layout:
+    def _lay_out(self, choice: StepChoice) -> Layout:
         num_computed, num_decodes = self._running.num_computed, len(choice.decode_slots)
         num_seqs = len(choice.sequences)
         if num_seqs == num_decodes and not choice.drafts:  # one token of each
-            slots = choice.decode_slots
-            starts = num_computed[slots]
-            return _Layout(slots, starts, starts + 1, np.arange(num_seqs + 1, dtype=np.int32), slots, starts)
+            return Layout.of_one_token(choice.decode_slots, num_computed[choice.decode_slots])
         prefill_slots = np.array([s.slot for s in choice.sequences[num_decodes:]], np.intp)
         slots = np.concatenate((choice.decode_slots, prefill_slots))
         counts = np.ones(num_seqs, np.int32)
         counts[num_decodes:] = choice.prefill_counts
         for i, token_ids in choice.drafts:
             counts[i] += len(token_ids)
-        starts = num_computed[slots]
-        cu_seqlens_q = np.zeros(num_seqs + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) - np.repeat(cu_seqlens_q[:-1] - starts, counts)
-        return _Layout(slots, starts, starts + counts, cu_seqlens_q, np.repeat(slots, counts), positions)
+        return Layout.of_chunks(slots, num_computed[slots], counts)
 
-    def _cache_arrays(self, layout: _Layout) -> BatchArrays:
-        """Where the step writes keys and values, and which blocks it reads."""
-        block_size, tables = self._blocks.block_size, self._blocks.block_table
-        positions = layout.positions
-        token_blocks = tables[:, layout.token_slots, positions // block_size]  # [num_groups, num_tokens]
-        slot_mapping = np.ascontiguousarray(token_blocks).astype(np.int64) * block_size + positions % block_size
-        num_blocks = self._blocks.blocks_for(int(layout.ends.max()))
-        return {
-            "slot_mapping": slot_mapping,
-            "block_table": np.ascontiguousarray(tables[:, layout.slots, :num_blocks]),
-        }
-
-    def _previous_rows(self, layout: _Layout) -> Int32Array:
+    def _previous_rows(self, layout: Layout) -> Int32Array:
         """For each token the row of the step in flight that samples it; -1: the token is known. [num_tokens]."""
         running, token_slots = self._running, layout.token_slots
         is_newest = layout.positions == running.num_tokens[token_slots] - 1

@@ -9,14 +9,14 @@ changes how fast an answer comes, and no bit of it, whatever a drafter proposes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.sampling_params import SamplingParams
 
-__all__ = ["MAX_DRAFT_TOKENS", "DraftRequest", "Drafter", "Drafters"]
+__all__ = ["MAX_DRAFT_TOKENS", "BatchDrafters", "DraftRequest", "Drafter", "Drafters"]
 
 MAX_DRAFT_TOKENS = 15
 """Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels."""
@@ -76,3 +76,17 @@ class DraftRequest(Protocol):
 
 Drafters = Callable[[DraftRequest], "Drafter | None"]
 """Makes a drafter of a new sequence, each sequence of a request its own; None: the sequence gets none of this kind."""
+
+
+@runtime_checkable
+class BatchDrafters(Protocol):
+    """Makes drafters whose drafts are computed together, as those of a model are."""
+
+    def __call__(self, sequence: DraftRequest) -> Drafter | None:
+        """The drafter of a new sequence, as `Drafters` make it."""
+
+    def prepare(self) -> None:
+        """Make the drafts of all drafters that were updated since the last call; `Drafter.draft` then gives them.
+
+        Called once for each step that may have drafts, behind the updates. It raises nothing.
+        """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from infinilm.logs import logger
 from infinilm.speculation import Drafter
+from infinilm.speculation.lengths import Source
 
 __all__ = ["Draft", "DrafterChain"]
 
@@ -23,12 +24,12 @@ class Draft:
     ----------
     token_ids : list of int
         In order, at least one.
-    source : str
-        The `name` of the drafter that proposed them.
+    source : Source
+        The `name` of the drafter that proposed them, and its `evidence` for them.
     """
 
     token_ids: list[int]
-    source: str
+    source: Source
 
 
 class DrafterChain:
@@ -69,11 +70,12 @@ class DrafterChain:
                 continue
             try:
                 token_ids = [int(token_id) for token_id in drafter.draft(limit)[:limit]]
+                source = str(drafter.name), int(getattr(drafter, "evidence", 0))
             except BaseException:  # as above
                 self._drop(drafter)
                 continue
             if token_ids:
-                yield Draft(token_ids, drafter.name)
+                yield Draft(token_ids, source)
 
     def _drop(self, drafter: Drafter) -> None:
         logger.exception("a drafter of a request failed and is left out; the request goes on")

@@ -1,8 +1,10 @@
-"""What a caller says of speculation, as factories of drafters."""
+"""What a caller says of speculation: factories of drafters, and whether lengths are measured."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,11 +14,20 @@ from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftReque
 from infinilm.speculation.grammar import follow_grammar
 from infinilm.speculation.lookup import LookupDrafter
 
-__all__ = ["Lookup", "read_speculation"]
+__all__ = ["DraftModelSettings", "Lookup", "MtpSettings", "Speculation", "SpeculationSetting", "read_speculation"]
 
-_METHODS = ("off", "auto", "lookup")
+_METHODS = ("off", "auto", "lookup", "mtp", "draft_model")
 _OTHER_METHODS = MappingProxyType({"ngram": "lookup", "suffix": "lookup"})  # vLLM's
 _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_lookup_min": "min_match"})  # vLLM's
+
+# What may be given besides the method and `adaptive`.
+_KEYS = MappingProxyType(
+    {
+        "lookup": ("num_tokens", "min_match"),
+        "mtp": ("num_tokens",),
+        "draft_model": ("model", "num_tokens", "quantization"),
+    }
+)
 
 
 class Lookup:
@@ -25,7 +36,7 @@ class Lookup:
     Parameters
     ----------
     num_tokens : int
-        Tokens of a draft at most, 1 to 15. A step of 8 tokens costs little more than a step of one, hence the default.
+        Tokens of a draft at most, 1 to 15.
     min_match : int
         Tokens at the end of a text that must have occurred before, >= 1.
 
@@ -35,7 +46,7 @@ class Lookup:
         A number is out of range.
     """
 
-    def __init__(self, num_tokens: int = 7, min_match: int = 2) -> None:
+    def __init__(self, num_tokens: int = MAX_DRAFT_TOKENS, min_match: int = 2) -> None:
         self.num_tokens = _count("num_tokens", num_tokens, MAX_DRAFT_TOKENS)
         self.min_match = _count("min_match", min_match, 2**31 - 1)
 
@@ -44,16 +55,80 @@ class Lookup:
         return LookupDrafter(self.min_match, self.num_tokens)
 
 
-def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> tuple[Drafters, ...]:
-    """The factories of drafters that a caller means, the first to be asked first; none: nothing is drafted.
+@dataclass(frozen=True, slots=True)
+class DraftModelSettings:
+    """A smaller model that drafts.
+
+    Attributes
+    ----------
+    model : str or path
+        As `model` of `LLM`. It needs the vocabulary of the model.
+    num_tokens : int
+        Tokens of a draft at most, 1 to 15.
+    quantization : str or None
+        As `quantization` of `LLM`.
+    """
+
+    model: str | os.PathLike[str]
+    num_tokens: int = 4
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise ConfigError(f"speculation: model must be a folder, a file or a hub id, got {short_repr(self.model)}")
+        _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSettings:
+    """The MTP head of the checkpoint drafts.
+
+    Attributes
+    ----------
+    num_tokens : int
+        Tokens of a draft at most, 1 to 15.
+    """
+
+    num_tokens: int = 3
+
+    def __post_init__(self) -> None:
+        _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What is drafted.
+
+    Attributes
+    ----------
+    drafters : tuple of callable
+        Make the drafters of each sequence, the first to be asked first.
+    model : DraftModelSettings, MtpSettings or None
+        What drafts behind them and has to be loaded with the model.
+    is_adaptive : bool
+        How many tokens of a draft are verified follows from measured times and acceptance. Otherwise all are.
+    """
+
+    drafters: tuple[Drafters, ...] = ()
+    model: DraftModelSettings | MtpSettings | None = None
+    is_adaptive: bool = True
+
+
+SpeculationSetting = str | Mapping[str, Any] | Drafters | Speculation | None
+
+
+def read_speculation(given: SpeculationSetting) -> Speculation:
+    """What a caller means.
 
     Parameters
     ----------
-    given : str, mapping, callable or None
-        "off", "lookup", or "auto" for the best there is, which is lookup today; both draft what a grammar forces before
-        they look anything up. Or a mapping with such a `method` and
-        parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
-        "suffix" mean lookup. Or a factory of the caller's own. None is "off".
+    given : str, mapping, callable, Speculation or None
+        "off", "lookup", "mtp", or "auto" for the best that costs nothing, which is lookup; all but "off" draft what a
+        grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and parameters of
+        `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and "suffix" mean
+        lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or `MtpSettings`.
+        Or a factory of the caller's own, whose drafts are verified as long as they are; as the `method` of a mapping it
+        may be adaptive, too. None is "off". What this function has given is given back.
 
     Raises
     ------
@@ -63,32 +138,50 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> tuple[
         Something else was given.
     """
     if given is None:
-        return ()
+        return Speculation()
+    if isinstance(given, Speculation):
+        return given
     if isinstance(given, str):
         given = {"method": given}
     if not isinstance(given, Mapping):
         if callable(given):
-            return (given,)
+            return Speculation((given,), is_adaptive=False)
         raise TypeError(
             f"speculation must be a str such as 'lookup', a dict or a factory of drafters, got {short_repr(given)}"
         )
     settings: dict[str, Any] = {}
     for key, value in given.items():
         name = _OTHER_KEYS.get(key, key)
-        if name not in ("method", "num_tokens", "min_match"):
-            raise ConfigError(
-                f"speculation: {key!r} is not supported; expected 'method', 'num_tokens' (in vLLM "
-                "'num_speculative_tokens') or 'min_match' ('prompt_lookup_min')"
-            )
         if name in settings:
             raise ConfigError(f"speculation: {name!r} is there by two names; give it once")
         settings[name] = value
-    method = settings.pop("method", "auto")
+    method = settings.pop("method", "draft_model" if "model" in settings else "auto")
+    is_adaptive = settings.pop("adaptive", True)
+    if not isinstance(is_adaptive, bool):
+        raise ConfigError(f"speculation: adaptive must be True or False, got {short_repr(is_adaptive)}")
+    if callable(method):
+        if settings:
+            raise ConfigError(f"speculation: {min(settings)!r} is no setting of a drafter of your own")
+        return Speculation((method,), is_adaptive=is_adaptive)
     if not isinstance(method, str) or _OTHER_METHODS.get(method, method) not in _METHODS:
         known = ", ".join(map(repr, _METHODS))
         raise ConfigError(f"speculation: expected a method among {known}, got {short_repr(method)}")
+    keys = _KEYS.get(method, _KEYS["lookup"])
+    for name in settings:
+        if name not in keys:
+            raise ConfigError(
+                f"speculation: {name!r} is not supported; with the method {method!r} expected 'adaptive', "
+                + ", ".join(map(repr, keys))
+                + " ('num_speculative_tokens' and 'prompt_lookup_min' of vLLM are 'num_tokens' and 'min_match')"
+            )
+    if method == "draft_model":
+        if "model" not in settings:
+            raise ConfigError("speculation: the method 'draft_model' needs a 'model', such as a folder or a hub id")
+        return Speculation((follow_grammar,), DraftModelSettings(**settings), is_adaptive)
+    if method == "mtp":
+        return Speculation((follow_grammar,), MtpSettings(**settings), is_adaptive)
     lookup = Lookup(**settings)
-    return () if method == "off" else (follow_grammar, lookup)
+    return Speculation() if method == "off" else Speculation((follow_grammar, lookup), is_adaptive=is_adaptive)
 
 
 def _count(name: str, value: Any, most: int) -> int:

@@ -235,6 +235,16 @@ class Tokenizer:
         """Number of tokens, added tokens included."""
         return self._require().get_vocab_size(with_added_tokens=True)
 
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The lowest id that is a token of both and not the same token in both; None: there is none."""
+        own, others = (
+            {token_id: token for token, token_id in tokenizer._require().get_vocab(with_added_tokens=True).items()}
+            for tokenizer in (self, other)
+        )
+        return min(
+            (token_id for token_id in own.keys() & others.keys() if own[token_id] != others[token_id]), default=None
+        )
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text.
 

@@ -116,6 +116,7 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> state_out, std::optional<Vector<int32_t>> state_tokens,
                std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
                std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
+               std::optional<Vector<int32_t>> hidden_rows,
                bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
@@ -128,6 +129,7 @@ void bind_batch(nb::module_& m) {
                                  view(state_in),
                                  view(state_out),
                                  view(state_tokens),
+                                 view(hidden_rows),
                                  view(logits_rows),
                                  view(temperature),
                                  view(top_k),
@@ -152,7 +154,8 @@ void bind_batch(nb::module_& m) {
             "state_in"_a.noconvert().none() = nb::none(), "state_out"_a.noconvert().none() = nb::none(),
             "state_tokens"_a.noconvert().none() = nb::none(), "change_rows"_a.noconvert().none() = nb::none(),
             "penalties"_a.noconvert().none() = nb::none(), "change_tokens"_a.noconvert().none() = nb::none(),
-            "num_logprobs"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
+            "num_logprobs"_a.noconvert().none() = nb::none(), "hidden_rows"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -179,7 +182,8 @@ void bind_batch(nb::module_& m) {
                                                   {"change_rows", &b.change_rows},
                                                   {"penalties", &b.penalties},
                                                   {"change_tokens", &b.change_tokens},
-                                                  {"num_logprobs", &b.num_logprobs}})
+                                                  {"num_logprobs", &b.num_logprobs},
+                                                  {"hidden_rows", &b.hidden_rows}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },

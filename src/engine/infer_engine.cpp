@@ -405,7 +405,8 @@ StepOutput InferEngine::forward(const Batch& batch) {
 
 template <class Tap>
 StepOutput InferEngine::compute(Rank& rank, const Batch& staged, const Tap& tap) {
-    const Tensor logits = rank.decoder->forward(staged, rank.cache, tap);
+    const Tensor logits =
+        staged.hidden_rows ? rank.decoder->draft(staged, rank.cache) : rank.decoder->forward(staged, rank.cache, tap);
     return {.sampled = staged.allowed ? Tensor() : rank.decoder->sample(staged, logits), .logits = logits};
 }
 
@@ -447,6 +448,7 @@ StepOutput InferEngine::run_stage(Rank& rank, const Batch& batch, F run_own) {
 // Before and after `together` no rank waits for another, and all find the same.
 StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks) {
     const Tensor previous_ids = std::exchange(rank.previous_ids, {});
+    const int64_t num_hidden = std::exchange(rank.num_hidden, 0);
     if (abort && !rank.stages) abort->begin(0);
     if (!rank.decoder) {
         rank.params.check_complete();
@@ -459,12 +461,15 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     check_groups(batch, rank.cache.spec());
     Batch step = resolve(batch, previous_ids);
     step.abort = abort;
-    if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids ||
+    step.num_hidden = num_hidden;
+    const bool is_draft = static_cast<bool>(step.hidden_rows);
+    if (is_draft) check_draft(step, rank.params.spec());
+    if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids || is_draft ||
         rank.cache.spec().num_states > 0)  // a step that fails later leaves states that no step can go on from
         check_values(step, spec_, rank.cache, rank.table);
-    rank.cache.check_states(step);
+    if (!is_draft) rank.cache.check_states(step);
     LoraStep lora(rank.adapters, step);
-    rank.cache.begin_states(step);
+    if (!is_draft) rank.cache.begin_states(step);
     const auto run_here = [&] {
         const auto finish = [&](const Batch& staged, const StepOutput& computed) {
             return sample_masked(rank, staged, computed, masks);
@@ -472,7 +477,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         const auto stage_step = [&rank](const Batch& batch) {
             return stage(*rank.backend, rank.params.spec(), rank.cache, rank.table, batch);
         };
-        if (rank.tap || lora) {
+        if ((rank.tap || lora) && !is_draft) {
             settle(rank);
             const Batch staged = stage_step(step);
             lora.stage(*rank.backend);
@@ -487,8 +492,9 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     if (!batch.return_logits || !gives_output(rank)) output.logits = {};
     DeviceQueue* const queue = rank.backend->queue();
     rank.previous_ids = output.sampled ? Tensor(Sampled(output.sampled).ids, nullptr) : Tensor();
+    rank.num_hidden = step.input_ids.shape(0);
     if (queue && !output.logits) {
-        rank.cache.end_states(step);  // for the steps behind it in the stream, they are
+        if (!is_draft) rank.cache.end_states(step);  // for the steps behind it in the stream, they are
         rank.num_ahead += !rank.under_way.empty();
         rank.arrival = &queue->fetch(gives_output(rank) ? output.sampled : Tensor());
         return {};
@@ -498,7 +504,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         rank.communicator->check();
         return out;
     });
-    rank.cache.end_states(step);
+    if (!is_draft) rank.cache.end_states(step);
     if (!queue && output.sampled) rank.previous_ids = Sampled(output.sampled).ids;
     return output;
 }

@@ -125,6 +125,7 @@ private:
         // [num_rows] int32 where the backend is: what the last step samples; absent if it does not or failed. On a GPU
         // a view of memory of the decoder.
         Tensor previous_ids;
+        int64_t num_hidden = 0;          // tokens of the last step, whose hidden states an MTP head may go on from
         std::unique_ptr<HookTap> tap;    // null: no hooks
         RankWorker* worker = nullptr;    // that this is a rank of
         Arrival* arrival = nullptr;      // of the step that has just been enqueued, if it is left under way

@@ -44,6 +44,7 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .num_candidates = communicator_.size() > 1 ? batch.num_candidates : 0,
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed),
+            .drafts = static_cast<bool>(batch.hidden_rows),
             .changes = static_cast<bool>(batch.change_rows),
             .returns = batch.change_rows && batch.return_logits};
     Batch staged = stage(batch);

@@ -70,6 +70,7 @@ private:
         int width_logprobs;
         int num_candidates;     // of a rank, where there are several
         bool samples, masked;   // sampling with masks is no part of the graph
+        bool drafts;            // a step of the MTP head
         bool changes, returns;  // logits, before they are sampled from; as they were before that
         bool operator==(const Key&) const = default;
     };

@@ -93,6 +93,17 @@ void check_groups(const Batch& batch, const KvCacheSpec& cache) {
                   check["num_groups"], " groups of layers, but the KV cache has ", cache.num_groups());
 }
 
+void check_draft(const Batch& b, const ModelSpec& spec) {
+    if (!spec.mtp_layer)
+        throw RequestError("forward: hidden_rows: this model has no MTP head, which alone goes on from hidden states");
+    if (b.num_hidden == 0)
+        throw RequestError("forward: hidden_rows: there is no step before this one, or it failed; run the model first");
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    check.tensor("hidden_rows", b.hidden_rows, {"num_tokens"}, DType::int32);
+    check_rows(check, "hidden_rows", b.hidden_rows, b.num_hidden);
+}
+
 void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const BlockTable& table) {
     Check check("forward");
     const KvCacheSpec& cache = kept.spec();
@@ -157,7 +168,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
         Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
                                   &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
-                                  &staged.state_in,     &staged.state_out,   &staged.state_tokens, &staged.change_rows,
+                                  &staged.state_in,     &staged.state_out,   &staged.state_tokens, &staged.hidden_rows,  &staged.change_rows,
                                   &staged.penalties,    &staged.num_logprobs};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());

@@ -27,7 +27,10 @@ struct Batch {
     Tensor state_in;      // [num_seqs] int32
     Tensor state_out;     // [num_seqs] int32
     Tensor state_tokens;  // [num_seqs] int32, or absent: no sequence has drafts
-    Tensor logits_rows;   // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+    // [num_tokens] int32, or absent. Present: this is a step of the MTP head, which goes on, for each token, from the
+    // hidden state of this row of the step before, of the model or of the head. See MtpHead.
+    Tensor hidden_rows;
+    Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.
     Tensor temperature;  // [num_rows] float32
@@ -58,6 +61,7 @@ struct Batch {
     int width_logprobs = 0;  // 0: no row wants any; else columns of StepOutput::logprobs; a power of two more than one,
                              // so that few differ
     int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
+    int64_t num_hidden = 0;  // rows of the step before, where hidden_rows are there
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
 };
 
@@ -97,6 +101,8 @@ struct Sampled {
 Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks that the step has slots and tables for each group of the cache.
 void check_groups(const Batch& batch, const KvCacheSpec& cache);
+// Checks a step of the MTP head. RequestError: the model has none, or hidden_rows are no rows of the step before.
+void check_draft(const Batch& batch, const ModelSpec& spec);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step
 // that others run would let them wait. All ranks find the same. table: of the rank; what it has was checked before.
 void check_values(Batch& batch, const ModelSpec& spec, const KvCache& cache, const BlockTable& table);

@@ -61,9 +61,9 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
 template <class Tap>
 void Decoder::run_layer(const Step<Tap>& s) const {
     const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
-    const bool last = s.layer + 1 == spec_.num_layers;
-    const VectorWeights& after =
-        last ? model_.norm : model_.layers[static_cast<size_t>(s.layer) + 1].sublayers.front().norm;
+    const VectorWeights& after = s.layer == spec_.num_layers       ? model_.mtp->norm
+                                 : s.layer + 1 == spec_.num_layers ? model_.norm
+                                                                   : (&layer + 1)->sublayers.front().norm;
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.shares_norm ? Input{.x = s.normed}
                          : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site)
@@ -96,21 +96,26 @@ void Decoder::run_layer(const Step<Tap>& s) const {
 }
 
 template <class Tap>
-Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
-    const LayerRange layers = spec_.own_layers();
+Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap& tap) {
     const int64_t num_tokens = batch.input_ids.shape(0), num_rows = batch.logits_rows.shape(0);
     buffers_.reserve(backend_, model_.buffers, std::max(num_tokens, num_rows), Tap::active);
-    Step<Tap> s{.backend = backend_,
-                .ranks = communicator_,
-                .tap = tap,
-                .batch = batch,
-                .cache = cache,
-                .buffers = buffers_,
-                .lora_inner = {},
-                .lora_delta = {},
-                .ropes = {},
-                .x = buffers_.tensor(model_.stream.x, num_tokens),
-                .normed = buffers_.tensor(model_.stream.normed, num_tokens)};
+    return {.backend = backend_,
+            .ranks = communicator_,
+            .tap = tap,
+            .batch = batch,
+            .cache = cache,
+            .buffers = buffers_,
+            .lora_inner = {},
+            .lora_delta = {},
+            .ropes = {},
+            .x = buffers_.tensor(model_.stream.x, num_tokens),
+            .normed = buffers_.tensor(model_.stream.normed, num_tokens)};
+}
+
+template <class Tap>
+Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap) {
+    const LayerRange layers = spec_.own_layers();
+    Step<Tap> s = make_step(batch, cache, tap);
     if constexpr (Tap::active)
         if (tap.lora) {
             reserve_lora(*tap.lora);
@@ -132,17 +137,32 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         stages_->send(s.x);
         return {};
     }
-    return num_rows == 0 ? Tensor() : compute_logits(s);  // none: a prefill chunk that is not the last
+    if (model_.mtp) model_.mtp->keep(s, model_.norm);
+    return compute_logits(s, model_.norm);
+}
+
+Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
+    const NoTap tap;
+    Step<NoTap> s = make_step(batch, cache, tap);
+    model_.mtp->begin(s, model_.embed_tokens);
+    const std::vector<TensorView> ropes = make_ropes(batch);
+    s.ropes = ropes;
+    model_.stream.start(s, model_.layers.back().sublayers.front().norm);
+    s.layer = spec_.num_layers;
+    run_layer(s);
+    model_.mtp->keep(s, model_.mtp->norm);
+    return compute_logits(s, model_.mtp->norm);
 }
 
 // Only the rows whose logits are wanted go through the final norm and the vocabulary.
 template <class Tap>
-Tensor Decoder::compute_logits(const Step<Tap>& s) {
-    begin_attention(s.batch, spec_.num_layers);  // that is, the logits
+Tensor Decoder::compute_logits(const Step<Tap>& s, const VectorWeights& final_norm) {
+    if (s.batch.logits_rows.shape(0) == 0) return {};  // a chunk of a prompt that is not the last
+    begin_attention(s.batch, spec_.num_layers);        // that is, the logits
     const int64_t num_rows = s.batch.logits_rows.shape(0);
     const TensorView last = buffers_.view(model_.last, num_rows);
     ops::gather_rows(backend_, {.x = s.x, .rows = s.batch.logits_rows, .out = last});
-    NormPrologue norm{.weight = model_.norm.prepared,
+    NormPrologue norm{.weight = final_norm.prepared,
                       .scratch = buffers_.view(model_.stream.normed, num_rows),
                       .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {

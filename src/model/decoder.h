@@ -21,8 +21,11 @@ public:
     // a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
-    // Samples from the logits that forward() gave for this batch; batch.allowed, if there, is on the device now.
-    // StepAborted: the step was aborted; sampling is the last piece of it that an abort may leave out.
+    // A step of the MTP head, which goes on from the hidden states of the step before: see Batch::hidden_rows. The
+    // logits of the rows that are wanted, as forward() gives them.
+    Tensor draft(const Batch& batch, const KvCache& cache);
+    // Samples from the logits that forward() or draft() gave for this batch; batch.allowed, if there, is on the device
+    // now. StepAborted: the step was aborted; sampling is the last piece of it that an abort may leave out.
     Tensor sample(const Batch& batch, const Tensor& logits);
 
     // What is kept for steps of up to num_tokens tokens, without hooks and besides logits. most_rank: of adapters; 0:
@@ -31,11 +34,13 @@ public:
 
 private:
     void reserve_lora(const LoraStep& step);
+    template <class Tap>
+    Step<Tap> make_step(const Batch& batch, const KvCache& cache, const Tap& tap);
     std::vector<TensorView> make_ropes(const Batch& batch);  // cosines and sines of the step: see Step::ropes
     template <class Tap>
     void run_layer(const Step<Tap>& s) const;
     template <class Tap>
-    Tensor compute_logits(const Step<Tap>& s);  // of the residual stream
+    Tensor compute_logits(const Step<Tap>& s, const VectorWeights& norm);  // of the residual stream; norm: the last
 
     const Model& model_;
     const ModelSpec& spec_;

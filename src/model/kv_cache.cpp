@@ -44,7 +44,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     Before keys, values;
     std::vector<int64_t> states;  // elements of a sequence, of each tensor of a state
     places_.resize(layers_.size());
-    const LayerRange own = model.own_layers();
+    const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec& cache = layers_[static_cast<size_t>(layer)];
         Place& here = places_[static_cast<size_t>(layer)];
@@ -125,7 +125,7 @@ int64_t KvCache::workspace_bytes(const ModelSpec& model, int64_t num_tokens) {
     const std::vector<CacheSpec> layers = model.caches();
     const int row_floats = attention_row_floats(std::ranges::max(layers, {}, &CacheSpec::head_dim).head_dim);
     int64_t most = 0;
-    const LayerRange own = model.own_layers();
+    const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer)
         if (const CacheSpec& cache = layers[static_cast<size_t>(layer)]; cache.has_rows())
             most = std::max(most, attention_workspace_bytes(heads_of(cache), num_tokens, row_floats));
@@ -181,9 +181,9 @@ void KvCache::end_states(const Batch& batch) {
 int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only) {
     const int64_t scale_bytes = dtype == DType::int8 ? size_bytes(DType::float32) : 0;  // of each head
     int64_t bytes = 0;
-    const LayerRange own = model.own_layers();
+    const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
-        const CacheSpec cache = model.layers[static_cast<size_t>(layer)].cache();
+        const CacheSpec cache = model.layer(layer).cache();
         if (!cache.owns_rows() || (windows_only && cache.sliding_window == 0)) continue;
         bytes += cache.rows_of_token() * (cache.kv_dim() * size_bytes(dtype) + cache.num_kv_heads * scale_bytes);
     }

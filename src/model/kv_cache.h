@@ -83,10 +83,10 @@ private:
     TensorView scales(const Tensor& all, int layer, const Before& before) const;
 
     KvCacheSpec spec_;
-    std::vector<CacheSpec> layers_;  // [num_layers]
+    std::vector<CacheSpec> layers_;  // see ModelSpec::caches
     std::vector<AttentionLayer> attention_layers_;
-    std::vector<Place> places_;        // [num_layers], of which those of other stages are empty
-    std::vector<int> groups_;          // [num_layers]
+    std::vector<Place> places_;        // of each of layers_, of which those of other stages are empty
+    std::vector<int> groups_;          // of each of layers_
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same
     std::vector<Tensor> states_;       // float32: of each tensor of a state those of all layers, of all sequences

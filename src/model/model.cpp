@@ -35,7 +35,7 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
     const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
-    const LayerSpec& own = spec.layers[static_cast<size_t>(layer)];
+    const LayerSpec& own = spec.layer(layer);
     Layer out;
     out.sublayers.push_back(
         {.body = std::visit([&](const auto& mixer) { return make_mixer(spec, mixer, plan); }, own.mixer),
@@ -69,6 +69,10 @@ Model::Model(const ModelSpec& spec)
                                        .dtype = DType::float32}));
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
+    if (spec.mtp_layer) {
+        mtp.emplace(spec, buffers);
+        layers.push_back(make_layer(spec, spec.num_layers, buffers));
+    }
 }
 
 void Model::declare(ParamTable& table) {
@@ -101,13 +105,14 @@ void Model::declare(ParamTable& table) {
                              return Tensor();  // the host reads it
                          });
     }
+    if (mtp) mtp->declare(table);  // in the last of these layers, which is its
     table.begin_layer(-1);
     table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);         // lm_head is linear
     if (!model.tie_word_embeddings) vocabulary(lm_head, "lm_head", "lm_head");  // else prepare() shares embed_tokens
 }
 
 void Model::prepare(Backend& backend) {
-    const LayerRange own = spec.own_layers();
+    const LayerRange own = spec.own_layers_and_head();
     for (int i = own.begin; i < own.end; ++i)
         for (Sublayer& sublayer : layers[static_cast<size_t>(i)].sublayers)
             std::visit(
@@ -131,7 +136,7 @@ void Model::clear() {
 
 std::vector<ModelSite> Model::sites() const {
     std::vector<ModelSite> out{{sites::embedding, -1}, {sites::final_norm, -1}, {sites::logits, -1}};
-    for (size_t i = 0; i < layers.size(); ++i) {
+    for (size_t i = 0; i < spec.layers.size(); ++i) {  // hooks see no drafts
         const auto add = [&](const std::optional<Site>& site) {
             if (site) out.push_back({*site, static_cast<int>(i)});
         };
@@ -167,6 +172,7 @@ std::vector<LinearCall> Model::calls() const {
             const auto own = std::visit([](const auto& body) { return body.calls(); }, sublayer.body);
             calls.insert(calls.end(), own.begin(), own.end());
         }
+    if (mtp) calls.push_back(mtp->call());
     return calls;
 }
 

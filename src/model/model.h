@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "model/mtp_head.h"
 #include "model/stream.h"
 #include "model/sublayers/attention.h"
 #include "model/sublayers/delta.h"
@@ -61,7 +62,8 @@ public:
     Stream stream;
     Buffer last;                  // [num_rows, hidden_size]: the rows of the residual stream that logits are made of
     std::vector<Buffer> cos_sin;  // of each rope: [num_tokens, rotary_dim] float32
-    std::vector<Layer> layers;
+    std::vector<Layer> layers;    // [num_layers], and that of the MTP head
+    std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     VectorWeights norm;          // [hidden_size]

@@ -25,7 +25,7 @@ Tensor& Params::destination(const ParamRow& row) {
 }
 
 bool Params::is_of_stage(const ParamRow& row) const {
-    if (row.layer >= 0) return spec().own_layers().contains(row.layer);
+    if (row.layer >= 0) return spec().own_layers_and_head().contains(row.layer);
     const bool also_lm_head = spec().tie_word_embeddings && spec().is_last_stage();
     if (row.linear && row.linear->weights == &model_.embed_tokens) return spec().is_first_stage() || also_lm_head;
     return spec().is_last_stage();
@@ -306,7 +306,7 @@ void Params::check_complete() const {
 void Params::prepare(Backend& backend) {
     check_complete();
     for (const auto& [vector, layer] : table_.vectors()) {
-        if (layer >= 0 && !spec().own_layers().contains(layer)) continue;
+        if (layer >= 0 && !spec().own_layers_and_head().contains(layer)) continue;
         if (const Tensor made = vector->make(backend, *vector)) vector->prepared = backend.prepare_vector(made);
     }
     model_.prepare(backend);

@@ -16,6 +16,7 @@ CostSpec LayerSpec::cost() const {
 std::vector<CacheSpec> ModelSpec::caches() const {
     std::vector<CacheSpec> all;
     for (const LayerSpec& layer : layers) all.push_back(layer.cache());
+    if (mtp_layer) all.push_back(mtp_layer->cache());
     return all;
 }
 
@@ -53,10 +54,16 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
                  "experts beside an MLP need norms before and after, and none of all tokens");
 }
 
+std::vector<LayerSpec> layers_and_head(const ModelSpec& model) {
+    std::vector<LayerSpec> all = model.layers;
+    if (model.mtp_layer) all.push_back(*model.mtp_layer);
+    return all;
+}
+
 // What ranks divide, each kind once: of those that are no heads the least.
 std::vector<Divided> divided(const ModelSpec& model) {
     std::vector<Divided> all;
-    for (const LayerSpec& layer : model.layers)
+    for (const LayerSpec& layer : layers_and_head(model))
         layer.visit([&](const auto& sublayer) {
             for (const Divided& own : sublayer.divided()) {
                 const auto known = std::ranges::find_if(all, [&](const Divided& other) {
@@ -97,13 +104,19 @@ void validate(const ModelSpec& spec) {
                  " entries for ", spec.num_layers, " layers");
     require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
     if (spec.own_vectors) spec.own_vectors->check(spec);
-    for (const LayerSpec& layer : spec.layers) check_layer(spec, layer);
+    for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
+    if (spec.mtp_layer) {
+        require_spec(spec.mtp_layer->cache().owns_rows(),
+                     "an MTP head needs attention with keys and values of its own");
+        require_spec(!spec.own_vectors && !spec.layer_scalars,
+                     "an MTP head has no vectors or scalars of its own, which all layers of this model have");
+    }
     const std::vector<CacheSpec> caches = spec.caches();
     for (int layer = 0; layer < spec.num_layers; ++layer) check_owner(layer, caches);
 }
 
 const char* only_on_cpus(const ModelSpec& spec) {
-    for (const LayerSpec& layer : spec.layers) {
+    for (const LayerSpec& layer : layers_and_head(spec)) {
         const char* refused = nullptr;
         layer.visit([&](const auto& own) {
             if constexpr (requires { own.only_on_cpus(); }) refused = own.only_on_cpus();
@@ -126,11 +139,13 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     if (shard.rank < 0 || shard.rank >= shard.size)
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
     ModelSpec local = model;
-    for (LayerSpec& layer : local.layers) {
+    const auto divide = [shard](LayerSpec& layer) {
         std::visit([&](auto& own) { own = own.local(shard); }, layer.mixer);
         if (layer.mlp) *layer.mlp = layer.mlp->local(shard);
         if (layer.experts) *layer.experts = layer.experts->local(shard);
-    }
+    };
+    std::ranges::for_each(local.layers, divide);
+    if (local.mtp_layer) divide(*local.mtp_layer);
     return local;
 }
 
@@ -146,6 +161,11 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
         throw ConfigError(concat("a pipeline of ", num_stages,
                                  " stages does not fit a model whose layers read the keys "
                                  "and values of earlier ones, or an embedding of their own; use one stage"));
+    if (num_stages > 1 && model.mtp_layer)
+        throw ConfigError(
+            concat("a pipeline of ", num_stages,
+                   " stages does not fit a model with an MTP head, which reads the embedding of the "
+                   "first stage and the hidden states of the last; use one stage, or leave the head out"));
     const auto first = [&](int64_t s) {
         return static_cast<int>((model.num_layers * s + num_stages - 1) / num_stages);
     };

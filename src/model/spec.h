@@ -102,7 +102,9 @@ struct ModelSpec {
     std::optional<OwnVectorsSpec> own_vectors;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
-    LayerRange stage = {};          // of a stage of a pipeline, which it has; empty: all. See stage_spec
+    // Of the MTP head, which drafts; see MtpHead. It counts as the layer behind the last.
+    std::optional<LayerSpec> mtp_layer;
+    LayerRange stage = {};  // of a stage of a pipeline, which it has; empty: all. See stage_spec
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -128,6 +130,7 @@ struct ModelSpec {
         f("own_vectors", &ModelSpec::own_vectors, "");
         f("ropes", &ModelSpec::ropes, "");
         f("layers", &ModelSpec::layers, "[num_layers]");
+        f("mtp_layer", &ModelSpec::mtp_layer, "Of the MTP head, which drafts; it counts as the layer behind the last.");
     }
 
     // A stage is a run of layers, with the embedding before the first one of the model, and the final norm and the
@@ -135,7 +138,16 @@ struct ModelSpec {
     LayerRange own_layers() const { return stage.size() > 0 ? stage : LayerRange{0, num_layers}; }
     bool is_first_stage() const { return own_layers().begin == 0; }
     bool is_last_stage() const { return own_layers().end == num_layers; }
-    std::vector<CacheSpec> caches() const;  // [num_layers]
+    // The same with the layer of the MTP head: all that have weights and a cache.
+    LayerRange own_layers_and_head() const {
+        LayerRange own = own_layers();
+        if (mtp_layer && is_last_stage()) ++own.end;
+        return own;
+    }
+    const LayerSpec& layer(int index) const {
+        return index == num_layers ? *mtp_layer : layers[static_cast<size_t>(index)];
+    }
+    std::vector<CacheSpec> caches() const;  // [num_layers], and that of the MTP head
 };
 
 // What a model must be to run, asked once, when an engine is made. ConfigError: sizes that contradict each other.

@@ -71,7 +71,7 @@ public:
 
     const ModelSpec& model() const { return model_; }  // whole: of all ranks
     void begin_layer(int layer) { layer_ = layer; }    // that the next rows are of; -1: none
-    const LayerSpec& layer_spec() const { return model_.layers[static_cast<size_t>(layer_)]; }
+    const LayerSpec& layer_spec() const { return model_.layer(layer_); }
     std::string prefix() const { return concat("model.layers.", layer_, "."); }
 
     void linear(LinearWeights& weights, const Linear& linear);

@@ -24,6 +24,7 @@ from infinilm.engine.hooks import ModelSites
 sys.path.insert(0, str(ROOT / "tests"))
 from quantised_files.conversion import resized
 from speculation.drafters import Book, assert_drafted, counts, told
+from speculation.heads import make_right_head, make_with_head
 
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -281,6 +282,32 @@ def drafts(_: Gpu, name: str, folder: str, dtype: str) -> None:
                 before = counts(llm)
                 assert told(llm.generate(prompts(131, 40, 5), **sampling, **more)) == alone, (book.mode, more)
                 assert_drafted(llm, before, book.mode)
+
+
+def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """Drafts of a head, "right" or of a golden model; the steps of a chain are graphs."""
+    path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
+    sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
+    chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": 96}
+    with open_llm(path, **chosen) as plain, open_llm(path, **chosen, speculation="mtp") as llm:
+        for temperature in (0, 0.8):
+            alone = told(plain.generate(prompts(90, 40, 5), **sampling, temperature=temperature))
+            before = counts(llm)
+            assert told(llm.generate(prompts(90, 40, 5), **sampling, temperature=temperature)) == alone
+            assert counts(llm)[0] > before[0]
+            if name == "right" and temperature == 0:
+                assert_drafted(llm, before, "right")
+        assert llm.engine.graph_counts().launched > 0
+
+
+def draft_model(_: Gpu, name: str, folder: str, dtype: str) -> None:
+    """A model that drafts for itself, on the same device."""
+    path = make_model(name, Path(folder))
+    sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "temperature": 0}
+    with open_llm(path, dtype=dtype) as plain, open_llm(path, dtype=dtype, speculation={"model": path}) as llm:
+        alone = told(plain.generate(prompts(131, 40, 5), **sampling))
+        assert told(llm.generate(prompts(131, 40, 5), **sampling)) == alone
+        assert_drafted(llm, (0, 0), "right")
 
 
 def quantised(_: Gpu, name: str, folder: str, dtype: str, quantization: str) -> None:

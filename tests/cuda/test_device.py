@@ -195,6 +195,19 @@ def test_drafts(simulate: Run, models: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype"), [("right", "float32"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")]
+)
+def test_drafts_of_mtp_heads(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:mtp_heads", name=name, folder=str(tmp_path), dtype=dtype)
+    assert outcome.ok, outcome.text
+
+
+def test_drafts_of_a_draft_model(simulate: Run, models: str) -> None:
+    outcome = simulate("device_cases:draft_model", name="llama", folder=models, dtype="bfloat16")
+    assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
     ("name", "dtype", "quantization"),
     [
         ("llama", "bfloat16", "int8"),

@@ -89,9 +89,9 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     ("given_", "error", "message"),
     [
-        ("eagle3", ConfigError, r"expected a method among 'off', 'auto', 'lookup', got 'eagle3'"),
+        ("eagle3", ConfigError, r"expected a method among 'off', .*, got 'eagle3'"),
         ({"method": ["ngram"]}, ConfigError, r"expected a method among"),
-        ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; expected 'method'"),
+        ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; .* expected 'num_"),
         ({"num_tokens": 3, "num_speculative_tokens": 3}, ConfigError, r"'num_tokens' is there by two names"),
         ({"num_tokens": 16}, ConfigError, r"num_tokens must be an int in 1\.\.15, got 16"),
         ({"min_match": True}, ConfigError, r"min_match must be an int in 1\.\.\d+, got True"),

@@ -92,7 +92,11 @@ class TensorNames:
     unit_head : bool
         The rows of lm_head count as divided by their lengths, which those of the files are not.
     later_layers : bool
-        There may be layers behind the last, which guess at later tokens and are not read.
+        There may be layers behind the last, which guess at later tokens. The first of them is the MTP head, which is
+        read if it drafts; others are not.
+    mtp : Mapping of str to str
+        Where the MTP head is, if it is not such a layer: the engine's name of a module of that layer to that of the
+        files; "" to what stands before the names of all others.
     not_read : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
     """
@@ -107,6 +111,7 @@ class TensorNames:
     by_head: tuple[ByHead, ...] = ()
     unit_head: bool = False
     later_layers: bool = False
+    mtp: Mapping[str, str] = field(default_factory=dict)
     not_read: tuple[str, ...] = ()
 
 
@@ -354,10 +359,19 @@ GEMMA4 = TensorNames(
     ),
 )
 
-_PREDICTION = ("mtp.",)  # extra layers that predict several tokens at once
+_PREDICTION = ("mtp.",)  # extra layers that predict several tokens at once, read if they draft
+_MTP: Mapping[str, str] = {
+    "": "mtp.layers.0.",
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "eh_proj": "mtp.fc",
+    "shared_head.norm": "mtp.norm",
+}
 
-QWEN3_NEXT = TensorNames(stacked=_STACKED, by_head=(GATED_Q, *DELTA_BY_HEAD), not_read=_PREDICTION)
+QWEN3_NEXT = TensorNames(stacked=_STACKED, by_head=(GATED_Q, *DELTA_BY_HEAD), mtp=_MTP, not_read=_PREDICTION)
 
-QWEN3_5 = TensorNames(_TEXT_PREFIXES, by_head=(GATED_Q,), not_read=(*_VISUAL, *_PREDICTION))
+QWEN3_5 = TensorNames(_TEXT_PREFIXES, by_head=(GATED_Q,), mtp=_MTP, not_read=(*_VISUAL, *_PREDICTION))
 
-QWEN3_5_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, by_head=(GATED_Q,), not_read=(*_VISUAL, *_PREDICTION))
+QWEN3_5_MOE = TensorNames(
+    _TEXT_PREFIXES, stacked=_STACKED, by_head=(GATED_Q,), mtp=_MTP, not_read=(*_VISUAL, *_PREDICTION)
+)

@@ -15,7 +15,7 @@ from infinilm.models.reference.own_vectors import make_own_vectors, read_own_vec
 from infinilm.models.reference.step import Step
 from infinilm.models.reference.stream import add, begin
 
-__all__ = ["forward", "rotation"]
+__all__ = ["draft", "forward", "rotation"]
 
 
 def forward(s: Step, ids: Array, last_only: bool) -> Array:
@@ -37,8 +37,39 @@ def forward(s: Step, ids: Array, last_only: bool) -> Array:
         x = x[[row.stop - 1 for row in s.rows if row.stop > row.start]]
     normed = s.norm(x, "model.norm") * s.scalar(spec.logit_multiplier)
     h = s.emit("final_norm", normed)  # [num_logits, hidden_size]
-    head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-    return s.emit("logits", soft_cap(h @ s.weight(head).T, spec.logit_cap))  # [num_logits, vocab_size]
+    return s.emit("logits", lm_head(s, h))  # [num_logits, vocab_size]
+
+
+def lm_head(s: Step, h: Array) -> Array:
+    """The logits of normed hidden states h [num_logits, hidden_size]: [num_logits, vocab_size]."""
+    head = "model.embed_tokens" if s.spec.tie_word_embeddings else "lm_head"
+    return soft_cap(h @ s.weight(head).T, s.spec.logit_cap)
+
+
+def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
+    """Compute the MTP head, whose layer counts as the one behind the last. See `src/model/mtp_head.h`.
+
+    Parameters
+    ----------
+    s : Step
+        At the positions of `hidden`.
+    ids : array of int
+        [num_tokens]: the token behind each position.
+    hidden : array
+        [num_tokens, hidden_size]: the normed hidden states, of the model or of the head.
+
+    Returns
+    -------
+    tuple of array
+        The logits of the tokens behind `ids`, [num_tokens, vocab_size]; and the normed hidden states of the head, as
+        `hidden`.
+    """
+    s.layer = s.spec.num_layers
+    embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
+    both = s.norm(embedded, s.name("enorm")), s.norm(hidden, s.name("hnorm"))
+    x = run_layer(s, s.linear(np.concatenate(both, axis=-1), s.name("eh_proj"), bias=False))
+    own = s.norm(x, s.name("shared_head.norm"))
+    return lm_head(s, own), own
 
 
 def run_layer(s: Step, x: Array) -> Array:

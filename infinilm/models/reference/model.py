@@ -31,7 +31,7 @@ from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightErr
 from infinilm.generation import GenerationMixin, Sampling, TokenRows, as_token_rows, sample_tokens
 from infinilm.lora import read_adapter
 from infinilm.models.dynamic_cache import DynamicCache
-from infinilm.models.reference.decoder import forward, rotation
+from infinilm.models.reference.decoder import draft, forward, rotation
 from infinilm.models.reference.ops import Array, stored_array
 from infinilm.models.reference.step import Step, Tap
 from infinilm.text.generation_config import GenerationConfig
@@ -52,6 +52,8 @@ class ReferenceModel(GenerationMixin):
         What it computes in: "float32", or "float64" to judge float32 by.
     max_model_len : int, optional
         Longest sequence in tokens; fixes the rotary frequencies (see `rope`). Default: max_position_embeddings.
+    mtp : bool
+        With the MTP head of the checkpoint: see `draft`.
 
     Attributes
     ----------
@@ -64,7 +66,9 @@ class ReferenceModel(GenerationMixin):
         The configuration or the dtype is not supported.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: str = "float32", max_model_len: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: str = "float32", max_model_len: int | None = None, mtp: bool = False
+    ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"the reference model computes in one of {', '.join(DTYPES)}, got dtype={dtype!r}")
         self.config = copy.deepcopy(config)
@@ -72,7 +76,7 @@ class ReferenceModel(GenerationMixin):
         self.device = "cpu"
         self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
         self.use_generation_config(GenerationConfig())
-        self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len)
+        self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len, mtp=mtp)
         self._shapes = _core.param_shapes(self.spec)
         self._sites = ModelSites(self.spec)
         self.weights: dict[str, Array] = {}
@@ -140,7 +144,7 @@ class ReferenceModel(GenerationMixin):
 
     def new_cache(self, num_rows: int = 1) -> DynamicCache:
         """Return an empty cache for `num_rows` sequences."""
-        caches = [layer.cache for layer in self.spec.layers]
+        caches = [layer.cache for layer in self._layers]
         return DynamicCache([(own.num_kv_heads, own.head_dim) for own in caches], num_rows, self.dtype)
 
     def forward(
@@ -183,12 +187,55 @@ class ReferenceModel(GenerationMixin):
         chunks = as_token_rows(input_ids, self.config.vocab_size, allow_empty=True)
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
-        tap = self._registry_tap() if tap is None else tap
+        step = self._step(chunks, cache, self._registry_tap() if tap is None else tap)
+        logits = forward(step, np.concatenate(chunks), last_only)
+        cache.advance([len(chunk) for chunk in chunks])
+        return logits
+
+    def draft(self, next_ids: Any, hidden: Array, cache: DynamicCache | None = None) -> tuple[Array, Array]:
+        """Compute the MTP head, at the positions that follow those in `cache`.
+
+        Parameters
+        ----------
+        next_ids : array-like of int
+            The token behind each position, in rows as `input_ids` of `forward`.
+        hidden : numpy.ndarray
+            [num_tokens, hidden_size]: at each position the output of the final norm, or that of the head in a chain.
+        cache : DynamicCache, optional
+            Of the head alone. None: nothing came before, and nothing is kept.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            Logits of the token behind each of `next_ids`, [num_tokens, vocab_size], and what a chain takes as `hidden`.
+
+        Raises
+        ------
+        ConfigError
+            The model was made without its head.
+        RequestError, CacheFullError, WeightError
+            As `forward` does.
+        """
+        if self.spec.mtp_layer is None:
+            raise ConfigError("this model has no MTP head: pass mtp=True where the checkpoint has one")
+        chunks = as_token_rows(next_ids, self.config.vocab_size, allow_empty=True)
+        cache = self.new_cache(len(chunks)) if cache is None else cache
+        self._check_ready(chunks, cache)
+        drafted = draft(self._step(chunks, cache, None), np.concatenate(chunks), hidden)
+        cache.advance([len(chunk) for chunk in chunks])
+        return drafted
+
+    @property
+    def _layers(self) -> list[_core.LayerSpec]:
+        head = self.spec.mtp_layer
+        return [*self.spec.layers, *([] if head is None else [head])]
+
+    def _step(self, chunks: Sequence[Array], cache: DynamicCache, tap: Tap | None) -> Step:
         counts = [len(chunk) for chunk in chunks]
         positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
-        step = Step(
+        return Step(
             spec=self.spec,
-            layers=self.spec.layers,
+            layers=self._layers,
             weights=self.weights,
             dtype=self.dtype,
             ropes=[rotation(positions, rope, self.dtype) for rope in self.spec.ropes],
@@ -196,9 +243,6 @@ class ReferenceModel(GenerationMixin):
             cache=cache,
             tap=tap,
         )
-        logits = forward(step, np.concatenate(chunks), last_only)
-        cache.advance(counts)
-        return logits
 
     # ---- checks, hooks, generation ----
 
@@ -210,9 +254,9 @@ class ReferenceModel(GenerationMixin):
             )
         if cache.num_rows != len(chunks):
             raise RequestError(f"input_ids has {len(chunks)} rows, the cache {cache.num_rows}; they must be equal")
-        if cache.num_layers != self.config.num_hidden_layers:
+        if cache.num_layers != len(self._layers):
             raise RequestError(
-                f"the cache has {cache.num_layers} layers, the model {self.config.num_hidden_layers}: use new_cache()"
+                f"the cache has {cache.num_layers} layers, the model {len(self._layers)}: use new_cache()"
             )
         if not any(map(len, chunks)):
             raise RequestError("input_ids holds no token: at least one row needs one")

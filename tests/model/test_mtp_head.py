@@ -1,0 +1,174 @@
+"""MTP heads: what the engine computes is what the numpy model computes in float64, in any pieces and chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from numpy.typing import NDArray
+from speculation.heads import HEADS, make_with_head
+
+from infinilm import _core
+from infinilm.checkpoint import load_weights, open_checkpoint
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import build_spec
+from infinilm.errors import ConfigError, InfinilmError, RequestError
+from infinilm.models.reference.model import ReferenceModel
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 24
+
+
+class Heads:
+    """A model with its head, in the engine and in numpy."""
+
+    def __init__(self, folder: Path, name: str, **options: Any) -> None:
+        make_with_head(folder, name)
+        self.config = AutoConfig.from_pretrained(folder)
+        self.ids = np.random.default_rng(3).integers(0, self.config.vocab_size, 40).astype(np.int32)
+        self.spec = build_spec(self.config, dtype="float32", max_model_len=96, mtp=True)
+        self.engine = _core.InferEngine(self.spec, **{"devices": "cpu", "num_threads": 2, **options})
+        with open_checkpoint(folder) as checkpoint:
+            load_weights(checkpoint, self.engine, dtype="float32", config=self.config, progress=False)
+        self.engine.finish_loading()
+        self.num_states = 1 if any(layer.cache.kind == "state" for layer in self.spec.layers) else 0
+        self.engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", self.num_states)
+        self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=True)
+        self.reference.load_weights(folder)
+
+    def run(self, ids: Any, start: int, hidden_rows: Any = None, rows: Any = None) -> NDArray[np.float32]:
+        """Logits of a step of the model, or of the head, of one sequence: [rows, vocab_size]."""
+        count = len(ids)
+        positions = np.arange(start, start + count, dtype=np.int32)
+        states: dict[str, Any] = {}
+        if self.num_states and hidden_rows is None:
+            states = {"state_in": np.array([-1 if start == 0 else 0], np.int32), "state_out": np.zeros(1, np.int32)}
+        batch = _core.Batch(
+            input_ids=np.asarray(ids, np.int32),
+            positions=positions,
+            slot_mapping=positions.astype(np.int64),
+            block_table=np.arange(NUM_BLOCKS, dtype=np.int32)[None],
+            cu_seqlens_q=np.array([0, count], np.int32),
+            context_lens=np.array([start + count], np.int32),
+            logits_rows=np.arange(count, dtype=np.int32) if rows is None else np.asarray(rows, np.int32),
+            hidden_rows=None if hidden_rows is None else np.asarray(hidden_rows, np.int32),
+            return_logits=True,
+            **states,
+        )
+        logits = self.engine.forward(batch).logits
+        return np.zeros((0, 0), np.float32) if logits is None else logits.numpy().copy()
+
+    def hidden(self) -> NDArray[np.float64]:
+        """The output of the model's final norm for all ids but the last, in float64: [n - 1, hidden_size]."""
+        seen: dict[str, NDArray[np.float64]] = {}
+
+        def tap(name: str, layer: int, activation: NDArray[np.float64]) -> None:
+            seen[name] = activation
+
+        self.reference.forward(self.ids[:-1], tap=tap)
+        return seen["final_norm"]
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    return Heads(tmp_path_factory.mktemp("heads") / request.param, request.param)
+
+
+def assert_close(got: NDArray[Any], expected: NDArray[Any]) -> None:
+    """float32 over a few layers of at most 80 inputs."""
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4 * max(1.0, float(np.abs(expected).max())))
+
+
+def test_logits_are_those_of_the_reference(heads: Heads) -> None:
+    expected, _ = heads.reference.draft(heads.ids[1:], heads.hidden())
+    heads.run(heads.ids[:-1], 0)
+    assert_close(heads.run(heads.ids[1:], 0, np.arange(len(heads.ids) - 1)), expected)
+
+
+@given(cuts=st.lists(st.integers(1, 38), max_size=4, unique=True))
+def test_pieces_give_the_same_bits(heads: Heads, cuts: list[int]) -> None:
+    """The head follows steps of any size, and the model is as it is without."""
+    n = len(heads.ids) - 1
+    whole = heads.run(heads.ids[:-1], 0)
+    drafted = heads.run(heads.ids[1:], 0, np.arange(n))
+    ends = [*sorted(cuts), n]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        np.testing.assert_array_equal(heads.run(heads.ids[begin:end], begin), whole[begin:end])
+        got = heads.run(heads.ids[begin + 1 : end + 1], begin, np.arange(end - begin))
+        np.testing.assert_array_equal(got, drafted[begin:end])
+
+
+def test_a_chain_goes_on_from_its_own_hidden_state(heads: Heads) -> None:
+    cache = heads.reference.new_cache()
+    logits, hidden = heads.reference.draft(heads.ids[1:], heads.hidden(), cache)
+    n = len(heads.ids) - 1
+    heads.run(heads.ids[:-1], 0)
+    got, row = heads.run(heads.ids[1:], 0, np.arange(n), [n - 1]), n - 1
+    for step in range(4):
+        assert_close(got[-1], logits[-1])
+        token = [int(logits[-1].argmax())]
+        logits, hidden = heads.reference.draft(token, hidden[-1:], cache)
+        got, row = heads.run(token, n + step, [row]), 0
+
+
+def test_rows_in_any_order(heads: Heads) -> None:
+    """Only some positions may be wanted of the step before, as where a draft was wrong."""
+    heads.run(heads.ids[:-1], 0)
+    expected = heads.run(heads.ids[1:5], 0, [0, 1, 2, 3])
+    heads.run(heads.ids[:20], 0)
+    np.testing.assert_array_equal(heads.run(heads.ids[1:5], 0, [0, 1, 2, 3]), expected)
+    heads.run(heads.ids[:-1], 0)
+    assert heads.run(heads.ids[1:5], 0, [0, 1, 2, 3], []).size == 0, "a step that only keeps keys and values"
+
+
+# ---- bad input ----
+
+
+def test_rows_that_are_not_there(heads: Heads) -> None:
+    heads.run(heads.ids[:3], 0)
+    with pytest.raises(InfinilmError, match=r"hidden_rows\[1\] is 3, expected 0 to 2"):
+        heads.run(heads.ids[1:3], 0, [0, 3])
+    with pytest.raises(RequestError, match="there is no step before this one, or it failed"):
+        heads.run(heads.ids[1:3], 0, [0, 1])
+    heads.run(heads.ids[:3], 0)
+    assert heads.run(heads.ids[1:3], 0, [0, 1]).shape == (2, heads.config.vocab_size)
+
+
+def test_a_model_without_a_head(heads: Heads) -> None:
+    heads_of = build_spec(heads.config, dtype="float32", max_model_len=96)
+    engine = _core.InferEngine(heads_of, "cpu", 1)
+    engine.load_dummy("float32")
+    engine.finish_loading()
+    engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", heads.num_states)
+    own, heads.engine = heads.engine, engine
+    try:
+        with pytest.raises(RequestError, match="this model has no MTP head"):
+            heads.run(heads.ids[:3], 0, [0, 1, 2])
+    finally:
+        heads.engine = own
+    with pytest.raises(ConfigError, match="pass mtp=True"):
+        ReferenceModel(heads.config).draft([1], np.zeros((1, heads.config.hidden_size)))
+
+
+def test_pipelines_have_no_head(heads: Heads) -> None:
+    with pytest.raises(ConfigError, match=r"a pipeline of 2 stages does not fit a model with an MTP head"):
+        _core.stage_spec(heads.spec, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3-5-full", "deepseek-v3", "glm4-moe"])
+def test_ranks(name: str, tmp_path: Path) -> None:
+    one, two = (Heads(tmp_path / str(size), name, devices=["cpu"] * size) for size in (1, 2))
+    for heads in (one, two):
+        heads.run(heads.ids[:-1], 0)
+    n = len(one.ids) - 1
+    expected = one.run(one.ids[1:], 0, np.arange(n))
+    assert_close(two.run(two.ids[1:], 0, np.arange(n)), expected)
+
+
+def test_memory_is_counted(tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(make_with_head(tmp_path / "full", "qwen3-5-full"))
+    spec, alone = (build_spec(config, dtype="float32", max_model_len=96, mtp=mtp) for mtp in (True, False))
+    assert spec.kv_bytes_per_token("float32") * 4 == alone.kv_bytes_per_token("float32") * 5
+    assert set(_core.param_shapes(spec)) > set(_core.param_shapes(alone))

@@ -1,0 +1,79 @@
+"""Golden checkpoints with an MTP head: its tensors are made as those of the others are, in the layout of the family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from goldens import entry_of, expand, random_values, write_weights
+from numpy.typing import NDArray
+
+HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe")
+
+_QWEN = {
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "eh_proj": "mtp.fc",
+    "shared_head.norm": "mtp.norm",
+}
+
+
+def entry_with_head(name: str) -> dict[str, Any]:
+    """The entry of a golden checkpoint with a head, whose layer is as the last with attention."""
+    is_full = name == "qwen3-5-full"
+    entry = json.loads(json.dumps(entry_of("qwen3-5-text" if is_full else name)))
+    config, given = entry["config"], entry["tensors"]
+    tensors = {tensor: made for pattern, made in given.items() for tensor in expand(pattern)}
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    last = max(i for i in range(layers) if any(f"model.layers.{i}.self_attn." in tensor for tensor in tensors))
+    of_last = {t.removeprefix(f"model.layers.{last}."): made for t, made in tensors.items() if f".layers.{last}." in t}
+    if is_full:  # attention in every layer
+        config["full_attention_interval"] = 1
+        tensors = {t: made for t, made in tensors.items() if ".layers." not in t}
+        tensors |= {f"model.layers.{i}.{t}": made for i in range(layers) for t, made in of_last.items()}
+    is_qwen = name.startswith("qwen")
+    at = "mtp.layers.0." if is_qwen else f"model.layers.{layers}."
+    tensors |= {f"{at}{t}": made for t, made in of_last.items()}
+    extra: dict[str, tuple[list[int], float, float]] = {
+        "enorm": ([hidden], 1.0, 0.2),
+        "hnorm": ([hidden], 1.0, 0.2),
+        "eh_proj": ([hidden, 2 * hidden], 0.0, (2 * hidden) ** -0.5),
+        "shared_head.norm": ([hidden], 1.0, 0.2),
+    }
+    tensors |= {f"{_QWEN[t] if is_qwen else at + t}.weight": made for t, made in extra.items()}
+    return {**entry, "tensors": tensors}
+
+
+def weights_with_head(name: str) -> dict[str, NDArray[np.float64]]:
+    entry = entry_with_head(name)
+    return {
+        tensor: random_values(f"{name}/{tensor}", entry["seed"], shape, mean, spread)
+        for tensor, (shape, mean, spread) in entry["tensors"].items()
+    }
+
+
+def make_with_head(folder: Path, name: str, **changes: NDArray[Any]) -> Path:
+    """Write the checkpoint; `changes`: other values of tensors."""
+    entry = entry_with_head(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(entry["config"]), encoding="utf-8")
+    write_weights(folder, weights_with_head(name) | changes, entry["dtype"])
+    return folder
+
+
+def make_right_head(folder: Path) -> Path:
+    """A model that says a function of its newest token alone, and a head that says the same: every draft is right.
+
+    No layer adds anything to the embedding, and the head passes on that of the token behind its position.
+    """
+    name = "qwen3-5-full"
+    weights = weights_with_head(name)
+    idle = ("o_proj.weight", "down_proj.weight")
+    changes: dict[str, NDArray[Any]] = {t: np.zeros_like(values) for t, values in weights.items() if t.endswith(idle)}
+    hidden = len(weights["model.norm.weight"])
+    changes["mtp.fc.weight"] = np.concatenate((np.eye(hidden), np.zeros((hidden, hidden))), axis=1)
+    changes["mtp.norm.weight"] = weights["model.norm.weight"]
+    changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # norms are 1 + w
+    return make_with_head(folder / "right", name, **changes)

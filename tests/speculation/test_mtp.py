@@ -1,0 +1,226 @@
+"""Drafts of MTP heads: those of the numpy model, of a head that is always right, and no bit of an answer changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.support import run
+
+from infinilm import LLM, ConfigError, PagedKVCacheConfig, plan_memory
+from infinilm.checkpoint import open_checkpoint
+from infinilm.checkpoint.sources import has_mtp_head
+from infinilm.config.json.model_config import AutoConfig
+from infinilm.models.reference.model import ReferenceModel
+from infinilm.speculation.settings import MtpSettings, read_speculation
+from speculation.drafters import counts, told
+from speculation.heads import HEADS, entry_with_head, make_right_head, make_with_head
+
+NAMES = ("qwen3-5-full", "deepseek-v3", "glm4-moe")
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "use_tqdm": False}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "warm": {"temperature": 0.8, "seed": 5},
+    "penalties": {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3},
+    "several": {"temperature": 1.0, "seed": 1, "n": 3},
+}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"max_num_batched_tokens": 9, "max_num_seqs": 3},
+    {"kv_cache": PagedKVCacheConfig(num_blocks=14, block_size=8), "max_num_batched_tokens": 48},
+    {"kv_cache": PagedKVCacheConfig(num_blocks=60, block_size=5), "enable_prefix_caching": False},
+]
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    same = rng.integers(0, vocab_size, 21).tolist()
+    return [same, [*same[:19], 3, 4], [1], rng.integers(0, vocab_size, 33).tolist(), [7] * 17]
+
+
+def drafting(folder: Path, num_tokens: int = 3, **settings: Any) -> LLM:
+    speculation = {"method": "mtp", "num_tokens": num_tokens}
+    return LLM(folder, dtype="float32", max_model_len=96, speculation=speculation, use_tqdm=False, **settings)
+
+
+def plain_of(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, **{"dtype": "float32", "max_model_len": 96, "use_tqdm": False, **settings})
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_with_head(tmp_path_factory.mktemp("mtp") / name, name)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[LLM]:
+    with plain_of(folder) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_without_drafts(folder: Path, plain: LLM, kind: str) -> None:
+    sampling, ids = GREEDY | KINDS[kind], prompts(plain.config.vocab_size)
+    with drafting(folder) as llm:
+        assert told(llm.generate(ids, **sampling)) == told(plain.generate(ids, **sampling))
+        drafted, accepted = counts(llm)
+    assert drafted > accepted >= 0
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=repr)
+def test_drafts_are_those_of_the_numpy_model(folder: Path, plain: LLM, settings: dict[str, Any]) -> None:
+    """Behind chunks, prefixes, wrong drafts and preemptions, the head sees what it sees of the text alone."""
+    reference = ReferenceModel(plain.config, dtype="float64", max_model_len=96, mtp=True)
+    reference.load_weights(folder)
+    ids = prompts(plain.config.vocab_size)
+    with drafting(folder, **settings) as llm:
+        recorder = Recorder(llm)
+        for _ in range(2):  # the second time with prefixes
+            llm.generate(ids, **GREEDY)
+    assert len(recorder.drafts) > 100
+    for text, drafts in recorder.drafts[::7]:
+        assert 1 <= len(drafts) <= 3
+        assert drafts == drafts_in_numpy(reference, text, len(drafts))
+
+
+def test_a_head_that_is_always_right(tmp_path: Path) -> None:
+    folder, ids = make_right_head(tmp_path), prompts(128)
+    with drafting(folder, num_tokens=7) as llm, plain_of(folder) as plain:
+        assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        drafted, accepted = counts(llm)
+        assert drafted == accepted > 100
+        before = llm.metrics().num_steps
+        llm.generate([1, 2, 3], **GREEDY | {"max_tokens": 41})
+        assert llm.metrics().num_steps - before == 1 + 40 // 8
+
+
+class Recorder:
+    """Keeps what was drafted behind which text."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.drafts: list[tuple[list[int], list[int]]] = []
+        scheduler: Any = llm._thread.scheduler
+        drafting, ask = scheduler._drafting, scheduler._drafting._ask
+
+        def recorded(sequence: Any, limit: int) -> list[int]:
+            token_ids: list[int] = ask(sequence, limit)
+            text = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
+            self.drafts.append((text, sequence.drafter.draft(99)))
+            return token_ids
+
+        drafting._ask = recorded
+
+
+def drafts_in_numpy(model: ReferenceModel, text: list[int], num_tokens: int) -> list[int]:
+    seen: dict[str, Any] = {}
+    model.forward(text[:-1], tap=lambda name, layer, activation: seen.__setitem__(name, activation))
+    cache = model.new_cache()
+    logits, hidden = model.draft(text[1:], seen["final_norm"], cache)
+    drafts = [int(logits[-1].argmax())]
+    while len(drafts) < num_tokens:
+        logits, hidden = model.draft(drafts[-1:], hidden[-1:], cache)
+        drafts.append(int(logits[-1].argmax()))
+    return drafts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tensor_parallel_size": 2}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}],
+    ids=repr,
+)
+def test_ranks_and_formats(folder: Path, settings: dict[str, Any]) -> None:
+    with drafting(folder, **settings) as llm, plain_of(folder, **settings) as plain:
+        ids = prompts(plain.config.vocab_size)
+        assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        assert counts(llm)[0] > 100
+
+
+def test_requests_that_are_cancelled_or_draft_nothing(folder: Path, plain: LLM) -> None:
+    """Sequences with and without drafts share steps, and one leaves in the middle."""
+    ids = prompts(plain.config.vocab_size)
+    with drafting(folder) as llm:
+        running = [llm.submit(one, temperature=0, max_tokens=60, ignore_eos=True) for one in ids]
+        running[0].cancel()
+        processed = llm.submit(ids[1], temperature=0, max_tokens=9, logits_processor=lambda tokens, logits: logits)
+        expected = plain.generate(ids[1:], temperature=0, max_tokens=60, ignore_eos=True, use_tqdm=False)
+        for one, alone in zip(running[1:], expected, strict=True):
+            assert one.result(60).outputs[0].token_ids == alone.outputs[0].token_ids
+        assert processed.result(60).outputs[0].token_ids == expected[0].outputs[0].token_ids[:9]
+        assert llm.metrics().num_used_blocks == 0
+
+
+class Failing:
+    def submit(self, batch: Any, needs_masks: bool) -> Any:
+        raise MemoryError("no more of it")
+
+
+def test_a_head_that_fails(folder: Path, plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    ids = prompts(plain.config.vocab_size)
+    with drafting(folder) as llm:
+        drafting_of: Any = llm._thread.scheduler._drafting
+        drafting_of._drafters._engine = Failing()
+        assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        assert counts(llm) == (0, 0)
+    assert caplog.text.count("the MTP head failed") == 1
+
+
+def test_its_memory_is_planned(folder: Path) -> None:
+    settings: dict[str, Any] = {"memory": "1GiB", "device": "cpu", "dtype": "float32", "max_model_len": 96}
+    alone, both = plan_memory(folder, **settings), plan_memory(folder, speculation="mtp", **settings)
+    for quantity in ("weight_bytes", "workspace_bytes", "kv_bytes_per_token"):
+        assert getattr(both, quantity) > getattr(alone, quantity)
+    with drafting(folder) as llm:
+        assert llm.memory.kv_bytes_per_token == both.kv_bytes_per_token
+
+
+def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", folder) == 0
+    assert "has an MTP head, which drafts with speculation mtp" in capsys.readouterr().out
+    sizes = []
+    for speculation in ("off", "mtp"):
+        assert run("plan", folder, "--json", "--memory", "1GiB", "--speculation", speculation) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["weight_bytes"])
+    assert sizes[0] < sizes[1]
+
+
+# ---- bad input ----
+
+
+def test_settings() -> None:
+    assert read_speculation("mtp") == MtpSettings()
+    assert read_speculation({"method": "mtp", "num_speculative_tokens": 1}) == MtpSettings(1)
+    with pytest.raises(ConfigError, match="'min_match' is not supported; with the method 'mtp' expected 'num_tokens'"):
+        read_speculation({"method": "mtp", "min_match": 3})
+    with pytest.raises(ConfigError, match=r"num_tokens must be an int in 1\.\.15, got 0"):
+        read_speculation({"method": "mtp", "num_tokens": 0})
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_found(name: str, tmp_path: Path) -> None:
+    """And where there is none, drafting by it is refused by name."""
+    folder = make_with_head(tmp_path / name, name)
+    config = AutoConfig.from_pretrained(folder)
+    with open_checkpoint(folder) as checkpoint:
+        names = set(checkpoint.tensors)
+    assert has_mtp_head(config, names)
+    layers = entry_with_head(name)["config"]["num_hidden_layers"]
+    assert not has_mtp_head(config, {t for t in names if not t.startswith(("mtp.", f"model.layers.{layers}."))})
+
+
+def test_a_checkpoint_without_a_head() -> None:
+    with pytest.raises(ConfigError, match=r"'mtp' needs the MTP head of the checkpoint, and .* has none that is read"):
+        LLM("demo", speculation="mtp", use_tqdm=False)
+
+
+def test_pipelines_have_no_head(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing is drafted in a pipeline"):
+        drafting(folder, pipeline_parallel_size=2)
