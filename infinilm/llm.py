@@ -196,7 +196,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         as_boolean("use_tqdm", use_tqdm)
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
-        drafters = read_speculation(speculation)
+        drafts = read_speculation(speculation)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -278,7 +278,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
-            "drafters": drafters,
+            "drafters": drafts.drafters,
+            "is_adaptive": drafts.is_adaptive,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs

@@ -149,6 +149,8 @@ class RequestMetrics:
         Prompt tokens that the prefix cache already held.
     token_times : tuple of float
         Seconds from arrival to each new token, as the engine made them: what percentiles over many requests need.
+    num_draft_tokens, num_accepted_tokens : int
+        Drafted tokens that steps have verified, and those of them that were right, of all completions of the request.
     """
 
     queue_time: float | None
@@ -160,6 +162,8 @@ class RequestMetrics:
     decode_tps: float | None
     cached_tokens: int = 0
     token_times: tuple[float, ...] = field(default=(), repr=False)
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @classmethod
     def from_times(
@@ -169,6 +173,8 @@ class RequestMetrics:
         token_times: Sequence[float],
         num_prompt_tokens: int,
         cached_tokens: int = 0,
+        num_draft_tokens: int = 0,
+        num_accepted_tokens: int = 0,
     ) -> RequestMetrics:
         """Compute the metrics from points in time, all of one clock that never goes back, in seconds.
 
@@ -182,7 +188,7 @@ class RequestMetrics:
             When each new token was known, ascending.
         num_prompt_tokens : int
             Length of the prompt, cached tokens included.
-        cached_tokens : int
+        cached_tokens, num_draft_tokens, num_accepted_tokens : int
         """
         first = token_times[0] if len(token_times) else None
         gaps = sorted(map(operator.sub, token_times[1:], token_times))
@@ -198,6 +204,8 @@ class RequestMetrics:
             decode_tps=_rate(len(gaps), elapsed),
             cached_tokens=cached_tokens,
             token_times=tuple([t - arrival for t in token_times]),
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
         )
 
 
@@ -444,6 +452,10 @@ class EngineMetrics:
         Share of the prompt tokens that the prefix cache already held, 0 to 1.
     prompt_tps, output_tps : float or None
         Tokens per second of the last steps, the time between steps left out; None: none yet.
+    num_drafts, num_draft_tokens, num_accepted_tokens : int
+        Drafts that steps have verified; their tokens; those of them that were right.
+    accepted_at : tuple of int
+        How often the token at each position of a draft was right, from the first.
     """
 
     num_running: int
@@ -461,3 +473,7 @@ class EngineMetrics:
     prefix_hit_rate: float
     prompt_tps: float | None
     output_tps: float | None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()

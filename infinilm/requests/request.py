@@ -580,6 +580,8 @@ class GenerationRequest:
             first.sequence.token_times,
             len(self._prompt_token_ids),
             leader.cached_tokens,
+            sum(completion.sequence.num_draft_tokens for completion in self.completions),
+            sum(completion.sequence.num_accepted_tokens for completion in self.completions),
         )
         scores = self._prompt_logprobs
         return RequestOutput(

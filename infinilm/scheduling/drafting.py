@@ -7,12 +7,14 @@ of the sequence. Keys and values of wrong drafts lie behind the tokens of the se
 the next steps write over them.
 
 Drafts get what is left: tokens of the step's budget that no prompt takes, and blocks above the watermark. They are
-chosen last and their blocks go back with the result, so that no sequence waits or is preempted for a draft.
+chosen last and their blocks go back with the result, so that no sequence waits or is preempted for a draft. How much of
+a draft is worth its time is measured (`infinilm.speculation.lengths`), unless lengths are fixed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -26,6 +28,7 @@ from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafters
+from infinilm.speculation.lengths import Acceptance, Lengths, Offer
 
 __all__ = ["Drafting"]
 
@@ -40,17 +43,28 @@ class Drafting:
     vocab_size : int
     running : RunningSequences
     blocks : BlockManager
+    lengths : Lengths or None
+        Chooses how many tokens of each draft are verified; None: all of them.
 
     Attributes
     ----------
+    lengths : Lengths or None
     num_drafts, num_draft_tokens : int
         Drafts that steps have verified so far, and their tokens.
     accepted_at : list of int
         How often the token at each position of a draft was right, from 0.
     """
 
-    def __init__(self, drafters: Drafters, vocab_size: int, running: RunningSequences, blocks: BlockManager) -> None:
+    def __init__(
+        self,
+        drafters: Drafters,
+        vocab_size: int,
+        running: RunningSequences,
+        blocks: BlockManager,
+        lengths: Lengths | None = None,
+    ) -> None:
         self._drafters = drafters
+        self.lengths = lengths
         self._vocab_size = vocab_size
         self._running = running
         self._blocks = blocks
@@ -59,13 +73,16 @@ class Drafting:
         self.accepted_at = [0] * MAX_DRAFT_TOKENS
 
     @property
-    def is_any_drafted(self) -> bool:
-        """Whether a running sequence has a drafter, which needs the newest token before it can draft."""
-        return bool(self._running.is_drafted[self._running.slots].any())
+    def needs_results(self) -> bool:
+        """Whether a step that could be made ahead waits for the newest tokens, which drafters draft from."""
+        is_drafted = self._running.is_drafted[self._running.slots]
+        if not is_drafted.any():
+            return False
+        return self.lengths is None or self.lengths.waits(len(is_drafted))
 
     def enter(self, sequence: Sequence) -> None:
         """Make the drafter of a sequence that enters a slot for the first time, if it may have one."""
-        if sequence.collect_logits or sequence.samples_on_host:
+        if sequence.collect_logits or sequence.samples_on_host or not sequence.params.max_draft_tokens:
             return
         try:
             sequence.drafter = self._drafters(sequence)
@@ -74,25 +91,46 @@ class Drafting:
 
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to the sequences in decode of a step that is otherwise complete; their tokens are all known."""
-        running, blocks = self._running, self._blocks
+        running, num_seqs = self._running, len(choice.decode_slots)
+        if not num_seqs or choice.budget <= 0 or not (self.lengths is None or self.lengths.asks(num_seqs)):
+            return
+        choice.is_asked = True
+        drafts: list[tuple[int, list[int]]] = []
         for i in np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist():
-            if choice.budget <= 0:
-                return
-            slot, sequence = int(choice.decode_slots[i]), choice.sequences[i]
-            num_tokens = int(running.num_tokens[slot])
-            held = int(blocks.lengths[slot])
-            room = (held + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
-            left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
-            limit = min(choice.budget, room, left, MAX_DRAFT_TOKENS)
-            if limit <= 0:
-                continue
-            token_ids = self._ask(sequence, limit)
+            sequence = choice.sequences[i]
+            limit = min(self._room(sequence.slot, choice), sequence.params.max_draft_tokens)
+            if limit > 0 and (token_ids := self._ask(sequence, limit)):
+                drafts.append((i, token_ids))
+        if self.lengths is not None and drafts:
+            offers = [Offer(self._acceptance(choice.sequences[i]), len(token_ids)) for i, token_ids in drafts]
+            chosen = self.lengths.choose(num_seqs, offers, sum(choice.prefill_counts))
+            drafts = [(i, token_ids[:length]) for (i, token_ids), length in zip(drafts, chosen, strict=True)]
+        for i, token_ids in drafts:
+            slot = choice.sequences[i].slot
+            del token_ids[max(self._room(slot, choice), 0) :]  # drafts before it have taken tokens and blocks
             if token_ids:
-                end = num_tokens + len(token_ids)
-                running.tokens[slot, num_tokens:end] = token_ids
-                blocks.grow(slot, end)
+                begin = int(running.num_tokens[slot])
+                end = begin + len(token_ids)
+                running.tokens[slot, begin:end] = token_ids
+                self._blocks.grow(slot, end)
                 choice.drafts.append((i, token_ids))
                 choice.budget -= len(token_ids)
+
+    def _room(self, slot: int, choice: StepChoice) -> int:
+        """Tokens that a draft may have, given what is left of the step and of the blocks; none if not above 0."""
+        running, blocks = self._running, self._blocks
+        num_tokens = int(running.num_tokens[slot])
+        room = (int(blocks.lengths[slot]) + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
+        left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
+        return min(choice.budget, room, left, MAX_DRAFT_TOKENS)
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance:
+        """How often the drafts of a sequence were right that came from the source of its newest draft."""
+        assert self.lengths is not None
+        source = sequence.draft_source
+        if (found := sequence.acceptance.get(source)) is None:
+            found = sequence.acceptance[source] = self.lengths.acceptance(source)
+        return found
 
     def _ask(self, sequence: Sequence, limit: int) -> list[int]:
         """The draft of a sequence. One whose drafter fails goes on without drafts, which changes none of its tokens."""
@@ -103,6 +141,7 @@ class Drafting:
             new: list[int] = self._running.tokens[slot, sequence.num_drafter_tokens : num_tokens].tolist()
             sequence.num_drafter_tokens = num_tokens
             drafter.update(new)
+            sequence.draft_source = getattr(drafter, "name", "")
             return self._usable(sequence, drafter.draft(limit)[:limit])
         except BaseException:  # as above
             logger.exception("the drafter of a request failed, which goes on without drafts")
@@ -124,20 +163,28 @@ class Drafting:
     def settle(self, step: Step, rows: SequenceOf[int]) -> None:
         """Count the drafts of a step, give back the blocks of wrong ones; `rows`: those that count, in order."""
         assert step.drafts is not None
-        first, counting = 0, set(rows)
-        for row, token_id in enumerate(step.drafts):
-            if token_id == KNOWN:
-                first = row
+        drafts, counting = step.drafts, set(rows)
+        begins = [row for row, token_id in enumerate(drafts) if token_id == KNOWN]
+        for begin, end in itertools.pairwise([*begins, len(drafts)]):
+            if (num_tokens := end - begin - 1) == 0:
                 continue
-            sequence = step.samples[row]
-            self.num_drafts += row == first + 1
-            self.num_draft_tokens += 1
-            sequence.num_draft_tokens += 1
-            if row in counting:
-                self.accepted_at[row - first - 1] += 1
-                sequence.num_accepted_tokens += 1
+            sequence = step.samples[begin]
+            num_accepted = sum(row in counting for row in range(begin + 1, end))
+            self.num_drafts += 1
+            self.num_draft_tokens += num_tokens
+            sequence.num_draft_tokens += num_tokens
+            sequence.num_accepted_tokens += num_accepted
+            for place in range(num_accepted):
+                self.accepted_at[place] += 1
+            if self.lengths is not None:
+                self._acceptance(sequence).add(num_tokens, num_accepted)
             if sequence.slot >= 0:
                 self._blocks.trim(sequence.slot, int(self._running.num_computed[sequence.slot]))
+
+    def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
+        """Learn from the time of a step, from the results of the step before it to its own, and its `num_tokens`."""
+        if self.lengths is not None and step.num_decodes == len(step.sequences):
+            self.lengths.record(step.num_decodes, step.num_drafted, num_tokens, seconds)
 
 
 def _num_followed(matcher: Matcher, token_ids: SequenceOf[int]) -> int:

@@ -41,6 +41,7 @@ from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
 from infinilm.speculation import Drafters
+from infinilm.speculation.lengths import Lengths
 
 __all__ = ["MAX_COLLECTED_ROWS", "Scheduler"]
 
@@ -64,6 +65,8 @@ class Scheduler:
     drafters, vocab_size
         Makes the drafter of each sequence, of tokens below `vocab_size`. None: nothing is drafted. Nor is it in a
         pipeline, or for models that keep states, which a step cannot take back to where a draft was wrong.
+    is_adaptive
+        How much of each draft is verified follows from what is measured (`Lengths`); otherwise it is all.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Scheduler:
         num_stages: int = 1,
         drafters: Drafters | None = None,
         vocab_size: int = 0,
+        is_adaptive: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
@@ -103,7 +107,8 @@ class Scheduler:
         self._running = RunningSequences(max_num_seqs, max_model_len)
         self._drafting: Drafting | None = None
         if drafters is not None and num_stages == 1 and num_states == 0:
-            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
+            lengths = Lengths() if is_adaptive else None
+            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
 
@@ -121,8 +126,8 @@ class Scheduler:
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step should wait for the results of those in flight, because sequences draft from them."""
-        return self._drafting is not None and self._drafting.is_any_drafted
+        """Whether a step that could be made ahead waits for those in flight, because sequences draft from them."""
+        return self._drafting is not None and self._drafting.needs_results
 
     @property
     def stats(self) -> SchedulerStats:
@@ -233,6 +238,21 @@ class Scheduler:
         if self._drafting is not None and step.drafts is not None:
             self._drafting.settle(step, rows)
         return sampled
+
+    def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
+        """Learn what a step has cost and given, which steers how much is drafted.
+
+        Parameters
+        ----------
+        step
+            One that has been taken in.
+        num_tokens
+            Tokens that came of it.
+        seconds
+            From the results of the step before it to its own; from when it was made, if nothing ran before it.
+        """
+        if self._drafting is not None:
+            self._drafting.observe(step, num_tokens, seconds)
 
     def undo(self, step: Step) -> None:
         """Take back an aborted step, so that no prefix keeps its tokens.

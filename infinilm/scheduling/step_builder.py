@@ -35,6 +35,7 @@ class StepChoice:
     decode_slots: IndexArray = field(default_factory=lambda: _NO_SLOTS)  # where the sequences in decode are
     prefill_counts: list[int] = field(default_factory=list)  # tokens of each of the other sequences
     drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence in decode, its draft)
+    is_asked: bool = False  # whether drafters were asked for drafts
     num_collected_rows: int = 0
     admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
 
@@ -134,6 +135,8 @@ class StepBuilder:
             masks=masks,
             num_left=running.num_left,
             drafts=drafts,
+            num_decodes=len(choice.decode_slots),
+            num_drafted=sum(len(token_ids) for _, token_ids in choice.drafts) if choice.is_asked else None,
         )
         if drafts is not None:  # as if no draft were right
             known = np.flatnonzero(np.array(drafts) == KNOWN)

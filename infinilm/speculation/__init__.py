@@ -14,16 +14,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.sampling_params import SamplingParams
+from infinilm.sampling_params import MAX_DRAFT_TOKENS, SamplingParams
 
 __all__ = ["MAX_DRAFT_TOKENS", "DraftRequest", "Drafter", "Drafters"]
 
-MAX_DRAFT_TOKENS = 15
-"""Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels."""
 
 
 class Drafter(Protocol):
-    """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick."""
+    """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
+
+    It may have a `name` (str), the source of its drafts. How often drafts are right is averaged by source.
+    """
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Take in tokens that are known now: first the prompt, then what the sequence generates, in order, each once.

@@ -22,6 +22,8 @@ class LookupDrafter:
         Tokens of a draft at most.
     """
 
+    name = "lookup"
+
     def __init__(self, min_match: int, num_tokens: int) -> None:
         self._automaton = _core.SuffixAutomaton()
         self._min_match, self._num_tokens = min_match, num_tokens
