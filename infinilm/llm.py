@@ -119,10 +119,11 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
     speculation
         Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what followed where
         the end of the text has occurred before in its prompt and output; "auto": the best there is, which is lookup. Or
-        ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most (15), and those that must have
-        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or a function that makes
-        the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests with a logits
-        processor draft nothing.
+        ``{"method": ..., "num_tokens": 15, "min_match": 2, "adaptive": True}``: tokens of a draft at most (15), and
+        those that must have occurred before; keys of vLLM's `speculative_config` that mean the same are understood.
+        Adaptive: how many tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are.
+        Or a function that makes the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines,
+        and requests with a logits processor draft nothing. `SamplingParams.speculation` is that of a request.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
@@ -178,7 +179,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         tokenizer: TokenizerSource | None = None,
         chat_template: str | None = None,
         generation_config: str | os.PathLike[str] = "auto",
-        speculation: str | Mapping[str, Any] | Drafters | None = "off",
+        speculation: str | Mapping[str, Any] | Drafters | None = "auto",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
