@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ class Book:
 
 def _key(sequence: Scheduled) -> Any:
     adapter = None if sequence.adapter is None else sequence.adapter_id
-    return sequence.prompt_token_ids.tobytes(), repr(sequence.params), sequence.seed, adapter
+    params = dataclasses.replace(sequence.params, speculation=None)  # which changes no answer
+    return sequence.prompt_token_ids.tobytes(), repr(params), sequence.seed, adapter
 
 
 class Drafter:
