@@ -141,8 +141,9 @@ class Drafting:
             new: list[int] = self._running.tokens[slot, sequence.num_drafter_tokens : num_tokens].tolist()
             sequence.num_drafter_tokens = num_tokens
             drafter.update(new)
-            sequence.draft_source = getattr(drafter, "name", "")
-            return self._usable(sequence, drafter.draft(limit)[:limit])
+            token_ids = drafter.draft(limit)[:limit]
+            sequence.draft_source = getattr(drafter, "name", ""), getattr(drafter, "evidence", 0)
+            return self._usable(sequence, token_ids)
         except BaseException:  # as above
             logger.exception("the drafter of a request failed, which goes on without drafts")
             sequence.drafter = None

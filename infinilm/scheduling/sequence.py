@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infinilm.scheduling.matcher import Matcher
     from infinilm.scheduling.token_changes import TokenChanges
     from infinilm.speculation import Drafter
-    from infinilm.speculation.lengths import Acceptance
+    from infinilm.speculation.lengths import Acceptance, Source
 
 __all__ = ["ENDED", "IndexArray", "Int32Array", "Sequence"]
 
@@ -71,10 +71,10 @@ class Sequence:
         The host samples the tokens, so no step can be made ahead.
     drafter : Drafter or None
         Drafts the next tokens, which a step then verifies.
-    draft_source : str
-        Where its newest draft comes from: the name of its drafter.
-    acceptance : dict of str to Acceptance
-        By source, how often its drafts were right, where lengths are chosen by it.
+    draft_source : Source
+        Where its newest draft comes from: the name of its drafter, and how much spoke for the draft.
+    acceptance : dict of Source to Acceptance
+        How often its drafts of each source were right, where lengths are chosen by it.
     num_drafter_tokens : int
         How many of the tokens so far the drafter has taken in.
     num_draft_tokens, num_accepted_tokens : int
@@ -112,8 +112,8 @@ class Sequence:
     needs_logits: bool = False
     samples_on_host: bool = False
     drafter: Drafter | None = None
-    draft_source: str = ""
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    draft_source: Source = ("", 0)
+    acceptance: dict[Source, Acceptance] = field(default_factory=dict)
     num_drafter_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -23,7 +23,8 @@ __all__ = ["MAX_DRAFT_TOKENS", "DraftRequest", "Drafter", "Drafters"]
 class Drafter(Protocol):
     """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
 
-    It may have a `name` (str), the source of its drafts. How often drafts are right is averaged by source.
+    It may have a `name` (str), the source of its drafts, and `evidence` (int), how much speaks for the newest one, on a
+    scale of its own. How often drafts are right is averaged by both.
     """
 
     def update(self, token_ids: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """`Lengths`: how many tokens of each draft a step verifies, so that most tokens come per second.
 
-Two things are measured while requests run. `Acceptance` is how often drafts are right, of each sequence and source.
+Two things are measured while requests run. `Acceptance` is how often drafts are right, of each sequence and source;
+what a drafter says for its drafts, such as the length of a match, makes a source of its own.
 `StepTimes` is how long a step takes, by the number of its sequences and of the drafted tokens among its rows. From both
 follows what a length is worth: a step of n sequences that verifies some drafted tokens gives n tokens and those that
 are expected to be right, in the time of a step of that size. The lengths of a step are those with the best rate.
@@ -19,12 +20,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Acceptance", "Lengths", "Offer", "StepTimes"]
+__all__ = ["Acceptance", "Lengths", "Offer", "Source", "StepTimes"]
+
+Source = tuple[str, int]
+"""Where a draft comes from: the name of a drafter, and how much speaks for the draft, on a scale of that drafter."""
 
 FloatArray = npt.NDArray[np.float64]
 
 # An average begins here: high enough for drafts of a new source to be tried.
-_FIRST, _NEXT = 0.7, 0.8
+_FIRST, _NEXT = 0.5, 0.8
 
 # Of a sequence, an earlier draft counts this much less than the one behind it; of a source, in all sequences.
 _DECAY, _SHARED_DECAY = 0.9, 0.98
@@ -208,19 +212,19 @@ class Lengths:
     def __init__(self) -> None:
         self._times = StepTimes()
         self._plain: dict[int, _Times] = {}  # by sequences: of steps for which no drafter was asked
-        self._sources: dict[str, Acceptance] = {}
+        self._sources: dict[Source, Acceptance] = {}
         self._gain = 0.5  # of a step with drafts over the same step without: tokens, less time, both in steps
         self._until_probe = 0  # steps
         self._until_trial = 0  # steps
         self._since_asked = 0  # steps
         self._rng = random.Random(0)
 
-    def acceptance(self, source: str) -> Acceptance:
+    def acceptance(self, source: Source) -> Acceptance:
         """A new average, for the drafts that a sequence gets from a source."""
         return Acceptance(self._sources.setdefault(source, Acceptance()))
 
     @property
-    def rates(self) -> Mapping[str, tuple[float, float]]:
+    def rates(self) -> Mapping[Source, tuple[float, float]]:
         """Of each source, how probably the first token of a draft is right, and a next one, lately."""
         return {source: shared.rates for source, shared in self._sources.items()}
 

@@ -40,7 +40,7 @@ class Simulation:
     def __init__(self, seconds: Seconds, rates: list[tuple[float, float] | None], noise: float = 0.0) -> None:
         self.lengths, self.seconds, self.rates, self.noise = Lengths(), seconds, rates, noise
         self.rng = random.Random(0)
-        self.acceptance = [self.lengths.acceptance("test") for _ in rates]
+        self.acceptance = [self.lengths.acceptance(("test", 0)) for _ in rates]
         self.num_tokens, self.time, self.waits_cost, self.has_draft = 0, 0.0, 0.0, 1.0
         self.drafted: list[int] = []
 

@@ -69,6 +69,9 @@ def test_a_drafter_keeps_to_its_limits() -> None:
     drafter.update([3])
     assert drafter.draft(10) == [4, 5, 6]
     assert drafter.draft(1) == [4]
+    assert drafter.evidence == 2
+    drafter.update([4, 5, 6, 9, 2, 3, 4, 5, 6, 9, 2, 3, 4, 5, 6, 9, 2, 3, 4])
+    assert drafter.evidence == 5
 
 
 def test_settings() -> None:
