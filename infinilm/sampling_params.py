@@ -23,7 +23,14 @@ from infinilm.signatures import keyword_parameters, name_keywords
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["MAX_DRAFT_TOKENS", "SAMPLING", "SamplingKeywords", "SamplingParams", "check_keywords", "make_sampling_params"]
+__all__ = [
+    "MAX_DRAFT_TOKENS",
+    "SAMPLING",
+    "SamplingKeywords",
+    "SamplingParams",
+    "check_keywords",
+    "make_sampling_params",
+]
 
 
 MAX_DRAFT_TOKENS = 15

@@ -175,7 +175,9 @@ def measure_prefill(llm: LLM, prompt_len: int, rng: np.random.Generator) -> floa
     """Seconds from a prompt of `prompt_len` random tokens to its first new token."""
     prompt = _random_prompt(llm, prompt_len, rng)
     started = time.perf_counter()
-    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, speculation="off"), use_tqdm=False)
+    llm.generate(
+        [prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, speculation="off"), use_tqdm=False
+    )
     return time.perf_counter() - started
 
 

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from infinilm.bench.limits import cpu_line
 from infinilm.errors import ConfigError
 from infinilm.planning.sizes import format_bytes
 from infinilm.progress import progress_bar
-from infinilm.sampling_params import SamplingKeywords, SamplingParams
+from infinilm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from infinilm.calls.handle import Request
@@ -211,8 +211,8 @@ def run_trace(llm: LLM, trace: Trace, *, progress: bool = False) -> TraceResult:
     vocab_size = llm.config.vocab_size
     prompts = [[token_id % vocab_size for token_id in prompt] for prompt in trace.prompts]
     # Nothing is drafted: random prompts and weights would tell nothing of what drafts gain.
-    settings: SamplingKeywords = {"temperature": _TEMPERATURE, "ignore_eos": True, "speculation": "off"}
-    params = [SamplingParams(max_tokens=n, **settings) for n in trace.max_tokens]
+    alike = SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, speculation="off")
+    params = [replace(alike, max_tokens=n) for n in trace.max_tokens]
     llm.generate([[0] * min(16, llm.max_model_len - 1)], params[0], use_tqdm=False, max_tokens=2)
     before = llm.metrics()
     requests: list[Request] = []

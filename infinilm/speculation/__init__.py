@@ -19,7 +19,6 @@ from infinilm.sampling_params import MAX_DRAFT_TOKENS, SamplingParams
 __all__ = ["MAX_DRAFT_TOKENS", "DraftRequest", "Drafter", "Drafters"]
 
 
-
 class Drafter(Protocol):
     """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
 

@@ -104,7 +104,9 @@ def read_speculation(given: str | Mapping[str, Any] | Drafters | None) -> Specul
         raise ConfigError(f"speculation: adaptive must be True or False, got {short_repr(is_adaptive)}")
     if callable(method):
         if settings:
-            raise ConfigError(f"speculation: {min(settings)!r} is a setting of lookup, and not of a drafter of your own")
+            raise ConfigError(
+                f"speculation: {min(settings)!r} is a setting of lookup, and not of a drafter of your own"
+            )
         return Speculation(method, is_adaptive)
     if not isinstance(method, str) or _OTHER_METHODS.get(method, method) not in _METHODS:
         known = ", ".join(map(repr, _METHODS))

@@ -1,5 +1,4 @@
-"""Any drafts, of any lengths, for any requests that run together: no token, log-probability or finish reason changes.
-"""
+"""Any drafts, of any lengths, for any requests that run together: no token, log-probability or end changes by a bit."""
 
 from __future__ import annotations
 
