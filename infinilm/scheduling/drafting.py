@@ -24,7 +24,7 @@ from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.masks import KNOWN
 from infinilm.scheduling.matcher import Matcher
 from infinilm.scheduling.running import RunningSequences
-from infinilm.scheduling.sequence import Sequence
+from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafters
@@ -96,9 +96,11 @@ class Drafting:
             return
         choice.is_asked = True
         drafts: list[tuple[int, list[int]]] = []
-        for i in np.flatnonzero(running.is_drafted[choice.decode_slots]).tolist():
+        drafted = np.flatnonzero(running.is_drafted[choice.decode_slots])
+        rooms = self._rooms(choice.decode_slots[drafted], choice.budget)
+        for i, room in zip(drafted.tolist(), rooms.tolist(), strict=True):
             sequence = choice.sequences[i]
-            limit = min(self._room(sequence.slot, choice), sequence.params.max_draft_tokens)
+            limit = min(room, sequence.params.max_draft_tokens)
             if limit > 0 and (token_ids := self._ask(sequence, limit)):
                 drafts.append((i, token_ids))
         if self.lengths is not None and drafts:
@@ -106,8 +108,11 @@ class Drafting:
             chosen = self.lengths.choose(num_seqs, offers, sum(choice.prefill_counts))
             drafts = [(i, token_ids[:length]) for (i, token_ids), length in zip(drafts, chosen, strict=True)]
         for i, token_ids in drafts:
+            if not token_ids:
+                continue
             slot = choice.sequences[i].slot
-            del token_ids[max(self._room(slot, choice), 0) :]  # drafts before it have taken tokens and blocks
+            room = int(self._rooms(choice.decode_slots[i : i + 1], choice.budget)[0])
+            del token_ids[max(room, 0) :]  # drafts before it have taken tokens and blocks
             if token_ids:
                 begin = int(running.num_tokens[slot])
                 end = begin + len(token_ids)
@@ -116,13 +121,17 @@ class Drafting:
                 choice.drafts.append((i, token_ids))
                 choice.budget -= len(token_ids)
 
-    def _room(self, slot: int, choice: StepChoice) -> int:
-        """Tokens that a draft may have, given what is left of the step and of the blocks; none if not above 0."""
+    def _rooms(self, slots: IndexArray, budget: int) -> Int32Array:
+        """Tokens that a draft may have, [len(slots)], given what is left of the step and of the blocks; none if <= 0.
+
+        Each may have as many if the others have none.
+        """
         running, blocks = self._running, self._blocks
-        num_tokens = int(running.num_tokens[slot])
-        room = (int(blocks.lengths[slot]) + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
-        left = int(running.max_num_tokens[slot]) - num_tokens - 1  # the last token is drawn, and not computed
-        return min(choice.budget, room, left, MAX_DRAFT_TOKENS)
+        num_tokens = running.num_tokens[slots]
+        room = (blocks.lengths[slots] + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
+        left = running.max_num_tokens[slots] - num_tokens - 1  # the last token is drawn, and not computed
+        rooms: Int32Array = np.minimum(np.minimum(room, left), min(budget, MAX_DRAFT_TOKENS))
+        return rooms
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         """How often the drafts of a sequence were right that came from the source of its newest draft."""
@@ -142,6 +151,8 @@ class Drafting:
             sequence.num_drafter_tokens = num_tokens
             drafter.update(new)
             token_ids = drafter.draft(limit)[:limit]
+            if not len(token_ids):
+                return []
             sequence.draft_source = getattr(drafter, "name", ""), getattr(drafter, "evidence", 0)
             return self._usable(sequence, token_ids)
         except BaseException:  # as above

@@ -28,7 +28,7 @@ Source = tuple[str, int]
 FloatArray = npt.NDArray[np.float64]
 
 # An average begins here: high enough for drafts of a new source to be tried.
-_FIRST, _NEXT = 0.5, 0.8
+_FIRST, _NEXT = 0.4, 0.8
 
 # Of a sequence, an earlier draft counts this much less than the one behind it; of a source, in all sequences.
 _DECAY, _SHARED_DECAY = 0.9, 0.98
@@ -37,7 +37,7 @@ _WEIGHT, _SHARED_WEIGHT = 2.0, 4.0  # drafts that the average of the source coun
 _NUM_KEPT = 8  # last times of a size
 _NUM_FIRST = 4  # times of steps of so many sequences that are measured before any draft is verified
 _EXACT = 16  # larger sizes share their times with those of the same leading four bits
-_TRIED = 15  # drafted tokens that are tried in a step of any number of sequences, if their time is not known
+_TRIED = 16  # tokens of a step that are tried with any number of sequences, if its time is not known
 
 _WORTH = 1.02  # a smaller gain in tokens per second is within what clocks tell wrong
 _TRY_EVERY = 32  # steps with drafts, of which one has any length, to see what such a step takes
@@ -153,7 +153,7 @@ class _Row:
             self._known = sizes, seconds
         else:
             sizes, seconds = self._known
-        flat = max(float(sizes[-1]), _TRIED, self.num_seqs)
+        flat = max(float(sizes[-1]), _TRIED - self.num_seqs, self.num_seqs)
         factor = np.maximum(1.0, (self.num_seqs + drafted) / (self.num_seqs + flat))
         curve: FloatArray = np.interp(drafted, sizes, seconds) * factor
         return curve
@@ -163,9 +163,9 @@ class StepTimes:
     """Seconds of a step, by its sequences and its drafted tokens, as far as they are measured.
 
     Of each size the lower quartile of the last 8 times counts. No size takes longer than a larger one, nor longer for a
-    token than a smaller one, and sizes between measured ones are interpolated. Beyond the largest measured size, up to
-    15 drafted tokens, or as many as there are sequences, are taken to cost nothing, so that they are tried; more of
-    them cost in proportion to the tokens of the step, which is the most they can.
+    token than a smaller one, and sizes between measured ones are interpolated. Beyond the largest measured size,
+    drafted tokens are taken to cost nothing up to steps of 16 tokens, or of two a sequence, so that they are tried;
+    more of them cost in proportion to the tokens of the step, which is the most they can.
     """
 
     def __init__(self) -> None:
@@ -319,6 +319,8 @@ class Lengths:
             return
         self._since_asked = 0
         self._times.add(num_seqs, num_drafted, seconds)
-        curve = self._times.curve(num_seqs, 0, num_drafted)
-        gain = num_tokens / num_seqs - float(curve[-1] / curve[0])
+        gain = num_tokens / num_seqs - 1
+        if num_drafted:
+            curve = self._times.curve(num_seqs, 0, num_drafted)
+            gain -= float(curve[-1] / curve[0]) - 1
         self._gain += _RECENT * (gain - self._gain)
