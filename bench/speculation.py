@@ -13,8 +13,9 @@ they find, and drafts are right or wrong as they are.
 - prose: the documents of this repository without code, lists and tables; the prompt is the first half of a piece, the
   answer the second.
 
-Each text is answered without drafts and with them by turns, and ratios are of the sums of times. `--one-thread` times
-the processor instead of the wall, with one thread, where the machine is shared with others.
+Each text is answered without drafts and with them by turns, and ratios are of the sums of times. `--one-thread` takes
+the time of the processor instead of that of the wall, with one thread, where the machine is shared with others; the
+engine chooses lengths by the same clock then.
 Tokens are those of mistral-common's tekken, ids beyond the vocabulary folded into it.
 """
 
@@ -28,7 +29,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,12 @@ def encode(tokenizer: Tekkenizer, text: str, vocab_size: int) -> list[int]:
 class Teacher:
     """Says of each row that it has drawn the token which the text has there."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
         self._texts: dict[bytes, np.ndarray] = {}
         self._llm = llm
+        self._clock, self._last = clock, 0.0
+        self._observe = llm._thread.scheduler.observe
+        llm._thread.scheduler.observe = self._observe_by_clock  # type: ignore[method-assign]
         llm._thread._sampled_ids = self._sampled_ids  # type: ignore[method-assign]
 
     def _sampled_ids(self, step: Any, output: Any) -> Any:
@@ -116,14 +120,19 @@ class Teacher:
             ids[row] = text[min(position, len(text) - 1)]
         return ids, {}
 
-    def seconds(self, texts: Sequence[Text], clock: Any, speculation: str) -> float:
+    def _observe_by_clock(self, step: Any, num_tokens: int, _seconds: float) -> None:
+        now = self._clock()
+        self._observe(step, num_tokens, now - self._last)
+        self._last = now
+
+    def seconds(self, texts: Sequence[Text], speculation: str) -> float:
         """Of all answers to these, at once, from the first step in which all decode."""
         llm = self._llm
         for text in texts:
             self._texts[np.array(text.prompt, np.int32).tobytes()] = np.array(text.prompt + text.answer, np.int32)
         llm.generate([text.prompt for text in texts], max_tokens=1, use_tqdm=False)  # into the prefix cache
         num_tokens = min(len(text.answer) for text in texts)
-        started = clock()
+        started = self._clock()
         outputs = llm.generate(
             [text.prompt for text in texts],
             temperature=0,
@@ -132,13 +141,13 @@ class Teacher:
             speculation=speculation,
             use_tqdm=False,
         )
-        elapsed: float = clock() - started
+        elapsed = self._clock() - started
         for text, output in zip(texts, outputs, strict=True):
             assert list(output.outputs[0].token_ids) == text.answer[:num_tokens]
         return elapsed
 
 
-def measure(llm: LLM, teacher: Teacher, batches: Sequence[Sequence[Text]], clock: Any) -> str:
+def measure(llm: LLM, teacher: Teacher, batches: Sequence[Sequence[Text]]) -> str:
     """What to say of the times of these batches, without drafts and with them."""
     sums, ratios = [0.0, 0.0], []
     before = llm.metrics()
@@ -147,7 +156,7 @@ def measure(llm: LLM, teacher: Teacher, batches: Sequence[Sequence[Text]], clock
         pair = [0.0, 0.0]
         for turn in (0, 1) if number % 2 else (1, 0):
             num_steps = llm.metrics().num_steps
-            pair[turn] = teacher.seconds(batch, clock, ("off", "auto")[turn])
+            pair[turn] = teacher.seconds(batch, ("off", "auto")[turn])
             steps[turn] += llm.metrics().num_steps - num_steps
             sums[turn] += pair[turn]
         ratios.append(pair[0] / pair[1])
@@ -221,13 +230,13 @@ def main() -> None:
             speculation="auto",
             use_tqdm=False,
         ) as llm:
-            teacher = Teacher(llm)
+            teacher = Teacher(llm, clock)
             if args.edits:
                 batches = [[text] for text in edits(tokenizer, args.edits, args.longest, vocab_size)]
-                print(f"edits: {measure(llm, teacher, batches, clock)}", flush=True)
+                print(f"edits: {measure(llm, teacher, batches)}", flush=True)
             for size in sizes:
                 texts = prose(tokenizer, size * args.rounds, args.tokens, vocab_size)
-                told = measure(llm, teacher, list(batched(texts, size)), clock)
+                told = measure(llm, teacher, list(batched(texts, size)))
                 print(f"prose, {size} at once: {told}", flush=True)
             print({name: tuple(round(rate, 2) for rate in rates) for name, rates in rates_of(llm).items()})
 
