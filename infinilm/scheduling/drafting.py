@@ -153,7 +153,7 @@ class Drafting:
             token_ids = drafter.draft(limit)[:limit]
             if not len(token_ids):
                 return []
-            sequence.draft_source = getattr(drafter, "name", ""), getattr(drafter, "evidence", 0)
+            sequence.draft_source = str(getattr(drafter, "name", "")), int(getattr(drafter, "evidence", 0))
             return self._usable(sequence, token_ids)
         except BaseException:  # as above
             logger.exception("the drafter of a request failed, which goes on without drafts")

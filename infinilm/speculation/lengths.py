@@ -1,10 +1,10 @@
 """`Lengths`: how many tokens of each draft a step verifies, so that most tokens come per second.
 
 Two things are measured while requests run. `Acceptance` is how often drafts are right, of each sequence and source;
-what a drafter says for its drafts, such as the length of a match, makes a source of its own.
-`StepTimes` is how long a step takes, by the number of its sequences and of the drafted tokens among its rows. From both
-follows what a length is worth: a step of n sequences that verifies some drafted tokens gives n tokens and those that
-are expected to be right, in the time of a step of that size. The lengths of a step are those with the best rate.
+drafts for which more speaks, such as a longer match, count as another source. `StepTimes` is how long a step takes, by
+the number of its sequences and of the drafted tokens among its rows. From both follows what a length is worth: a step
+of n sequences that verifies some drafted tokens gives n tokens and those that are expected to be right, in the time of
+a step of that size. The lengths of a step are those with the best rate.
 
 Clocks may steer lengths because no answer depends on them. SmartSpec (Liu et al., https://arxiv.org/abs/2406.14066)
 chooses one length for a whole batch in this way, from a cost model that is fitted beforehand.
@@ -86,8 +86,10 @@ class Acceptance:
 
     def refuse(self) -> None:
         """Nothing of a draft was verified. What earlier ones came to counts less, as if it had been."""
-        for name in ("_first", "_num_first", "_next", "_num_next"):
-            setattr(self, name, _DECAY * getattr(self, name))
+        self._first *= _DECAY
+        self._num_first *= _DECAY
+        self._next *= _DECAY
+        self._num_next *= _DECAY
         self.num_refused += 1
 
     def add(self, num_tokens: int, num_accepted: int) -> None:

@@ -282,10 +282,14 @@ class Broken:
             raise ValueError("broken")
 
     def draft(self, _limit: int) -> Any:
-        return {"draft": None, "type": ["x"]}[self.at]
+        return {"draft": None, "type": ["x"]}.get(self.at, [1])
+
+    @property
+    def evidence(self) -> Any:
+        return ["x"] if self.at == "evidence" else 0
 
 
-@pytest.mark.parametrize("at", ["make", "update", "draft", "type"])
+@pytest.mark.parametrize("at", ["make", "update", "draft", "type", "evidence"])
 def test_a_drafter_that_fails_is_left_out(folder: Path, llm: LLM, book: Book, at: str) -> None:
     """The request goes on without drafts, and others do not notice."""
 
