@@ -164,6 +164,7 @@ class Infinilm(Engine):
                 enable_prefix_caching=False,
                 max_model_len=4096,
                 max_num_seqs=32,
+                speculation="off",
             )
         params = [self.infinilm.SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in num_tokens]
         for output, wanted in zip(self.llm.generate(prompts, params), num_tokens, strict=True):

@@ -61,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(make_config(args.layers, args.hidden)))
         registry = HookRegistry()
-        with LLM(folder, load_format="dummy", max_num_seqs=1, hooks=registry, use_tqdm=False) as llm:
+        with LLM(folder, load_format="dummy", max_num_seqs=1, hooks=registry, speculation="off", use_tqdm=False) as llm:
             times: dict[str, list[float]] = {name: [] for name in variants}
             decode(llm)
             for _ in range(args.rounds):

@@ -97,7 +97,7 @@ def main() -> None:
             f"{args.stages} in one process": {"num_threads": args.stages, "pipeline_parallel_size": args.stages},
             f"{args.stages} processes": {"num_threads": 1, "stages": addresses},
         }
-        llms = {way: LLM(folder, **settings, **own) for way, own in ways.items()}
+        llms = {way: LLM(folder, speculation="off", **settings, **own) for way, own in ways.items()}
         processes = [os.getpid(), *(process.pid for process in others)]
         for what, sizes in work.items():
             found: dict[str, list[list[float]]] = {way: [] for way in ways}

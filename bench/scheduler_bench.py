@@ -2,6 +2,7 @@
 
     python -m bench.scheduler_bench                    # microseconds a step, the engine left out
     python -m bench.scheduler_bench --profile          # where they go, by function
+    python -m bench.scheduler_bench --drafts           # what drafters add to the scheduler's part of a step
     python -m bench.scheduler_bench --layouts          # prefill and decode, blocks of 16 tokens against one block
 
 A step is: requests taken from callers, schedule, batch, results taken in, and, for each sequence, the update with its
@@ -39,6 +40,8 @@ from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
+from infinilm.speculation import Drafters
+from infinilm.speculation.settings import Lookup
 
 
 def spread(least: int, count: int) -> list[int]:
@@ -86,6 +89,55 @@ def time_scheduler(num_seqs: int, num_steps: int, caching: bool) -> Iterator[tup
         elapsed = time.perf_counter() - started
         if len(step.samples) == num_seqs and len(step.sequences) == num_seqs and i >= 10:
             yield elapsed, time_yardstick()
+
+
+def time_drafts(num_seqs: int, num_steps: int, drafters: Drafters | None, period: int) -> list[float]:
+    """Seconds of the processor for each step in the scheduler, without the engine, of texts that repeat or do not.
+
+    `period`: tokens after which a text repeats itself.
+    """
+    scheduler = Scheduler(
+        num_seqs * 128,
+        16,
+        max_num_seqs=num_seqs,
+        max_model_len=2048,
+        max_num_batched_tokens=8192,
+        drafters=drafters,
+        is_adaptive=True,
+        vocab_size=4096,
+    )
+    add_sequences(scheduler, [64] * num_seqs, 0)
+    seconds = []
+    for i in range(num_steps + 20):
+        started = time.thread_time()
+        step = scheduler.schedule(started)
+        assert step is not None
+        elapsed = time.thread_time() - started
+        ids = (step.positions % period).astype(np.int32)
+        output: Any = SimpleNamespace(ids=SimpleNamespace(numpy=lambda ids=ids: ids), logits=None)
+        started = time.thread_time()
+        num_tokens = scheduler.update(step, output, started).num_tokens
+        scheduler.observe(step, num_tokens, 0.05)
+        if i >= 20:
+            seconds.append(elapsed + time.thread_time() - started)
+    return seconds
+
+
+def bench_drafts(sizes: list[int], num_steps: int) -> None:
+    ways: dict[str, tuple[Drafters | None, int]] = {
+        "no drafters": (None, 4096),
+        "lookup, nothing found": (Lookup(), 4096),
+        "lookup, 15 tokens of each": (Lookup(), 20),
+    }
+    for size in sizes:
+        rounds = [
+            {name: statistics.median(time_drafts(size, num_steps, *way)) for name, way in ways.items()}
+            for _ in range(5)
+        ]
+        for name in ways:
+            found = [one[name] * 1e6 for one in rounds]
+            more = [(one[name] - one["no drafters"]) * 1e6 for one in rounds]
+            print(f"{size:4} decodes, {name:26} {min(found):5.0f} us, {statistics.median(more):4.0f} us more")
 
 
 class NoEngine:
@@ -253,12 +305,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--layouts", action="store_true")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    if args.layouts:
+    if args.drafts:
+        bench_drafts(args.sizes, min(args.steps, 80))
+    elif args.layouts:
         bench_layouts(args.layers, args.prompt, args.rounds)
     elif args.profile:
         profile_steps(max(args.sizes), args.steps)

@@ -301,6 +301,7 @@ def measure(bench: Bench, peer: Peer | None, num_streams: int, num_tokens: int, 
 def measure_model(model: str, counts: Sequence[int], tokens: int, peer: Peer | None, args: argparse.Namespace) -> None:
     """Print all of one model. `tokens`: of a stream."""
     options: dict[str, Any] = {"max_num_seqs": max(counts), "seed": 1, "max_model_len": args.max_model_len}
+    options["speculation"] = "off"
     options |= {"kv_cache": args.kv_cache, "load_format": args.load_format}
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     starts = []

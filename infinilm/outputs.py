@@ -152,6 +152,8 @@ class RequestMetrics:
         answers of all of them together. None: the request has no prediction.
     token_times : tuple of float
         Seconds from arrival to each new token, as the engine made them: what percentiles over many requests need.
+    num_draft_tokens, num_accepted_tokens : int
+        Drafted tokens that steps have verified, and those of them that were right, of all completions of the request.
     """
 
     queue_time: float | None
@@ -165,6 +167,8 @@ class RequestMetrics:
     accepted_prediction_tokens: int | None = None
     rejected_prediction_tokens: int | None = None
     token_times: tuple[float, ...] = field(default=(), repr=False)
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @classmethod
     def from_times(
@@ -174,6 +178,8 @@ class RequestMetrics:
         token_times: Sequence[float],
         num_prompt_tokens: int,
         cached_tokens: int = 0,
+        num_draft_tokens: int = 0,
+        num_accepted_tokens: int = 0,
     ) -> RequestMetrics:
         """Compute the metrics from points in time, all of one clock that never goes back, in seconds.
 
@@ -187,7 +193,7 @@ class RequestMetrics:
             When each new token was known, ascending.
         num_prompt_tokens : int
             Length of the prompt, cached tokens included.
-        cached_tokens : int
+        cached_tokens, num_draft_tokens, num_accepted_tokens : int
         """
         first = token_times[0] if len(token_times) else None
         gaps = sorted(map(operator.sub, token_times[1:], token_times))
@@ -203,6 +209,8 @@ class RequestMetrics:
             decode_tps=_rate(len(gaps), elapsed),
             cached_tokens=cached_tokens,
             token_times=tuple([t - arrival for t in token_times]),
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
         )
 
 
@@ -449,6 +457,10 @@ class EngineMetrics:
         Share of the prompt tokens that the prefix cache already held, 0 to 1.
     prompt_tps, output_tps : float or None
         Tokens per second of the last steps, the time between steps left out; None: none yet.
+    num_drafts, num_draft_tokens, num_accepted_tokens : int
+        Drafts that steps have verified; their tokens; those of them that were right.
+    accepted_at : tuple of int
+        How often the token at each position of a draft was right, from the first.
     """
 
     num_running: int
@@ -466,3 +478,7 @@ class EngineMetrics:
     prefix_hit_rate: float
     prompt_tps: float | None
     output_tps: float | None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()

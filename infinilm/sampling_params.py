@@ -23,7 +23,18 @@ from infinilm.signatures import keyword_parameters, name_keywords
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SAMPLING", "SamplingKeywords", "SamplingParams", "check_keywords", "make_sampling_params"]
+__all__ = [
+    "MAX_DRAFT_TOKENS",
+    "SAMPLING",
+    "SamplingKeywords",
+    "SamplingParams",
+    "check_keywords",
+    "make_sampling_params",
+]
+
+
+MAX_DRAFT_TOKENS = 15
+"""Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels."""
 
 
 def check_keywords(names: Iterable[str], owner: str = "SamplingParams", others: Iterable[str] = ()) -> None:
@@ -131,6 +142,14 @@ def _prediction(value: object) -> str | tuple[int, ...]:
     return checked
 
 
+def _speculation(value: object) -> str | int | None:
+    if value == "off" or value == "auto":
+        return None if value == "auto" else "off"
+    if isinstance(value, str):
+        raise RequestError(f"speculation must be 'auto', 'off' or an int in 1..{MAX_DRAFT_TOKENS}, got {value!r}")
+    return _integer("speculation", value, lambda x: 1 <= x <= MAX_DRAFT_TOKENS, f"'off' or in 1..{MAX_DRAFT_TOKENS}")
+
+
 _MAX_INT = 2**31 - 1
 # Field -> function that checks a value and returns it normalised, in the order of the fields. Defaults are not checked.
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
@@ -160,6 +179,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "skip_special_tokens": lambda v: as_boolean("skip_special_tokens", v),
     "lora": _adapter_name,
     "prediction": _prediction,
+    "speculation": _speculation,
 }
 
 
@@ -190,6 +210,7 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool
     lora: str | None
     prediction: str | Sequence[int] | None
+    speculation: str | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +273,9 @@ class SamplingParams:
     prediction : str or sequence of int, optional
         What the answer will largely repeat, such as the file that it edits, as text or token ids (read back as a
         tuple). Steps verify its tokens, several at once: the answer comes faster, and no bit of it changes.
+    speculation : str or int, optional
+        "off": nothing is drafted for the request; 1..15: at most so many tokens in a step; None or "auto": as the `LLM`
+        was told. It changes no token, but how fast they come.
 
     Raises
     ------
@@ -293,6 +317,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     lora: str | None = None
     prediction: str | tuple[int, ...] | None = None
+    speculation: str | int | None = None
 
     if TYPE_CHECKING:  # callers may pass more types than fields hold
 
@@ -315,6 +340,13 @@ class SamplingParams:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
         if self.constraint is not None and self.ignore_eos:
             raise RequestError("ignore_eos cannot be combined with constraint, which says where the text ends")
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Tokens of a draft at most, 0 to 15."""
+        if isinstance(self.speculation, int):
+            return self.speculation
+        return 0 if self.speculation == "off" else MAX_DRAFT_TOKENS
 
 
 _DEFAULTS: Mapping[str, Any] = {item.name: item.default for item in fields(SamplingParams)}

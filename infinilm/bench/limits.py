@@ -175,7 +175,9 @@ def measure_prefill(llm: LLM, prompt_len: int, rng: np.random.Generator) -> floa
     """Seconds from a prompt of `prompt_len` random tokens to its first new token."""
     prompt = _random_prompt(llm, prompt_len, rng)
     started = time.perf_counter()
-    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
+    llm.generate(
+        [prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, speculation="off"), use_tqdm=False
+    )
     return time.perf_counter() - started
 
 
@@ -198,7 +200,7 @@ def measure_decode(
     ends: list[float] = []  # of that step, and of every step of the whole batch after it
     started = time.perf_counter()
     # Leaving the loop cancels the sequences; nothing else ends them before the context is full.
-    events = llm.stream(prompts, SamplingParams(temperature=0.0, ignore_eos=True))
+    events = llm.stream(prompts, SamplingParams(temperature=0.0, ignore_eos=True, speculation="off"))
     for num_events, event in enumerate(events, 1):
         seen.add(event.request_id)
         if len(seen) == batch_size and (not ends or (num_events - begun) % batch_size == 0):

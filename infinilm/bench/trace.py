@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,7 +210,9 @@ def run_trace(llm: LLM, trace: Trace, *, progress: bool = False) -> TraceResult:
     trace.check_context(llm.max_model_len)
     vocab_size = llm.config.vocab_size
     prompts = [[token_id % vocab_size for token_id in prompt] for prompt in trace.prompts]
-    params = [SamplingParams(temperature=_TEMPERATURE, max_tokens=n, ignore_eos=True) for n in trace.max_tokens]
+    # Nothing is drafted: random prompts and weights would tell nothing of what drafts gain.
+    alike = SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, speculation="off")
+    params = [replace(alike, max_tokens=n) for n in trace.max_tokens]
     llm.generate([[0] * min(16, llm.max_model_len - 1)], params[0], use_tqdm=False, max_tokens=2)
     before = llm.metrics()
     requests: list[Request] = []

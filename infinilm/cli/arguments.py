@@ -165,9 +165,9 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculation",
         type=_method_or_json,
-        default="off",
+        default="auto",
         metavar="METHOD",
-        help="draft tokens that a step verifies, which changes no answer: lookup, mtp, auto or off (default); or a "
+        help="draft tokens that a step verifies, which changes no answer: lookup, mtp, auto (default) or off; or a "
         'JSON object such as {"method": "lookup", "num_tokens": 7}',
     )
 

@@ -84,6 +84,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         help="one more round, with time, bytes, operations and share of the limit of each op",
     )
     limits.add_argument(
+        "--speculation",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="then also an answer that repeats its prompt, with drafts and without by turns; all else has no drafts",
+    )
+    limits.add_argument(
         "--plot",
         metavar="FILE",
         default=argparse.SUPPRESS,
@@ -119,13 +125,13 @@ def _settings(args: argparse.Namespace, own: Mapping[str, _Option], other: Itera
 def run_bench(args: argparse.Namespace) -> int:
     """Run `infinilm bench`; returns the exit code."""
     if args.trace:
-        return _bench_trace(args, _settings(args, _TRACE, [*_LIMITS, "ops", "plot"]))
+        return _bench_trace(args, _settings(args, _TRACE, [*_LIMITS, "ops", "speculation", "plot"]))
     return _bench_limits(args, _settings(args, _LIMITS, [*_TRACE, "no_progress"]))
 
 
 def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
     from infinilm import _core
-    from infinilm.bench import limits as bench, plot
+    from infinilm.bench import limits as bench, plot, speculation
     from infinilm.bench.work import count_work
     from infinilm.devices.system import resolve_device
     from infinilm.llm import LLM
@@ -165,10 +171,17 @@ def _bench_limits(args: argparse.Namespace, settings: Mapping[str, Any]) -> int:
             llm, num_threads=num_threads, progress=note, ops=getattr(args, "ops", False), **settings
         )
         about = _about(args, llm, num_threads)
+        drafts = None
+        if hasattr(args, "speculation"):
+            drafts = speculation.measure_speculation(llm, max(settings["decode_tokens"], 2), settings["repeats"])
         if path is not None:
             plot.draw(path, about, result, count_work(llm))
             note(f"drawn: {path}")
-    put((json.dumps(about | asdict(result), indent=1) if args.json else bench.format_table(about, result)) + "\n")
+    found, table = asdict(result), bench.format_table(about, result)
+    if drafts is not None:
+        found |= {"speculation": asdict(drafts)}
+        table += "\n" + speculation.format_speculation(drafts)
+    put((json.dumps(about | found, indent=1) if args.json else table) + "\n")
     return 0
 
 

@@ -580,6 +580,8 @@ class GenerationRequest:
             first.sequence.token_times,
             len(self._prompt_token_ids),
             leader.cached_tokens,
+            sum(completion.sequence.num_draft_tokens for completion in self.completions),
+            sum(completion.sequence.num_accepted_tokens for completion in self.completions),
         )
         if (prediction := first.sequence.prediction) is not None:
             accepted = [prediction.count_accepted(c.sequence.output_token_ids) for c in self.completions]

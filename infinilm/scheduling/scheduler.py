@@ -42,6 +42,7 @@ from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
 from infinilm.speculation import Drafters
+from infinilm.speculation.lengths import Lengths
 
 __all__ = ["MAX_COLLECTED_ROWS", "Scheduler"]
 
@@ -65,6 +66,8 @@ class Scheduler:
     drafters, vocab_size
         Make the drafters of each sequence, of tokens below `vocab_size`. None of them: nothing is drafted. Nor is it in
         a pipeline.
+    is_adaptive
+        How much of each draft is verified follows from what is measured (`Lengths`); otherwise it is all.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Scheduler:
         num_stages: int = 1,
         drafters: SequenceOf[Drafters] = (),
         vocab_size: int = 0,
+        is_adaptive: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
@@ -104,7 +108,8 @@ class Scheduler:
         self._running = RunningSequences(max_num_seqs, max_model_len, has_states=num_states > 0)
         self._drafting: Drafting | None = None
         if drafters and num_stages == 1:
-            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks)
+            lengths = Lengths() if is_adaptive else None
+            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
         self._last: Step | None = None  # the step whose result came last, if no other was made since
@@ -123,8 +128,8 @@ class Scheduler:
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step should wait for the results of those in flight, because sequences draft from them."""
-        return self._drafting is not None and self._drafting.is_any_drafted
+        """Whether a step that could be made ahead waits for those in flight, because sequences draft from them."""
+        return self._drafting is not None and self._drafting.needs_results
 
     @property
     def stats(self) -> SchedulerStats:
@@ -239,6 +244,21 @@ class Scheduler:
         if self._drafting is not None and step.drafts is not None:
             self._drafting.settle(step, rows)
         return sampled
+
+    def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
+        """Learn what a step has cost and given, which steers how much is drafted.
+
+        Parameters
+        ----------
+        step
+            One that has been taken in.
+        num_tokens
+            Tokens that came of it.
+        seconds
+            From the results of the step before it to its own; from when it was made, if nothing ran before it.
+        """
+        if self._drafting is not None:
+            self._drafting.observe(step, num_tokens, seconds)
 
     def undo(self, step: Step) -> None:
         """Take back an aborted step, so that no prefix keeps its tokens.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infinilm.scheduling.matcher import Matcher
     from infinilm.scheduling.token_changes import TokenChanges
     from infinilm.speculation.chain import DrafterChain
+    from infinilm.speculation.lengths import Acceptance, Source
     from infinilm.speculation.prediction import Prediction
 
 __all__ = ["ENDED", "IndexArray", "Int32Array", "Sequence"]
@@ -73,6 +74,10 @@ class Sequence:
         What the output will largely repeat, if the caller knows.
     drafters : DrafterChain or None
         Draft the next tokens, which a step then verifies.
+    draft_source : Source
+        Where its newest draft comes from: the name of its drafter, and how much spoke for the draft.
+    acceptance : dict of Source to Acceptance
+        How often its drafts of each source were right, where lengths are chosen by it.
     num_drafter_tokens : int
         How many of the tokens so far the drafters have taken in.
     num_draft_tokens, num_accepted_tokens : int
@@ -111,6 +116,8 @@ class Sequence:
     samples_on_host: bool = False
     prediction: Prediction | None = None
     drafters: DrafterChain | None = None
+    draft_source: Source = ("", 0)
+    acceptance: dict[Source, Acceptance] = field(default_factory=dict)
     num_drafter_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

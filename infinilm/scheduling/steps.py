@@ -55,6 +55,10 @@ class Step:
     drafts : list of int, [len(samples)], or None
         Of each row the token that it computes, if this is a draft; `KNOWN`: the token is known. `VOID`: the row cannot
         count. None: no sequence has a draft.
+    num_newest : int
+        Sequences whose newest token it computes.
+    num_drafted : int or None
+        Tokens that it computes besides those: drafts, and what is computed again; None: no drafter was asked.
     """
 
     batch: _core.Batch
@@ -69,6 +73,8 @@ class Step:
     masks: StepMasks | None
     num_left: int
     drafts: list[int] | None = None
+    num_newest: int = 0
+    num_drafted: int | None = None
 
     def rows_that_count(self, ids: Int32Array) -> SequenceOf[int]:
         """The rows whose draws are tokens of their sequences, given what rows have drawn, `ids` [num_rows]."""

@@ -215,6 +215,18 @@ class Metrics(Collector):
         yield waiting
         yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", engine.cache_usage)
         yield self._counter("num_preemptions", "Sequences computed again for lack of blocks.", engine.num_preemptions)
+        yield self._counter("spec_decode_num_drafts", "Drafts that steps have verified.", engine.num_drafts)
+        drafted, accepted = engine.num_draft_tokens, engine.num_accepted_tokens
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.", drafted)
+        yield self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.", accepted)
+        by_position = CounterMetricFamily(
+            "infinilm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens at this position of a draft, from 0, that were right.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(engine.accepted_at):
+            by_position.add_metric([self._name, str(position)], count)
+        yield by_position
         sizes = engine.step_sizes
         counts = [*sizes[: _LARGEST_STEP + 1], sum(sizes[_LARGEST_STEP + 1 :])]
         total = engine.num_prompt_tokens + engine.num_output_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from infinilm.sampling_params import SamplingParams
+from infinilm.sampling_params import MAX_DRAFT_TOKENS, SamplingParams
 from infinilm.server.bodies import ApiError, Body, boolean, described, integer, list_of, mapping, number, some_text
 from infinilm.server.service import bad_request
 
@@ -35,6 +35,19 @@ def _stops(name: str, value: object) -> list[str]:
     return [] if value == "" else list_of(some_text, _MAX_STOP_STRINGS)(name, value)
 
 
+@described({"anyOf": [{"enum": ["auto", "off"]}, integer(1, MAX_DRAFT_TOKENS).schema]})
+def _speculation(name: str, value: object) -> str | int:
+    """Whether tokens are drafted, and how many in a step at most."""
+    if isinstance(value, str):
+        if value not in ("auto", "off"):
+            raise ApiError(
+                f"{name}: expected 'auto', 'off' or an integer from 1 to {MAX_DRAFT_TOKENS}, got {value!r:.40}",
+                param=name,
+            )
+        return value
+    return integer(1, MAX_DRAFT_TOKENS)(name, value)
+
+
 _FIELDS = {
     "temperature": number(0, 2),
     "frequency_penalty": number(-2, 2),
@@ -49,6 +62,7 @@ _FIELDS = {
     "ignore_eos": boolean,
     "include_stop_str_in_output": boolean,
     "skip_special_tokens": boolean,
+    "speculation": _speculation,
 }
 
 # No effect here, and none on what an answer says elsewhere: they are about accounts, logs, caches, queues and memory.

@@ -60,4 +60,8 @@ class Counters:
             prefix_hit_rate=stats.prefix_hit_rate,
             prompt_tps=num_prompt / seconds if seconds else None,
             output_tps=num_sampled / seconds if seconds else None,
+            num_drafts=stats.num_drafts,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=sum(stats.accepted_at),
+            accepted_at=stats.accepted_at,
         )

@@ -106,7 +106,7 @@ class EngineThread:
         self._adapters = adapters
         self._in_flight: deque[InFlight] = deque()  # the oldest first
         self._step_seconds = 0.0  # how long the last step took
-        self._last_result = 0.0  # when the last step was done: seconds, perf_counter
+        self._last_result = 0.0  # when the last step was done, or steps began to be made: seconds, perf_counter
         self._process = os.getpid()  # the process in which the thread can run
         self._lock = queue.lock  # guards the flags; a thread that holds it waits for nothing else
         self._resets_prefixes = False  # the prefix cache is to be emptied before the next step
@@ -301,6 +301,8 @@ class EngineThread:
         try:
             if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not is_cancelled):
                 was_idle = not self._in_flight
+                if was_idle:
+                    self._last_result = time.perf_counter()
                 self._submit(updates)
                 if was_idle:
                     updates += self._fill_masks()
@@ -330,9 +332,9 @@ class EngineThread:
         """Whether another step may be submitted behind `step`, which is in flight."""
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
-        if step.drafts is not None or self.scheduler.needs_results:
+        if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or self._hooks.in_use:
             return False
-        return self._step_seconds < _AHEAD_BELOW_SECONDS and not step.samples_on_host and not self._hooks.in_use
+        return step.drafts is None and not self.scheduler.needs_results
 
     def _submit(self, updates: list[RequestUpdate]) -> None:
         """Submit the next step, if one can be made now; with a pipeline one for each stage.
@@ -494,6 +496,7 @@ class EngineThread:
                 if update is not None:
                     updates.append(update)
                     changed.append(collector)
+        self.scheduler.observe(step, num_tokens, now - self._last_result)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
         self._counters.add_step(step.num_prompt_tokens, num_tokens, self._step_seconds)

@@ -14,21 +14,21 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.sampling_params import SamplingParams
+from infinilm.sampling_params import MAX_DRAFT_TOKENS, SamplingParams
 
 __all__ = ["MAX_DRAFT_TOKENS", "BatchDrafters", "DraftRequest", "Drafter", "Drafters"]
-
-MAX_DRAFT_TOKENS = 15
-"""Tokens of a draft at most: with the newest token of the sequence they fill one tile of the matrix kernels."""
 
 
 class Drafter(Protocol):
     """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
 
+    It may have `evidence` (int), how much speaks for the newest draft, on a scale of its own. How often drafts are right is
+    averaged by name and evidence.
+
     Attributes
     ----------
     name : str
-        Where its drafts come from, such as "lookup"; metrics count the drafts of each name apart.
+        Where its drafts come from, such as "lookup".
     """
 
     @property

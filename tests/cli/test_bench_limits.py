@@ -360,3 +360,22 @@ def test_experts_count_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
     assert work.weights_read("router", 5) == 4 * layers * 4 * 32
     assert work.ops(1, 1, 8)["experts"].flops == 2 * layers * 2 * expert
     assert work.ops(1, 1, 8)["gate_up_proj"].flops == 0  # the norm before the experts
+
+
+# ---- --speculation ----
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_speculation(tmp_path: Path, tokenizer: bool, quick_limits: None, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny.make_checkpoint(tmp_path, tokenizer=tokenizer))
+    assert run("bench", model, *SMALL, "--speculation", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["speculation"]
+    assert found["num_tokens"] == 4
+    assert found["tokens_per_step"] >= 1
+    assert 0 <= found["num_accepted_tokens"] <= found["num_draft_tokens"]
+    assert found["speed_up"]["min"] > 0
+    assert len(found["accepted_at"]) == 15
+    assert run("bench", model, *SMALL, "--speculation") == 0
+    assert "tokens a step" in capsys.readouterr().out
+    assert run("bench", model, "--trace", "--speculation") == 2
+    assert "--speculation is for bench without --trace" in capsys.readouterr().err

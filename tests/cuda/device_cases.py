@@ -30,8 +30,9 @@ EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def open_llm(folder: Path, **settings: Any) -> LLM:
-    """With a small cache: memory of the simulated device is real."""
-    return LLM(folder, **{"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", "use_tqdm": False, **settings})
+    """With a small cache: memory of the simulated device is real. Steps are the same each time, without drafts."""
+    small = {"device": "cuda", "max_num_seqs": 4, "kv_cache": "1MiB", "use_tqdm": False, "speculation": "off"}
+    return LLM(folder, **{**small, **settings})
 
 
 def assert_close(got: NDArray[Any], want: NDArray[Any], llm: LLM, amplified: float = 4) -> None:

@@ -107,7 +107,7 @@ def test_answers_are_the_same(
     results = []
     for ahead in (False, True):
         set_ahead(monkeypatch, ahead)
-        with LLM(folder, kv_cache=budget, max_num_batched_tokens=32, use_tqdm=False) as model:
+        with LLM(folder, speculation="off", kv_cache=budget, max_num_batched_tokens=32, use_tqdm=False) as model:
             recorder = record(model)
             results.append(answers(model, prompts, params))
             assert (recorder.num_ahead > 20) == ahead
@@ -121,7 +121,7 @@ def test_a_token_drawn_on_the_host_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[..., Recorder]
 ) -> None:
     set_ahead(monkeypatch, True)
-    with LLM(folder, use_tqdm=False) as model:
+    with LLM(folder, speculation="off", use_tqdm=False) as model:
         settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True, "use_tqdm": False}
         recorder = record(model)
         host: dict[str, Any] = {"logits_processor": lambda token_ids, logits: logits}
@@ -147,7 +147,7 @@ def test_no_step_is_made_for_a_sequence_at_its_length(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[..., Recorder]
 ) -> None:
     set_ahead(monkeypatch, True)
-    with LLM(folder, use_tqdm=False) as model:
+    with LLM(folder, speculation="off", use_tqdm=False) as model:
         recorder = record(model)
         model.generate([1, 2, 3], temperature=0, max_tokens=10, ignore_eos=True, use_tqdm=False)
         assert recorder.num_steps == 10
@@ -163,7 +163,7 @@ def test_a_failed_step_does_not_touch_those_in_the_next(
     set_ahead(monkeypatch, True)
     prompt = list(range(40))
     settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
-    with LLM(folder, use_tqdm=False) as model:
+    with LLM(folder, speculation="off", use_tqdm=False) as model:
         expected = model.generate(prompt, use_tqdm=False, **settings)[0].outputs
         model._thread.scheduler.reset_prefix_cache()
         recorder = record(model, fail_at=fail_at, error=RuntimeError("on purpose"))
@@ -188,7 +188,7 @@ def test_the_row_before_is_checked(folder: Path) -> None:
     """What the engine makes of `previous_rows` that point nowhere."""
     import numpy as np
 
-    with LLM(folder, use_tqdm=False) as model:
+    with LLM(folder, speculation="off", use_tqdm=False) as model:
 
         def batch(rows: list[int]) -> _core.Batch:
             count = len(rows)

@@ -466,6 +466,35 @@ def test_metrics(tiny_folder: Path) -> None:
         wait_for(lambda: "abort" in http_get(f"{host.url}/metrics").text)
 
 
+def test_metrics_of_drafts(tiny_folder: Path) -> None:
+    """And a request may refuse drafts, or limit their length."""
+    drafts = {"method": "lookup", "min_match": 1, "adaptive": False}
+    body = {"prompt": "the one and the one and the", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    names = ["spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]
+
+    def counts() -> list[float]:
+        return [gauge(host.url, f"{name}_total") for name in names]
+
+    with LLM(tiny_folder, speculation=drafts) as llm, hosted(llm) as host:
+        text = post(host, **body, speculation="off").json()["choices"][0]["text"]
+        assert counts() == [0, 0, 0]
+        assert post(host, **body, speculation=2).json()["choices"][0]["text"] == text
+        num_drafts, num_tokens, num_accepted = counts()
+        assert 0 < num_drafts <= num_tokens <= 2 * num_drafts
+        assert 0 < num_accepted <= num_tokens
+        assert post(host, **body).json()["choices"][0]["text"] == text
+        engine = llm.metrics()
+        assert counts() == [engine.num_drafts, engine.num_draft_tokens, engine.num_accepted_tokens]
+        assert sum(engine.accepted_at) == engine.num_accepted_tokens
+        told = http_get(f"{host.url}/metrics").text
+        first = engine.accepted_at[0]
+        assert f'accepted_tokens_per_pos_total{{model_name="tiny",position="0"}} {first:.1f}' in told
+        for wrong in ("on", 0, 16, 1.5, True, [1]):
+            answer = post(host, **body, speculation=wrong)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speculation"), answer.text
+            assert "speculation" in answer.json()["error"]["message"]
+
+
 def test_metrics_move_while_an_answer_runs(tiny_folder: Path) -> None:
     """Each token is counted once, however often it is looked, and each gap between two is one of a histogram."""
     held, released = threading.Event(), threading.Event()

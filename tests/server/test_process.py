@@ -418,7 +418,7 @@ def test_every_option_of_the_llm(start: Any) -> None:
     assert keywords["limits"] == RequestLimits()
     assert keywords["hooks"] is None  # --control-vector has a test of its own
     assert (keywords["use_tqdm"], start("--quiet")[1]["use_tqdm"]) == (True, False)
-    assert (keywords["speculation"], start("--speculation", "lookup")[1]["speculation"]) == ("off", "lookup")
+    assert (keywords["speculation"], start("--speculation", "lookup")[1]["speculation"]) == ("auto", "lookup")
     assert start("--request-timeout", "2.5")[1]["limits"] == RequestLimits(max_seconds=2.5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import zlib
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import infinilm
 from infinilm import LLM
 from infinilm.scheduling.sequence import Sequence as Scheduled
+from infinilm.speculation.lengths import Lengths, Offer
 
 MODES = ("right", "wrong", "random", "until", "some", "odd")
 
@@ -36,7 +38,8 @@ class Book:
 
 def _key(sequence: Scheduled) -> Any:
     adapter = None if sequence.adapter is None else sequence.adapter_id
-    return sequence.prompt_token_ids.tobytes(), repr(sequence.params), sequence.seed, adapter
+    params = dataclasses.replace(sequence.params, speculation=None)  # which changes no answer
+    return sequence.prompt_token_ids.tobytes(), repr(params), sequence.seed, adapter
 
 
 class Drafter:
@@ -70,6 +73,30 @@ class Drafter:
             odd += [0] * len(odd)
             return [token_id if rng.random() < 0.8 else rng.choice(odd) for token_id in right] + [0] * limit
         return [rng.randrange(64) for _ in range(rng.randint(1, limit))]
+
+
+class AnyLengths(Lengths):
+    """Lengths without a reason, others in each step, 0 among them; steps wait for results or do not."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+
+    def asks(self, _num_seqs: int) -> bool:
+        return self.rng.random() < 0.8
+
+    def waits(self, _num_seqs: int) -> bool:
+        return self.rng.random() < 0.5
+
+    def choose(self, _num_seqs: int, offers: Sequence[Offer], _num_prompt_tokens: int = 0) -> list[int]:
+        return [self.rng.choice((0, offer.num_tokens, self.rng.randint(0, offer.num_tokens))) for offer in offers]
+
+
+def use_lengths(llm: LLM, lengths: Lengths | None) -> None:
+    """Let them choose from now on; None: all of each draft is verified."""
+    drafting = llm._thread.scheduler._drafting
+    assert drafting is not None
+    drafting.lengths = lengths
 
 
 def told(outputs: Sequence[infinilm.RequestOutput]) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 from goldens import GOLDENS, expected_of, golden
 
 from infinilm import LLM
-from speculation.drafters import Book, assert_drafted, counts, told
+from speculation.drafters import AnyLengths, Book, assert_drafted, counts, told, use_lengths
 
 SAMPLING: dict[str, Any] = {"seed": 3, "max_tokens": 18, "logprobs": 1, "ignore_eos": True, "use_tqdm": False}
 
@@ -21,7 +21,9 @@ def test_answers_are_those_without_drafts(name: str) -> None:
     prompts = [ids, ids[:3], [*ids[:17], 5]]
     book = Book()
     with LLM(golden(name), dtype="bfloat16", max_model_len=max_model_len, speculation=book, use_tqdm=False) as llm:
-        for temperature, mode in ((0, "until"), (0.8, "until"), (0, "right")):
+        for temperature, mode, lengths in ((0, "until", None), (0.8, "until", AnyLengths()), (0, "right", None)):
+            if not llm.memory.num_states:
+                use_lengths(llm, lengths)
             book.mode = "off"
             alone = told(llm.generate(prompts, temperature=temperature, **SAMPLING))
             book.mode, before = mode, counts(llm)

@@ -1,4 +1,4 @@
-"""Any drafts for any requests that run together: no token, log-probability or finish reason changes by a bit."""
+"""Any drafts, of any lengths, for any requests that run together: no token, log-probability or end changes by a bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llm import tiny
 from llm.support import PATIENCE, wait_for
 
 from infinilm import LLM, Constraint, PagedKVCacheConfig, RequestLimits, SamplingParams
-from speculation.drafters import MODES, Book, counts, told
+from speculation.drafters import MODES, AnyLengths, Book, counts, told, use_lengths
 
 PATTERNS = ("[a-z ]{5,20}(yes|no)", "[ab]{9,30}c", "(x|yy|zzz)+")
 WINDOW = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
@@ -54,6 +54,7 @@ REQUESTS = st.tuples(
         stop_token_ids=st.sampled_from([(), tuple(range(20, 30))]),
         constraint=st.sampled_from([None, None, None, *map(Constraint.regex, PATTERNS)]),
         ignore_eos=st.booleans(),
+        speculation=st.sampled_from([None, None, None, 2, "off"]),
     ),
 )
 SETTINGS: list[dict[str, Any]] = [
@@ -94,9 +95,13 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     modes=st.lists(MODES_AND_OFF, min_size=1, max_size=5),
     number=st.integers(0, len(SETTINGS) - 1),
+    lengths=st.none() | st.integers(0, 99).map(AnyLengths),
 )
-def test_answers_are_those_without_drafts(models: list[LLM], requests: Any, modes: list[str], number: int) -> None:
+def test_answers_are_those_without_drafts(
+    models: list[LLM], requests: Any, modes: list[str], number: int, lengths: AnyLengths | None
+) -> None:
     llm = models[number]
+    use_lengths(llm, lengths)
     book: Any = llm._scheduler_settings["drafters"][-1]
     book.modes, book.mode = [], "off"
     alone = [told(llm.generate([ids], params)) for ids, params in requests]

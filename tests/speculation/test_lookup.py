@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from infinilm import LLM, ConfigError, Constraint
 from infinilm._core import SuffixAutomaton
 from infinilm.speculation.lookup import LookupDrafter
-from infinilm.speculation.settings import Lookup, read_speculation
+from infinilm.speculation.settings import Lookup, Speculation, read_speculation
 from speculation.drafters import counts, told
 
 
@@ -69,21 +69,29 @@ def test_a_drafter_keeps_to_its_limits() -> None:
     drafter.update([3])
     assert drafter.draft(10) == [4, 5, 6]
     assert drafter.draft(1) == [4]
+    assert drafter.evidence == 2
+    drafter.update([4, 5, 6, 9, 2, 3, 4, 5, 6, 9, 2, 3, 4, 5, 6, 9, 2, 3, 4])
+    assert drafter.evidence == 5
 
 
 def test_settings() -> None:
     for off in (None, "off", {"method": "off", "num_tokens": 3}):
-        assert read_speculation(off) == ()
+        assert read_speculation(off).drafters == ()
     for given_ in ("auto", "lookup", "ngram", "suffix", {}):
-        (lookup,) = read_speculation(given_)
-        assert isinstance(lookup, Lookup)
-    (lookup,) = read_speculation({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 3})
+        grammar, lookup = read_speculation(given_).drafters
+        assert grammar is follow_grammar and isinstance(lookup, Lookup)
+        assert read_speculation(given_).is_adaptive
+    _, lookup = read_speculation({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 3}).drafters
     assert isinstance(lookup, Lookup)
     assert (lookup.num_tokens, lookup.min_match) == (5, 3)
 
     def own(sequence: Any) -> None: ...
 
-    assert read_speculation(own) == (own,)
+    assert read_speculation(own) == Speculation((own,), is_adaptive=False)
+    assert read_speculation({"method": own}) == Speculation((own,), is_adaptive=True)
+    assert not read_speculation({"adaptive": False}).is_adaptive
+    settings = Speculation((own,))
+    assert read_speculation(settings) is settings
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,8 @@ def test_settings() -> None:
         ({"method": ["ngram"]}, ConfigError, r"expected a method among"),
         ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; .* expected 'num_"),
         ({"num_tokens": 3, "num_speculative_tokens": 3}, ConfigError, r"'num_tokens' is there by two names"),
+        ({"adaptive": 1}, ConfigError, r"adaptive must be True or False, got 1"),
+        ({"method": print, "min_match": 1}, ConfigError, r"'min_match' is a setting of lookup"),
         ({"num_tokens": 16}, ConfigError, r"num_tokens must be an int in 1\.\.15, got 16"),
         ({"min_match": True}, ConfigError, r"min_match must be an int in 1\.\.\d+, got True"),
         (3, TypeError, r"speculation must be a str such as 'lookup', a dict or a factory of drafters, got 3"),
@@ -109,7 +119,7 @@ def test_answers_of_the_bundled_model_do_not_change(temperature: float) -> None:
     free = {"temperature": temperature, "max_tokens": 60, "logprobs": 1, "seed": 3, "use_tqdm": False}
     repeated = Constraint.regex("(Tom had a red ball\\. ){6}")
     answers = []
-    for speculation in ("off", "lookup", {"method": "lookup", "num_tokens": 15, "min_match": 1}):
+    for speculation in ("off", {"adaptive": False, "num_tokens": 7}, {"adaptive": False, "min_match": 1}):
         with LLM("demo", speculation=speculation, use_tqdm=False) as llm:
             told_now = told(llm.generate(["Once upon a time", "A red ball. A red"], **free))
             drafted, _ = counts(llm)

@@ -14,7 +14,8 @@ from llm.constraints import Toy, constrain
 from llm.support import wait_for
 from lora.adapters import make_adapter
 
-from infinilm import LLM, Constraint, HookRegistry, PagedKVCacheConfig, RequestLimits, SamplingParams
+from infinilm import LLM, Constraint, HookRegistry, PagedKVCacheConfig, RequestError, RequestLimits, SamplingParams
+from infinilm.speculation import MAX_DRAFT_TOKENS
 from speculation.drafters import MODES, Book, assert_drafted, counts, told
 
 PROMPTS: list[Any] = ["the", "Once upon a time there was an answer", [1, 2, 3], "a " * 25]
@@ -120,6 +121,54 @@ def test_fewer_steps(llm: LLM, book: Book) -> None:
     output = llm.generate("the", **settings)[0]
     assert llm.metrics().num_steps - before == 1 + 64 // 16
     assert len(output.outputs[0].token_ids) == 65
+
+
+def test_a_request_limits_its_drafts(llm: LLM, book: Book) -> None:
+    """Or refuses them; its metrics tell of them, and so do those of the engine."""
+    book.mode = "off"
+    sampling: dict[str, Any] = FULL | {"temperature": 0.8, "n": 2}
+    alone = told(llm.generate(PROMPTS, **sampling))
+    book.mode = "right"
+    for speculation, most in (("off", 0), (1, 1), (3, 3), (15, MAX_DRAFT_TOKENS), ("auto", MAX_DRAFT_TOKENS)):
+        before = llm.metrics()
+        outputs = llm.generate(PROMPTS, speculation=speculation, **sampling)
+        after = llm.metrics()
+        assert told(outputs) == alone
+        num_drafts, num_tokens = after.num_drafts - before.num_drafts, after.num_draft_tokens - before.num_draft_tokens
+        assert num_drafts <= num_tokens <= most * num_drafts
+        assert (num_tokens > 0) == (most > 0)
+        longest = max([i + 1 for i, count in enumerate(after.accepted_at) if count > before.accepted_at[i]], default=0)
+        assert longest == most
+        metrics = [output.metrics for output in outputs if output.metrics is not None]
+        assert sum(m.num_draft_tokens for m in metrics) == num_tokens
+        assert sum(m.num_accepted_tokens for m in metrics) == after.num_accepted_tokens - before.num_accepted_tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ("on", RequestError, r"speculation must be 'auto', 'off' or an int in 1\.\.15, got 'on'"),
+        (0, RequestError, r"speculation must be 'off' or in 1\.\.15, got 0"),
+        (16, RequestError, r"speculation must be 'off' or in 1\.\.15, got 16"),
+        (True, TypeError, r"speculation must be an int, got True"),
+        (1.5, TypeError, r"speculation must be an int, got 1\.5"),
+    ],
+)
+def test_wrong_limits(wrong: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SamplingParams(speculation=wrong)
+
+
+def test_lengths_are_measured(folder: Path) -> None:
+    """Where lengths follow from the clock, a drafter that is always right is used, and one that is not hardly."""
+    book = Book()
+    sampling: dict[str, Any] = FULL | {"temperature": 0.8, "max_tokens": 100, "ignore_eos": True}
+    with LLM(folder, seed=0, speculation={"method": book}) as llm:
+        alone = told(llm.generate(PROMPTS, **sampling))
+        for book.mode in ("right", "wrong", "until"):
+            before = llm.metrics()
+            assert told(llm.generate(PROMPTS, **sampling)) == alone
+            assert llm.metrics().num_draft_tokens > before.num_draft_tokens
 
 
 def test_what_drafts_nothing(folder: Path) -> None:
@@ -235,10 +284,14 @@ class Broken:
             raise ValueError("broken")
 
     def draft(self, _limit: int) -> Any:
-        return {"draft": None, "type": ["x"]}[self.at]
+        return {"draft": None, "type": ["x"]}.get(self.at, [1])
+
+    @property
+    def evidence(self) -> Any:
+        return ["x"] if self.at == "evidence" else 0
 
 
-@pytest.mark.parametrize("at", ["make", "update", "draft", "type"])
+@pytest.mark.parametrize("at", ["make", "update", "draft", "type", "evidence"])
 def test_a_drafter_that_fails_is_left_out(folder: Path, llm: LLM, book: Book, at: str) -> None:
     """The request goes on without drafts, and others do not notice."""
 

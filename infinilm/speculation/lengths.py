@@ -1,0 +1,328 @@
+"""`Lengths`: how many tokens of each draft a step verifies, so that most tokens come per second.
+
+Two things are measured while requests run. `Acceptance` is how often drafts are right, of each sequence and source;
+drafts for which more speaks, such as a longer match, count as another source. `StepTimes` is how long a step takes, by
+the number of its sequences and of the drafted tokens among its rows. From both follows what a length is worth: a step
+of n sequences that verifies some drafted tokens gives n tokens and those that are expected to be right, in the time of
+a step of that size. The lengths of a step are those with the best rate.
+
+Clocks may steer lengths because no answer depends on them. SmartSpec (Liu et al., https://arxiv.org/abs/2406.14066)
+chooses one length for a whole batch in this way, from a cost model that is fitted beforehand.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Acceptance", "Lengths", "Offer", "Source", "StepTimes"]
+
+Source = tuple[str, int]
+"""Where a draft comes from: the name of a drafter, and how much speaks for the draft, on a scale of that drafter."""
+
+FloatArray = npt.NDArray[np.float64]
+
+# An average begins here: high enough for drafts of a new source to be tried.
+_FIRST, _NEXT = 0.4, 0.8
+
+# Of a sequence, an earlier draft counts this much less than the one behind it; of a source, in all sequences.
+_DECAY, _SHARED_DECAY = 0.9, 0.98
+_WEIGHT, _SHARED_WEIGHT = 2.0, 4.0  # drafts that the average of the source counts as, and where this begins
+
+_NUM_KEPT = 8  # last times of a size
+_NUM_FIRST = 4  # times of steps of so many sequences that are measured before any draft is verified
+_EXACT = 16  # larger sizes share their times with those of the same leading four bits
+_TRIED = 16  # tokens of a step that are tried with any number of sequences, if its time is not known
+
+_WORTH = 1.02  # a smaller gain in tokens per second is within what clocks tell wrong
+_TRY_EVERY = 32  # steps with drafts, of which one has any length, to see what such a step takes
+_TRY_ABOVE = 0.8  # of the best rate is expected of the lengths that are tried
+_UNDRAFTED_EVERY = 128  # steps with drafts, of which one has none
+_PROBE_EVERY = 32  # steps
+_PROBE_SHARE = 0.01  # of the time may go to probes
+_PROBE_COST = 0.25  # of the time of a step that a probe may add to it, if it verifies more than one token
+
+_RECENT = 1 / 16  # weight of the newest step in the average of what drafts gain
+_TOLERATED = 0.003  # loss by waiting for results that is not worth a choice
+
+
+class Acceptance:
+    """How often drafted tokens are right, if those before them are: the first of a draft, and the next ones.
+
+    Two rates, because a draft that begins right mostly goes on right: where text repeats itself, the first token says
+    whether it does. Both are averages over recent drafts.
+
+    Parameters
+    ----------
+    shared : Acceptance or None
+        The average of the source, which those of its sequences begin with and return to; None: this is it.
+
+    Attributes
+    ----------
+    num_refused : int
+        Drafts of which nothing was verified, since the last one that was.
+    """
+
+    def __init__(self, shared: Acceptance | None = None) -> None:
+        self._shared = shared
+        self._first = self._next = self._num_first = self._num_next = 0.0
+        self.num_refused = 0
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Probabilities that the first token is right, and that a next one is."""
+        first, following, weight = _FIRST, _NEXT, _SHARED_WEIGHT
+        if self._shared is not None:
+            (first, following), weight = self._shared.rates, _WEIGHT
+        return (
+            (self._first + weight * first) / (self._num_first + weight),
+            (self._next + weight * following) / (self._num_next + weight),
+        )
+
+    def refuse(self) -> None:
+        """Nothing of a draft was verified. What earlier ones came to counts less, as if it had been."""
+        self._first *= _DECAY
+        self._num_first *= _DECAY
+        self._next *= _DECAY
+        self._num_next *= _DECAY
+        self.num_refused += 1
+
+    def add(self, num_tokens: int, num_accepted: int) -> None:
+        """Take in what became of a draft: `num_accepted` of its `num_tokens` >= 1 were right."""
+        decay = _DECAY if self._shared is not None else _SHARED_DECAY
+        self._first = decay * self._first + (num_accepted > 0)
+        self._num_first = decay * self._num_first + 1
+        self._next = decay * self._next + max(num_accepted - 1, 0)
+        self._num_next = decay * self._num_next + (min(num_accepted + 1, num_tokens) - 1 if num_accepted else 0)
+        self.num_refused = 0
+        if self._shared is not None:
+            self._shared.add(num_tokens, num_accepted)
+
+
+@dataclass(slots=True)
+class _Times:
+    """The last times of steps of one size."""
+
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT))
+
+    @property
+    def typical(self) -> float:
+        """The lower quartile: a step is late for many reasons, and early for none."""
+        return sorted(self.last)[len(self.last) // 4]
+
+
+def _bucket(size: int) -> int:
+    """Sizes that share their times have the same bucket, the least of them."""
+    shift = max(size.bit_length() - 4, 0) if size >= _EXACT else 0
+    return size >> shift << shift
+
+
+class _Row:
+    """Times of steps of so many sequences, by the number of drafted tokens."""
+
+    def __init__(self, num_seqs: int) -> None:
+        self.num_seqs = num_seqs
+        self._num_drafted = 0  # steps with drafted tokens since the last one without
+        self._times: dict[int, _Times] = {}
+        self._known: tuple[FloatArray, FloatArray] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step without drafted tokens is to be timed again."""
+        return 0 not in self._times or len(self._times[0].last) < _NUM_FIRST or self._num_drafted >= _UNDRAFTED_EVERY
+
+    def add(self, num_drafted: int, seconds: float) -> None:
+        self._num_drafted = self._num_drafted + 1 if num_drafted else 0
+        self._times.setdefault(_bucket(num_drafted), _Times()).last.append(seconds)
+        self._known = None
+
+    def curve(self, drafted: FloatArray) -> FloatArray:
+        """Seconds for so many drafted tokens, [len(drafted)]."""
+        if not self._times:
+            sizes, seconds = np.zeros(1), np.ones(1)  # any unit, as only ratios count
+        elif self._known is None:
+            sizes = np.array(sorted(self._times), np.float64)
+            seconds = np.array([self._times[int(size)].typical for size in sizes])
+            # No step takes longer than a larger one, and none takes longer for a token than a smaller one.
+            seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+            num_tokens = self.num_seqs + sizes
+            seconds = np.minimum.accumulate(seconds / num_tokens) * num_tokens
+            self._known = sizes, seconds
+        else:
+            sizes, seconds = self._known
+        flat = max(float(sizes[-1]), _TRIED - self.num_seqs, self.num_seqs)
+        factor = np.maximum(1.0, (self.num_seqs + drafted) / (self.num_seqs + flat))
+        curve: FloatArray = np.interp(drafted, sizes, seconds) * factor
+        return curve
+
+
+class StepTimes:
+    """Seconds of a step, by its sequences and its drafted tokens, as far as they are measured.
+
+    Of each size the lower quartile of the last 8 times counts. No size takes longer than a larger one, nor longer for a
+    token than a smaller one, and sizes between measured ones are interpolated. Beyond the largest measured size,
+    drafted tokens are taken to cost nothing up to steps of 16 tokens, or of two a sequence, so that they are tried;
+    more of them cost in proportion to the tokens of the step, which is the most they can.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def add(self, num_seqs: int, num_drafted: int, seconds: float) -> None:
+        """Take in the time of a step."""
+        self._row(num_seqs).add(num_drafted, seconds)
+
+    def curve(self, num_seqs: int, start: int, count: int) -> FloatArray:
+        """Seconds of steps with `start`, .., `start + count` tokens besides one of each sequence, [count + 1]."""
+        return self._row(num_seqs).curve(np.arange(start, start + count + 1, dtype=np.float64))
+
+    def is_due(self, num_seqs: int) -> bool:
+        """Whether a step of so many sequences without drafted tokens is to be timed, as at first and now and then."""
+        return self._row(num_seqs).is_due
+
+    def _row(self, num_seqs: int) -> _Row:
+        key = _bucket(num_seqs)
+        if (row := self._rows.get(key)) is None:
+            row = self._rows[key] = _Row(key)
+        return row
+
+
+@dataclass(slots=True)
+class Offer:
+    """A draft that a step may verify any beginning of."""
+
+    acceptance: Acceptance  # of its sequence and source
+    num_tokens: int  # >= 1
+
+
+class Lengths:
+    """Chooses lengths for the drafts of each step, and whether drafters are asked at all.
+
+    A step that may verify drafts waits for the results of the step before it, while other steps are made ahead
+    (`infinilm.serving.engine_thread`). Where that loses more time than drafts have gained lately, drafters are asked in
+    one step of 32.
+
+    Now and then a draft that is not worth its time is verified nevertheless, at least by its first token, to see
+    whether it would be worth it now. Such probes come at most once in 32 steps and take at most 1% of the time.
+    """
+
+    def __init__(self) -> None:
+        self._times = StepTimes()
+        self._plain: dict[int, _Times] = {}  # by sequences: of steps for which no drafter was asked
+        self._sources: dict[Source, Acceptance] = {}
+        self._gain = 0.5  # of a step with drafts over the same step without: tokens, less time, both in steps
+        self._until_probe = 0  # steps
+        self._until_trial = 0  # steps
+        self._since_asked = 0  # steps
+        self._rng = random.Random(0)
+
+    def acceptance(self, source: Source) -> Acceptance:
+        """A new average, for the drafts that a sequence gets from a source."""
+        return Acceptance(self._sources.setdefault(source, Acceptance()))
+
+    @property
+    def rates(self) -> Mapping[Source, tuple[float, float]]:
+        """Of each source, how probably the first token of a draft is right, and a next one, lately."""
+        return {source: shared.rates for source, shared in self._sources.items()}
+
+    def asks(self, num_seqs: int) -> bool:
+        """Whether the drafters of a step of so many sequences are asked."""
+        plain = self._plain.get(_bucket(num_seqs))
+        if plain is None or self._since_asked >= _PROBE_EVERY:
+            return True
+        loss = float(self._times.curve(num_seqs, 0, 0)[0]) / plain.typical - 1
+        return loss <= max(self._gain, _TOLERATED)
+
+    def waits(self, num_seqs: int) -> bool:
+        """Whether a step that could be made ahead waits for results, so that drafters can be asked.
+
+        The first steps of so many sequences do not wait, since their time is what others are compared with.
+        """
+        plain = self._plain.get(_bucket(num_seqs))
+        return plain is not None and len(plain.last) >= _NUM_KEPT // 2 and self.asks(num_seqs)
+
+    def choose(self, num_seqs: int, offers: Sequence[Offer], num_prompt_tokens: int = 0) -> list[int]:
+        """How many tokens of each draft to verify, [len(offers)].
+
+        The first steps of so many sequences verify none, since their time is what others are compared with.
+
+        Parameters
+        ----------
+        num_seqs : int
+            Sequences in decode, with drafts or without.
+        offers : sequence of Offer
+        num_prompt_tokens : int
+            Tokens of prompts that the step computes besides.
+        """
+        if self._times.is_due(num_seqs):
+            return [0] * len(offers)
+        counts = np.array([offer.num_tokens for offer in offers])
+        rates = np.array([offer.acceptance.rates for offer in offers])
+        places = np.arange(counts.max())
+        # [len(offers), places]: the probability that this token and all before it are right, so falling in each row.
+        gains = rates[:, :1] * rates[:, 1:] ** places
+        gains[places >= counts[:, None]] = 0
+        total = int(counts.sum())
+        order = np.argsort(-gains, axis=None, kind="stable")[:total]
+        seconds = self._times.curve(num_seqs, num_prompt_tokens, total)
+        tokens = num_seqs + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
+        rate = tokens / seconds
+        rate[0] *= _WORTH
+        best = int(np.argmax(rate))
+        self._until_trial -= 1
+        if best and self._until_trial <= 0:
+            best = self._rng.choice(np.flatnonzero(rate >= _TRY_ABOVE * rate[best]).tolist())
+            self._until_trial = _TRY_EVERY
+        lengths: list[int] = np.bincount(order[:best] // len(places), minlength=len(offers)).tolist()
+        if 0 in lengths:
+            self._probe(lengths, offers, seconds)
+        return lengths
+
+    def _probe(self, lengths: list[int], offers: Sequence[Offer], seconds: FloatArray) -> None:
+        """Verify the first tokens of refused drafts, if it is time to: of those first that were refused most often."""
+        self._until_probe -= 1
+        refused = [i for i, length in enumerate(lengths) if length == 0]
+        if self._until_probe > 0:
+            for i in refused:
+                offers[i].acceptance.refuse()
+            return
+        begin = sum(lengths)
+        refused.sort(key=lambda i: -offers[i].acceptance.num_refused)
+        affordable = int(np.searchsorted(seconds[begin:], (1 + _PROBE_COST) * seconds[begin], "right")) - 1
+        num_probed = min(max(affordable, 1), len(refused))
+        for i in refused[:num_probed]:
+            lengths[i] = 1
+        cost = float(seconds[begin + num_probed] / seconds[begin]) - 1
+        self._until_probe = max(_PROBE_EVERY, int(cost / _PROBE_SHARE))
+
+    def record(self, num_seqs: int, num_drafted: int | None, num_tokens: int, seconds: float) -> None:
+        """Take in a step that had no prompts.
+
+        Parameters
+        ----------
+        num_seqs : int
+            Sequences in decode.
+        num_drafted : int or None
+            Tokens of drafts that it verified, 0 if drafters had nothing; None: they were not asked.
+        num_tokens : int
+            Tokens that came of it.
+        seconds : float
+            From the results of the step before to its own.
+        """
+        if num_drafted is None:
+            self._since_asked += 1
+            self._until_probe -= 1
+            self._plain.setdefault(_bucket(num_seqs), _Times()).last.append(seconds)
+            return
+        self._since_asked = 0
+        self._times.add(num_seqs, num_drafted, seconds)
+        gain = num_tokens / num_seqs - 1
+        if num_drafted:
+            curve = self._times.curve(num_seqs, 0, num_drafted)
+            gain -= float(curve[-1] / curve[0]) - 1
+        self._gain += _RECENT * (gain - self._gain)

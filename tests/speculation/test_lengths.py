@@ -1,0 +1,182 @@
+"""Lengths of drafts by simulation: an engine whose times and texts are known, against the best that could be chosen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from infinilm.speculation.lengths import Acceptance, Lengths, Offer, StepTimes
+
+MOST = 15
+Seconds = Callable[[int, int], float]  # of sequences and drafted tokens
+
+
+def flat(num_seqs: int, num_drafted: int) -> float:
+    """Bound by memory: a token more costs next to nothing."""
+    return 0.05 * (1 + 0.02 * (num_seqs + num_drafted - 1))
+
+
+def steep(num_seqs: int, num_drafted: int) -> float:
+    """Bound by arithmetic: a token costs what a token costs."""
+    return 0.05 * (num_seqs + num_drafted)
+
+
+def edged(num_seqs: int, num_drafted: int) -> float:
+    """The first token more is dear, and those behind it fill up a tile."""
+    return 0.05 * (1 + 0.9 * -(-(num_seqs + num_drafted - 1) // 8))
+
+
+class Simulation:
+    """Sequences whose drafts are right with known probabilities, in an engine whose times are known but for noise.
+
+    `rates`: of each sequence that the first token of a draft is right, and a next one; None: it has no drafts.
+    """
+
+    def __init__(self, seconds: Seconds, rates: list[tuple[float, float] | None], noise: float = 0.0) -> None:
+        self.lengths, self.seconds, self.rates, self.noise = Lengths(), seconds, rates, noise
+        self.rng = random.Random(0)
+        self.acceptance = [self.lengths.acceptance(("test", 0)) for _ in rates]
+        self.num_tokens, self.time, self.waits_cost, self.has_draft = 0, 0.0, 0.0, 1.0
+        self.drafted: list[int] = []
+
+    def accepted(self, rates: tuple[float, float], length: int) -> int:
+        count = 0
+        while count < length and self.rng.random() < rates[count > 0]:
+            count += 1
+        return count
+
+    def step(self) -> None:
+        """One step, made ahead of the results if lengths do not wait for them, which saves `waits_cost` of it."""
+        num_seqs, lengths = len(self.rates), self.lengths
+        asked = [i for i, rates in enumerate(self.rates) if rates is not None and self.rng.random() < self.has_draft]
+        waits = lengths.waits(num_seqs) if self.waits_cost else lengths.asks(num_seqs)
+        chosen: list[int] = []
+        if waits and asked:
+            chosen = lengths.choose(num_seqs, [Offer(self.acceptance[i], MOST) for i in asked])
+            assert len(chosen) == len(asked)
+            assert all(0 <= length <= MOST for length in chosen)
+        num_tokens = num_seqs
+        for i, length in zip(asked, chosen, strict=False):
+            if length:
+                rates = self.rates[i]
+                assert rates is not None
+                count = self.accepted(rates, length)
+                self.acceptance[i].add(length, count)
+                num_tokens += count
+        seconds = self.seconds(num_seqs, sum(chosen)) * (1 + self.waits_cost * waits)
+        self.num_tokens, self.time = self.num_tokens + num_tokens, self.time + seconds
+        self.drafted.append(sum(chosen))
+        if self.rng.random() < self.noise:
+            seconds *= self.rng.choice([1.3, 2, 10])
+        lengths.record(num_seqs, sum(chosen) if waits else None, num_tokens, seconds)
+
+    def rate(self, num_steps: int) -> float:
+        """Tokens a second of so many steps, by the clock of the engine without the noise that is measured."""
+        self.num_tokens, self.time = 0, 0.0
+        for _ in range(num_steps):
+            self.step()
+        return self.num_tokens / self.time
+
+
+def best_rate(seconds: Seconds, rates: list[tuple[float, float] | None]) -> float:
+    """The most tokens a second that lengths could give which know everything."""
+    gains = sorted((r[0] * r[1] ** k for r in rates if r is not None for k in range(MOST)), reverse=True)
+    tokens = np.concatenate(([0.0], np.cumsum(gains))) + len(rates)
+    return max(float(count) / seconds(len(rates), drafted) for drafted, count in enumerate(tokens))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.15])
+@pytest.mark.parametrize("seconds", [flat, steep, edged])
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [(0.95, 0.98)],
+        [(0.6, 0.8)],
+        [(0.05, 0.5)],
+        [(0.95, 0.98), (0.05, 0.2), None, None],
+        [(0.3, 0.7)] * 8,
+        [(0.02, 0.1)] * 32,
+        [(0.9, 0.95)] * 32,
+    ],
+    ids=["copies", "half", "never", "mixed", "some", "none of many", "all of many"],
+)
+def test_rates_come_near_the_best(seconds: Seconds, rates: list[Any], noise: float) -> None:
+    simulation = Simulation(seconds, rates, noise)
+    simulation.rate(300)
+    best, plain = best_rate(seconds, rates), len(rates) / seconds(len(rates), 0)
+    found = simulation.rate(500)
+    assert found > (0.88 if noise else 0.92) * best
+    assert found > (0.95 if noise else 0.98) * plain
+
+
+@pytest.mark.parametrize("num_seqs", [1, 8, 32])
+def test_trying_costs_little(num_seqs: int) -> None:
+    """Drafts that are always wrong, from the first step on, where each of them costs as much as a token."""
+    simulation = Simulation(steep, [(0.0, 0.0)] * num_seqs)
+    assert simulation.rate(1000) > 0.95 * num_seqs / steep(num_seqs, 0)
+    assert simulation.rate(1000) > 0.98 * num_seqs / steep(num_seqs, 0)
+
+
+def test_a_change_is_noticed() -> None:
+    """Drafts that were of no use for long, and then are right, as where an answer begins to quote."""
+    simulation = Simulation(edged, [(0.0, 0.0)] * 4)
+    simulation.rate(1000)
+    simulation.rates = [(0.97, 0.97)] * 4
+    simulation.rate(1500)
+    assert simulation.rate(500) > 0.9 * best_rate(edged, simulation.rates)
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.3])
+def test_steps_are_made_ahead_where_drafts_gain_nothing(cost: float) -> None:
+    simulation = Simulation(flat, [(0.0, 0.0)] * 2)
+    simulation.waits_cost, simulation.has_draft = cost, 0.2
+    simulation.rate(1000)
+    assert simulation.rate(2000) > 0.98 * 2 / flat(2, 0)
+    simulation.rates, simulation.has_draft = [(0.95, 0.95)] * 2, 1.0
+    simulation.rate(300)
+    assert simulation.rate(500) > 0.93 * best_rate(flat, simulation.rates) / (1 + cost)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 80), st.floats(1e-4, 10)), max_size=40),
+    st.integers(1, 100),
+    st.integers(0, 300),
+    st.integers(0, 300),
+)
+def test_times_never_fall(measured: list[tuple[int, float]], num_seqs: int, start: int, count: int) -> None:
+    times = StepTimes()
+    for num_drafted, seconds in measured:
+        times.add(num_seqs, num_drafted, seconds)
+    curve = times.curve(num_seqs, start, count)
+    assert curve.shape == (count + 1,)
+    assert (curve > 0).all()
+    assert (np.diff(curve) >= -1e-12 * curve[1:]).all()
+
+
+def test_times_are_those_that_were_measured() -> None:
+    times = StepTimes()
+    for seconds in (1.0, 9.0, 1.0, 30.0):
+        times.add(2, 0, seconds)
+        times.add(2, 4, 2 * seconds)
+        times.add(2, 20, 4 * seconds)
+    np.testing.assert_allclose(times.curve(2, 0, 4), [1, 1.25, 1.5, 1.75, 2])
+    np.testing.assert_allclose(times.curve(2, 20, 22)[[0, -1]], [4, 8])  # twice the tokens
+    times.add(2, 8, 0.5)
+    assert (times.curve(2, 0, 8) == 0.5).all(), "no step takes longer than a larger one"
+
+
+@given(st.lists(st.tuples(st.integers(1, 15), st.integers(0, 15)), max_size=50))
+@settings(max_examples=50)
+def test_rates_are_probabilities(drafts: list[tuple[int, int]]) -> None:
+    shared = Acceptance()
+    one, other = Acceptance(shared), Acceptance(shared)
+    for num_tokens, num_accepted in drafts:
+        one.add(num_tokens, min(num_accepted, num_tokens))
+        assert all(0 < rate < 1 for acceptance in (shared, one, other) for rate in acceptance.rates)
+    if drafts and all(num_accepted == 0 for _, num_accepted in drafts):
+        assert one.rates[0] < other.rates[0] < Acceptance().rates[0]
