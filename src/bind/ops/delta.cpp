@@ -9,16 +9,20 @@ void bind_delta_ops(OpsClass& backend) {
         .def(
             "causal_conv",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& state,
-               const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& out) {
+               const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& out,
+               OptionalTensor gate_in, OptionalTensor gate_out) {
                 const InUse b(shared);
                 ops::causal_conv(
                     b, {.x = x,
                         .weight = weight,
                         .state = output("causal_conv", "state", state),
                         .sequences = {.cu_seqlens_q = cu_seqlens_q, .state_in = state_in, .state_out = state_out},
-                        .out = output("causal_conv", "out", out)});
+                        .out = output("causal_conv", "out", out),
+                        .gate_in = optional_view(gate_in),
+                        .gate_out = optional_view(gate_out)});
             },
-            "x"_a, "weight"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a, "state_out"_a, "out"_a, Release())
+            "x"_a, "weight"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a, "state_out"_a, "out"_a,
+            "gate_in"_a = nb::none(), "gate_out"_a = nb::none(), Release())
         .def(
             "delta_rule",
             [](SharedBackend& shared, const Tensor& qkv, const Tensor& z, const Tensor& a, const Tensor& b,
