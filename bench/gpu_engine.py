@@ -86,7 +86,7 @@ SIMULATED = Sizes(TINY, (1, 3), (20,), context=36, rounds=1, steps=1)
 def floor_of(spec: _core.ModelSpec, limits: Limits, sequences: int, new: int, context: int) -> float:
     """Milliseconds of a step of `new` tokens of each sequence, up to `context`; weights and cache have 2 bytes."""
     ops = work_of(spec, spec.dtype, spec.kv_bytes_per_token(spec.dtype)).ops(sequences, new, context)
-    attention, rule = ops.pop("attention"), ops.pop("delta_rule", OpWork(0, 0))
+    attention, rule = ops.pop("attention"), ops.pop("states", OpWork(0, 0))
     linears = [op for name, op in ops.items() if name not in ("embedding", "sampling")]
     return (
         limits.milliseconds(sum(op.num_bytes for op in linears), sum(op.flops for op in linears))

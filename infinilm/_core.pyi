@@ -141,7 +141,7 @@ class Backend:
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor) -> None: ...
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> None: ...
 
     def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float) -> None: ...
 
@@ -425,6 +425,26 @@ class DeltaSpec:
     @property
     def v_size(self) -> int:
         """All heads of v."""
+
+class ShortConvSpec:
+    """A convolution over the last tokens, between two gates."""
+
+    def __init__(self, channels: int = 0, conv_size: int = 0) -> None: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @channels.setter
+    def channels(self, arg: int, /) -> None: ...
+
+    @property
+    def conv_size(self) -> int:
+        """Tokens that the convolution sees."""
+
+    @conv_size.setter
+    def conv_size(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
 
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
@@ -716,14 +736,14 @@ class CostSpec:
 class LayerSpec:
     """The sublayers of a layer: a mixer, then an MLP, experts, or both."""
 
-    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec = ..., mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec = ..., mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None) -> None: ...
 
     @property
-    def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec:
+    def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec:
         """What mixes a token with those before it."""
 
     @mixer.setter
-    def mixer(self, arg: AttentionSpec | LatentSpec | DeltaSpec, /) -> None: ...
+    def mixer(self, arg: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec, /) -> None: ...
 
     @property
     def mlp(self) -> MlpSpec | None: ...

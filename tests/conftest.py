@@ -2,9 +2,9 @@
 
 `pytest -n 2` runs the "default" profile (few examples, minutes on two slow cores); `--hypothesis-profile=thorough`
 runs many. `tests/` is on the path, so that `from reference import ops` and `from ops import support` work in
-any import mode; asserts in the helpers explain themselves as those of tests do. The repository root is not
-put there by these tests: what is tested is the installed package. (Run
-`pytest`, not `python -m pytest`, which adds the working directory.)
+any import mode; asserts in the helpers explain themselves as those of tests do. The repository root is there
+last, so that tests find `bench/` and still the installed package. (Run `pytest`, not `python -m pytest`, which
+puts the working directory first.)
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import pytest
 TESTS = str(Path(__file__).parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
+if (ROOT := str(Path(TESTS).parent)) not in sys.path:
+    sys.path.append(ROOT)
 pytest.register_assert_rewrite("ops.support", "ops.calls")
 
 import cpu_times  # noqa: E402

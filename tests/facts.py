@@ -22,6 +22,7 @@ ROOMS: tuple[type, ...] = (
     _core.AttentionSpec,
     _core.LatentSpec,
     _core.DeltaSpec,
+    _core.ShortConvSpec,
     _core.MlpSpec,
     _core.ExpertsSpec,
     _core.OwnVectorsSpec,

@@ -141,7 +141,10 @@ def their_weights(weights: dict[str, Any], shapes: Shapes, hub: dict[str, Any]) 
 
 # ---- what an entry gets ----
 
-SHARP_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
+SHARP_NORMS = (
+    *("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight"),
+    *("q_layernorm.weight", "k_layernorm.weight"),
+)
 
 
 def mean_and_spread(name: str, shape: list[int], config: Any) -> tuple[float, float]:
@@ -221,7 +224,8 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def freeze_rope(model: Any, max_model_len: int) -> None:
     """Make the frequencies those of `max_model_len` tokens, whatever the length of the input."""
-    rotary, config = text_model(model).rotary_emb, model.config.get_text_config()
+    text, config = text_model(model), model.config.get_text_config()
+    rotary = text.pos_emb if hasattr(text, "pos_emb") else text.rotary_emb  # LFM2's experts have the other name
     if rotary.rope_type in ("dynamic", "longrope"):
         inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
             config, torch.device("cpu"), seq_len=max_model_len
@@ -311,7 +315,7 @@ def fitted(value: Any, levels: int, indent: str) -> str:
     return left + "\n" + ",\n".join(rows) + "\n" + indent + right
 
 
-README = f"""# Golden checkpoints
+README = """# Golden checkpoints
 
 What transformers computes from tiny random checkpoints. Their weights are a function of names and seeds:
 `tests/goldens.py` writes a checkpoint when a test asks for it.
@@ -319,8 +323,8 @@ What transformers computes from tiny random checkpoints. Their weights are a fun
 - `GROUP.json`: for each checkpoint its configuration, its tensors and a seed; `GROUP.npz`: the expected values
 - `rope.json`: rotary frequencies; `defaults.json`: the defaults of the configuration classes
 
-Made by `python tools/make_golden.py`, whose header says how to add one, with torch {torch.__version__}, transformers
-{transformers.__version__} and numpy {np.__version__}. Only new entries are written by hand.
+Made by `python tools/make_golden.py`, whose header says how to add one, with torch 2.13 and transformers 5.23 or newer.
+Only new entries are written by hand.
 """
 
 

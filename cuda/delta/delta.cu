@@ -64,13 +64,19 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
     for (int j = 0; j < kMost; ++j)
         weight[j] = j < unused ? 0.0f : p.weight[static_cast<int64_t>(j - unused) * p.channels + channel];
     float seen[kMost - 1 + kConvTokens];  // inputs: those before some tokens, the oldest first, and theirs
-    const auto input = [&](int t) { return to_float(x[t * p.x_stride]); };
+    const T* const gate_in = p.gate_in ? static_cast<const T*>(p.gate_in) + channel : nullptr;
+    const T* const gate_out = p.gate_out ? static_cast<const T*>(p.gate_out) + channel : nullptr;
+    const auto input = [&](int t) {
+        const float value = to_float(x[t * p.x_stride]);
+        return gate_in ? value * to_float(gate_in[t * p.gate_in_stride]) : value;
+    };
     const auto put = [&](int t, int i) {
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < kMost; ++j)
             if (j >= unused) sum = __fmaf_rn(weight[j], seen[i + j], sum);
-        static_cast<T*>(p.out)[t * p.out_stride + channel] = from_float<T>(silu(sum));
+        static_cast<T*>(p.out)[t * p.out_stride + channel] =
+            from_float<T>(gate_out ? sum * to_float(gate_out[t * p.gate_out_stride]) : silu(sum));
     };
 
     int token = static_cast<int>(blockIdx.x) * tile_tokens;

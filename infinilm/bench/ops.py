@@ -21,7 +21,7 @@ _ORDER = (
     "qkv_proj",
     "latents",
     "attention",
-    "delta_rule",
+    "states",
     "o_proj",
     "gate_up_proj",
     "down_proj",

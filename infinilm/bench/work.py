@@ -33,7 +33,8 @@ _OPS = {
     **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
     "self_attn.gate_proj": "qkv_proj",
     **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
-    **{end: "delta_rule" for end in ("conv1d", "linear_attn", "linear_attn.norm")},
+    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv")},
+    "conv.in_proj": "qkv_proj",
     "self_attn": "attention",  # sinks
     "out_proj": "o_proj",
     "q_norm": "qkv_proj",
@@ -170,9 +171,9 @@ class Work:
         work["attention"] = OpWork(
             batch_size * self.kv_bytes_per_token_layer * read, 2 * batch_size * self.multiplied * pairs
         )
-        if rule := work.get("delta_rule"):
+        if rule := work.get("states"):
             times = num_steps if num_new > 1 else 1  # steps that a sequence takes part in
-            work["delta_rule"] = OpWork(
+            work["states"] = OpWork(
                 rule.num_bytes + 2 * times * batch_size * self.state_bytes,
                 tokens * self.state_flops,
             )

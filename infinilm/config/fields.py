@@ -12,13 +12,14 @@ from infinilm.config.sublayers.delta import DeltaConfig
 from infinilm.config.sublayers.experts import ExpertConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
+from infinilm.config.sublayers.short_conv import ShortConvConfig
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 
 __all__ = ["COMMON_DEFAULTS", "ModelFields"]
 
 
 @dataclass(init=False, repr=False, eq=False)
-class ModelFields(LayerShapeConfig, LatentConfig, DeltaConfig, ExpertConfig, AttentionConfig):
+class ModelFields(LayerShapeConfig, LatentConfig, ShortConvConfig, DeltaConfig, ExpertConfig, AttentionConfig):
     """The fields of `ModelConfig`, which documents them: those of each kind of sublayer, and those of the whole."""
 
     __slots__ = ()
@@ -67,6 +68,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             AttentionConfig,
             ExpertConfig,
             DeltaConfig,
+            ShortConvConfig,
             LatentConfig,
             LayerShapeConfig,
             ModelFields,

@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from infinilm._core import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, ShortConvSpec
 from infinilm.checks import DTYPES, as_boolean, as_integer
 from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
@@ -20,6 +20,7 @@ from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
+from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
 from infinilm.errors import ConfigError
 
@@ -31,6 +32,8 @@ __all__ = [
     "rotary_dim",
     "shapes_of",
 ]
+
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec
 
 QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
@@ -72,11 +75,9 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
     mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
     has_experts, experts = experts_spec(config, family.routing, mlp)
-    has_state = state_layers(config)
-    delta = delta_spec(config) if any(has_state) else None
 
     def layer_spec(layer: int) -> LayerSpec:
-        mixer = delta if delta is not None and has_state[layer] else make_mixer(layer)
+        mixer = make_mixer(layer)
         has_mlp = family.routing.beside_mlp or not has_experts[layer]
         return LayerSpec(
             mixer,
@@ -118,14 +119,22 @@ def _last_with_attention(has_state: Sequence[bool]) -> int:
 
 def _mixers(
     family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], ropes: _Ropes
-) -> Callable[[int], AttentionSpec | LatentSpec]:
-    """Return what makes the attention of a layer."""
+) -> Callable[[int], Mixer]:
+    """Return what makes the mixer of a layer."""
     qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
     softmax_scale = _softmax_scale(family, config)
 
-    def mixer(layer: int) -> AttentionSpec | LatentSpec:
+    has_state, has_conv = state_layers(config), conv_layers(config)
+    delta = delta_spec(config) if any(has_state) else None
+    conv = short_conv_spec(config) if any(has_conv) else None
+
+    def mixer(layer: int) -> Mixer:
+        if delta is not None and has_state[layer]:
+            return delta
+        if conv is not None and has_conv[layer]:
+            return conv
         if latent is not None:
             latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
             return latent

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm._core import DeltaSpec
+from infinilm._core import CacheSpec, DeltaSpec, ShortConvSpec
 from infinilm.config.spec import decoder_spec
 from infinilm.engine.hooks import HookRegistry
 from infinilm.errors import RequestError
@@ -22,7 +22,7 @@ __all__ = ["Calibration"]
 _LONGEST = 512  # tokens that see each other
 _MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
 _PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+")
+_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+|conv\.in_proj")
 _GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
 
 
@@ -96,6 +96,8 @@ class Calibration:
             return attention
         if module in ("self_attn.o_proj", "linear_attn.out_proj"):
             return f"layer{layer}_attention"
+        if module == "conv.out_proj":
+            return f"layer{layer}_conv"
         if _GATE_UP.fullmatch(module):
             if spec.parallel_blocks:
                 return attention
@@ -107,12 +109,13 @@ class Calibration:
     def _collect(self, first: int) -> None:
         layers, hidden_size = self._layers, self._spec.hidden_size
         mixer, mlp = layers[first].mixer, layers[first].mlp
-        mixed = mixer.v_size if isinstance(mixer, DeltaSpec) else mixer.num_heads * layers[first].cache.head_dim
-        sizes = hidden_size, hidden_size, mixed, mlp.intermediate_size if mlp else 0
+        sizes = hidden_size, hidden_size, _mixed_size(mixer, layers[first].cache), mlp.intermediate_size if mlp else 0
         count = max(_MOST_BYTES // (4 * sum(size * size for size in sizes)), 1)
         sites: set[str] = set()
         for layer in range(first, min(first + count, len(layers))):
-            modules = ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"]
+            is_conv = isinstance(layers[layer].mixer, ShortConvSpec)
+            modules = ["conv.in_proj", "conv.out_proj"] if is_conv else ["self_attn.q_proj", "self_attn.o_proj"]
+            modules += ["mlp.up_proj"]
             modules += ["mlp.down_proj"] if layers[layer].mlp else []
             sites |= {site for module in modules if (site := self._site(layer, module))}
         self._grams = {}
@@ -129,3 +132,10 @@ class Calibration:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _mixed_size(mixer: object, cache: CacheSpec) -> int:
+    """How many inputs the last linear of a mixer has."""
+    if isinstance(mixer, DeltaSpec):
+        return mixer.v_size
+    return mixer.channels if isinstance(mixer, ShortConvSpec) else cache.num_heads * cache.head_dim

@@ -64,8 +64,8 @@ SITES: tuple[Site, ...] = (
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
-    # q, k and v of a layer with a state, one behind the other.
-    Site("conv", ("linear_attn.conv",), "[num_tokens, conv_dim]"),
+    # Behind the convolution of a layer that has one: q, k and v of the delta rule, or what the last linear reads.
+    Site("conv", ("linear_attn.conv", "conv.conv"), "[num_tokens, channels]"),
     # What attention or the delta rule gives, gated where it has a gate, before o_proj.
     Site("attention", ("self_attn.attention", "attn.attention"), _Q),
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),

@@ -26,6 +26,8 @@ struct CausalConvArgs {
     int64_t x_stride, out_stride;
     int num_tokens, channels, taps;  // taps: 1 to most_taps
     Element type;
+    const void *gate_in, *gate_out;  // [num_tokens, channels] T, in place of silu; both null: silu
+    int64_t gate_in_stride, gate_out_stride;
 };
 
 // What the state reads is rounded to T before it is normed.

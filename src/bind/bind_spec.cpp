@@ -198,6 +198,7 @@ void bind_spec(nb::module_& m) {
     bind_fields<DeltaSpec>(m, "DeltaSpec", "A causal convolution and the gated delta rule.")
         .def_prop_ro("k_size", &DeltaSpec::k_size, "All heads of q, or of k.")
         .def_prop_ro("v_size", &DeltaSpec::v_size, "All heads of v.");
+    bind_fields<ShortConvSpec>(m, "ShortConvSpec", "A convolution over the last tokens, between two gates.");
     bind_fields<MlpSpec>(m, "MlpSpec", "down(activation(gate) * up), or down(activation(up)).");
     bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
     bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");

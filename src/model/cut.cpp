@@ -1,10 +1,25 @@
 #include "model/cut.h"
 
+#include <utility>
+
 namespace infinilm {
 
 Cut Cut::rank0() {
     return rows([](int64_t size, Shard shard) {
         return shard.rank == 0 ? std::vector<Range>{{0, size}} : std::vector<Range>();
+    });
+}
+
+Cut Cut::sections(std::vector<int64_t> sizes) {
+    return rows([sizes = std::move(sizes)](int64_t, Shard shard) {
+        std::vector<Range> ranges;
+        int64_t before = 0;
+        for (const int64_t size : sizes) {
+            const Range own = equal_parts(size, shard)[0];
+            ranges.push_back({before + own.begin, before + own.end});
+            before += size;
+        }
+        return joined(ranges);
     });
 }
 

@@ -17,6 +17,8 @@ public:
     Cut() = default;  // all ranks have the whole
     static Cut rows(Divide divide) { return {std::move(divide), false}; }
     static Cut columns(Divide divide) { return {std::move(divide), true}; }
+    // Rows of several sections, one behind the other, each of which is cut into equal parts.
+    static Cut sections(std::vector<int64_t> sizes);
     static Cut rank0();  // the others have nothing
 
     bool is_whole() const { return !divide_; }

@@ -24,6 +24,9 @@ Body make_mixer(const ModelSpec& model, const AttentionSpec& spec, BufferPlan& p
 }
 Body make_mixer(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan) { return Latent(model, spec, plan); }
 Body make_mixer(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan) { return Delta(model, spec, plan); }
+Body make_mixer(const ModelSpec& model, const ShortConvSpec& spec, BufferPlan& plan) {
+    return ShortConv(model, spec, plan);
+}
 
 Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPlan& plan) {
     if (!layer.experts) return Mlp(model, *layer.mlp, plan);

@@ -14,12 +14,13 @@
 #include "model/sublayers/latent.h"
 #include "model/sublayers/mlp.h"
 #include "model/sublayers/own_vectors.h"
+#include "model/sublayers/short_conv.h"
 
 namespace infinilm {
 
 // Each kind writes its weights into the table (declare), names its buffers (its constructor) and its linears (calls),
 // and computes what it adds to the residual stream: all up to its last linear (begin), then that (finish).
-using Body = std::variant<Attention, Latent, Delta, Mlp, Experts, MlpAndExperts, OwnVector>;
+using Body = std::variant<Attention, Latent, Delta, ShortConv, Mlp, Experts, MlpAndExperts, OwnVector>;
 
 // A sublayer is a body between norms, which have the names of their sites.
 struct Sublayer {

@@ -35,6 +35,16 @@ Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights&
     return out;
 }
 
+Tensor by_tap(Backend& backend, const VectorWeights& conv) {
+    const Tensor by_channel = widened(backend, conv.loaded);
+    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
+    const Tensor out = allocate_host(DType::float32, {taps, channels});
+    for (int64_t channel = 0; channel < channels; ++channel)
+        for (int64_t tap = 0; tap < taps; ++tap)
+            out.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
+    return out;
+}
+
 Tensor ones_like(const TensorView& tensor) {
     Tensor ones = allocate_host(tensor.dtype(), tensor.shape());
     visit_floating(ones.dtype(), [&]<class T>(T) { std::fill_n(ones.as<T>(), ones.numel(), from_float<T>(1.0f)); });

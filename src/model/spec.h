@@ -14,6 +14,7 @@
 #include "model/sublayers/latent_spec.h"
 #include "model/sublayers/mlp_spec.h"
 #include "model/sublayers/own_vectors_spec.h"
+#include "model/sublayers/short_conv_spec.h"
 
 namespace infinilm {
 
@@ -55,7 +56,7 @@ struct LayerRange {
 };
 
 // What mixes a token with those before it.
-using MixerSpec = std::variant<AttentionSpec, LatentSpec, DeltaSpec>;
+using MixerSpec = std::variant<AttentionSpec, LatentSpec, DeltaSpec, ShortConvSpec>;
 
 // The sublayers of one layer: a mixer, then an MLP, experts, or both side by side.
 struct LayerSpec {

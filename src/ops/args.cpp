@@ -167,7 +167,11 @@ CausalConvArgs causal_conv_args(const CausalConvParams& p) {
             .num_tokens = count(p.x.shape(0)),
             .channels = count(p.x.shape(1)),
             .taps = count(p.weight.shape(0)),
-            .type = element(p.x.dtype())};
+            .type = element(p.x.dtype()),
+            .gate_in = p.gate_in.data(),
+            .gate_out = p.gate_out.data(),
+            .gate_in_stride = stride(p.gate_in, 0),
+            .gate_out_stride = stride(p.gate_out, 0)};
 }
 
 DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {

@@ -318,14 +318,16 @@ struct StateSteps {
                                    // sequence with drafts has at least one such token, and at most most_drafts drafts
 };
 
-// silu of a convolution of each channel over the last `taps` tokens of its sequence:
-// out[t] = silu(weight[0] * x[t - taps + 1] + .. + weight[taps - 1] * x[t]).
+// A convolution of each channel over the last `taps` tokens of its sequence, behind which is silu:
+//   out[t] = silu(weight[0] * u[t - taps + 1] + .. + weight[taps - 1] * u[t])  with u = x,
+// or which stands between two gates: without silu, with u = gate_in * x, and its result times gate_out[t].
 struct CausalConvParams {
-    TensorView x;       // [num_tokens, channels] activation; rows may be strided
+    TensorView x;       // [num_tokens, channels] activation; rows may be strided, as those of the gates
     TensorView weight;  // [taps, channels] float32; 1 to most_taps
-    TensorView state;   // [num_states, taps - 1, channels] float32: the last x of a sequence, the oldest first
+    TensorView state;   // [num_states, taps - 1, channels] float32: the last u of a sequence, the oldest first
     StateSteps sequences;
-    TensorView out;  // [num_tokens, channels] activation
+    TensorView out;                          // [num_tokens, channels] activation
+    TensorView gate_in = {}, gate_out = {};  // [num_tokens, channels] activation; both or none
 };
 
 // The gated delta rule (Yang et al. 2024, arXiv:2412.06464). With q and k normed to length 1, q / sqrt(k_dim),

@@ -390,6 +390,12 @@ void causal_conv(Backend& backend, const CausalConvParams& p) {
     check.tensor("state", p.state, {"num_states", check["taps"] - 1, "channels"}, DType::float32);
     check.contiguous("state", p.state);
     check.tensor("out", p.out, {"num_tokens", "channels"}, check.activation);
+    check.require(static_cast<bool>(p.gate_in) == static_cast<bool>(p.gate_out),
+                  "gate_in and gate_out: expected both or none");
+    if (p.gate_in) {
+        check.tensor("gate_in", p.gate_in, {"num_tokens", "channels"}, check.activation);
+        check.tensor("gate_out", p.gate_out, {"num_tokens", "channels"}, check.activation);
+    }
     check_states(check, p.sequences, check["num_states"]);
     backend.causal_conv(p);
 }

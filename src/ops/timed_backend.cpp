@@ -99,10 +99,10 @@ void TimedBackend::lora(const LoraParams& p) {
     timed("lora", [&] { inner_.lora(p); });
 }
 void TimedBackend::causal_conv(const CausalConvParams& p) {
-    timed("delta_rule", [&] { inner_.causal_conv(p); });
+    timed("states", [&] { inner_.causal_conv(p); });
 }
 void TimedBackend::delta_rule(const DeltaRuleParams& p) {
-    timed("delta_rule", [&] { inner_.delta_rule(p); });
+    timed("states", [&] { inner_.delta_rule(p); });
 }
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });

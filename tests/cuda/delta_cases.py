@@ -61,16 +61,21 @@ class Conv:
 
     def __init__(self, shape: Shape, kind: str, n: int) -> None:
         self.channels, self.taps, self.kind = shape["channels"], shape["taps"], kind
+        seeds = (shape["seed"] + 3, shape["seed"] + 4) if shape.get("gated") else ()
+        self.gates = [encode(normal(seed, n, self.channels), kind) for seed in seeds]
         self.weight = normal(shape["seed"], self.taps, self.channels)
         self.x = encode(normal(shape["seed"] + 1, n, self.channels), kind)
 
     def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:
         """Changes `state` in place."""
         given = of(gpu, self.x[rows], self.kind, 3)
+        gates = [of(gpu, gate[rows], self.kind, pad) for gate, pad in zip(self.gates, (1, 2), strict=False)]
+        given_gates = [(gate.pointer, _long(gate.stride)) for gate in gates] or [(None, _long(0))] * 2
         out = Frame(gpu, self.kind, given.shape, 5)
         gpu.call(
             "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(self.weight), state, *step.upload(gpu),
             out.pointer, _long(out.stride), given.shape[0], self.channels, self.taps, KINDS.index(self.kind),
+            *itertools.chain(*given_gates),
         )  # fmt: skip
         return out.get()
 
@@ -85,12 +90,14 @@ def conv(gpu: Gpu, shapes: list[Shape]) -> None:
             state = decode(encode(state, kind), kind)
             held = gpu.upload(state if state.size else np.zeros(1, np.float32))
             got, after, exact = inputs.run(gpu, held, step), state.copy(), decode(inputs.x, kind).astype(np.float64)
-            weight = inputs.weight
+            weight, gates = inputs.weight, [decode(gate, kind).astype(np.float64) for gate in inputs.gates]
             for s, (begin, end) in enumerate(step.spans()):
-                want, kept = oracle.causal_conv(exact[begin:end], weight, step.before(state, s))
-                size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(step.before(state, s)))
-                assert_close(got[begin:end], want, kind, inputs.taps, 2 * size)
-                after[step.out[s]] = kept
+                before, own = step.before(state, s), tuple(gate[begin:end] for gate in gates)
+                want, kept = oracle.causal_conv(exact[begin:end], weight, before, own or None)
+                sizes = tuple(map(np.abs, own)) or None
+                size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(before), sizes)
+                assert_close(got[begin:end], want, kind, inputs.taps + len(own), 2 * size)
+                after[step.out[s]] = kept.astype(np.float32)
             if state.size:
                 assert_bitwise(gpu.download(held), after)
         gpu.close()

@@ -26,7 +26,7 @@ def convs() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
             "seed": st.integers(0, 2**31), "counts": counts, "taps": st.integers(1, 8),
-            "channels": st.sampled_from((1, 7, 130, 300)),
+            "channels": st.sampled_from((1, 7, 130, 300)), "gated": st.booleans(),
         }
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
     shape = {"seed": 4, "k_heads": 1, "group": 2, "length": 40, "cuts": [1, 2, 19, 20, 21, 37]}
     shapes = [{**shape, "k_dim": k_dim, "v_dim": v_dim} for k_dim, v_dim in ((128, 72), (24, 140), (256, 12))]
     _check(emulate, "cuts", shapes, schedule=schedule)
-    convs = [{**shape, "channels": 130, "taps": taps} for taps in (2, 4, 8)]
+    convs = [{**shape, "channels": 130, "taps": taps, "gated": taps == 4} for taps in (2, 4, 8)]
     _check(emulate, "conv_cuts", convs, schedule=schedule)
 
 

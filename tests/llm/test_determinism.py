@@ -198,6 +198,7 @@ CHANGES: dict[str, dict[str, Any]] = {"full": {}, "window": WINDOW, "experts": E
 # Goldens that `prompts` fit, few layers of each kind. States are so small that a snapshot is due at each block.
 RESIZED: dict[str, dict[str, Any]] = {
     "qwen3-5": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "deepseek-v3": {"num_hidden_layers": 2},
     "gemma4-e2b": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -225,6 +226,7 @@ FORMS = [
     ("experts", "bfloat16", None),
     ("experts", "bfloat16", "int4"),
     ("qwen3-5", "float32", None),
+    ("lfm2", "bfloat16", None),
     ("deepseek-v3", "bfloat16", None),
     ("gemma4-e2b", "bfloat16", None),
 ]

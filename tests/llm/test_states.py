@@ -48,7 +48,7 @@ def expected() -> list[Any]:
     return answers_alone(golden(NAME))
 
 
-@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-moe", "qwen3-next"])
+@pytest.mark.parametrize("name", ["qwen3-5", "qwen3-5-moe", "qwen3-next", "lfm2"])
 @pytest.mark.parametrize(
     "settings",
     [

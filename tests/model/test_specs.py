@@ -40,7 +40,9 @@ def test_fields_that_cannot_be() -> None:
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
     with pytest.raises(TypeError, match="MlpSpec: expected up to 4 fields, got 5"):
         _core.MlpSpec(1, True, True, "silu", 4)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"LayerSpec: mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec, got 3"):
+    with pytest.raises(
+        TypeError, match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec, got 3"
+    ):
         _core.LayerSpec(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="qk_norm 'ring' is not one of none, head, all, head_behind_rope, turned_he"):
         _core.AttentionSpec(qk_norm="ring")
@@ -52,8 +54,9 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     latent = _core.LatentSpec(num_heads=8, kv_rank=24, rope_dim=8, nope_dim=4, v_dim=6)
     delta = _core.DeltaSpec(num_k_heads=2, num_v_heads=4, k_dim=8, v_dim=6, conv_size=4)
     shared = _core.AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=16, sliding_window=5, kv_owner=0)
-    mixers = (attention, latent, delta, shared)
-    spec = _core.ModelSpec(layers=[_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers], num_layers=4)
+    conv = _core.ShortConvSpec(channels=20, conv_size=3)
+    mixers = (attention, latent, delta, shared, conv)
+    spec = _core.ModelSpec(layers=[_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers], num_layers=5)
 
     def kept(of: _core.ModelSpec) -> list[tuple[object, ...]]:
         caches = [layer.cache for layer in of.layers]
@@ -64,19 +67,23 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
         ("latent", 8, 1, 32, 24, -1, []),
         ("state", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
         ("shared", 8, 2, 16, 16, 0, []),
+        ("state", 0, 0, 0, 0, -1, [[2, 20]]),
     ]
     assert kept(_core.local_spec(spec, 1, 2)) == [
         ("paged", 4, 1, 16, 16, -1, []),
         ("latent", 4, 1, 32, 24, -1, []),
         ("state", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
         ("shared", 4, 1, 16, 16, 0, []),
+        ("state", 0, 0, 0, 0, -1, [[2, 10]]),
     ]
     costs = [(layer.cost.of_pair, layer.cost.of_token) for layer in spec.layers]
-    assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0)]
-    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6)
+    assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0), (0, 2 * 4 * 20)]
+    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6 + 2 * 20)
     assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 16 + 32)
     with pytest.raises(
-        ConfigError, match="8 attention heads, 2 key heads of linear attention and intermediate_size 16"
+        ConfigError,
+        match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions and "
+        "intermediate_size 16",
     ):
         _core.local_spec(spec, 0, 4)
 
@@ -109,6 +116,7 @@ MLP = _core.MlpSpec(16)
         (_core.LayerSpec(_core.AttentionSpec(2, 2, 8, v_norm=True), MLP), "v_norm needs a norm of each head of k"),
         (_core.LayerSpec(_core.LatentSpec(2), MLP), "latent attention needs heads, latents and an even number"),
         (_core.LayerSpec(_core.DeltaSpec(2, 3), MLP), "heads of v in multiples of those of k"),
+        (_core.LayerSpec(_core.ShortConvSpec(8, 9), MLP), "1 to 8 tokens; got 8 channels and 9 tokens"),
         (_core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 3)), "needs 1 to 2 experts per token .* got 3 and 0"),
         (
             _core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 1, MLP, num_groups=3)),

@@ -46,24 +46,39 @@ def draw_sequences(data: st.DataObject, rng: np.random.Generator) -> Sequences:
 
 @each_isa
 @each_threads
-@given(data=st.data(), channels=st.sampled_from((1, 7, 16, 33, 600)), taps=st.integers(1, 8), seed=support.seeds)
-def test_causal_conv(isa: str, threads: int, data: st.DataObject, channels: int, taps: int, seed: int) -> None:
+@given(
+    data=st.data(),
+    channels=st.sampled_from((1, 7, 16, 33, 600)),
+    taps=st.integers(1, 8),
+    gated=st.booleans(),
+    seed=support.seeds,
+)
+def test_causal_conv(
+    isa: str, threads: int, data: st.DataObject, channels: int, taps: int, gated: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     sequences = draw_sequences(data, rng)
     x = support.activations(rng, int(sequences.starts[-1]), channels)
+    gates = (support.activations(rng, *x.shape), support.activations(rng, *x.shape)) if gated else None
     weight = support.activations(rng, taps, channels)
     state = support.activations(rng, NUM_STATES, taps - 1, channels)
     out, after = Output(x.shape, pad=(1, 3)), state.copy()
     b = backend(isa, threads)
     arguments = sequences.arguments()
-    b.causal_conv(tensor(framed(x, (2, 5))), tensor(weight), tensor(after), *arguments, tensor(out.view))
+    strided = {
+        name: tensor(framed(gate, pad))
+        for name, gate, pad in zip(("gate_in", "gate_out"), gates or (), ((1, 2), (4, 3)), strict=False)
+    }
+    b.causal_conv(tensor(framed(x, (2, 5))), tensor(weight), tensor(after), *arguments, tensor(out.view), **strided)
     got, want_state = out.check(), state.copy()
     for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
         before = state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(state[0])
-        want, kept = oracle.causal_conv(x[begin:end], weight, before)
-        scale, _ = oracle.causal_conv(np.abs(x[begin:end]), np.abs(weight), np.abs(before))  # of what is added up
-        assert_close(got[begin:end], want, length=taps, scale=2 * scale)
-        want_state[sequences.out[s]] = kept
+        own = (gates[0][begin:end], gates[1][begin:end]) if gates else None
+        want, kept = oracle.causal_conv(x[begin:end], weight, before, own)
+        sizes = (np.abs(own[0]), np.abs(own[1])) if own else None
+        scale, _ = oracle.causal_conv(np.abs(x[begin:end]), np.abs(weight), np.abs(before), sizes)  # of what is added
+        assert_close(got[begin:end], want, length=taps + 2 * gated, scale=2 * scale)
+        want_state[sequences.out[s]] = kept.astype(np.float32)  # a product of two float32 is rounded once
     assert_bitwise(after, want_state, "state")
 
 

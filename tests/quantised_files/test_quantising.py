@@ -133,11 +133,13 @@ def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: 
     assert changes[1] < 0.7 * changes[0]
 
 
-@pytest.mark.parametrize("name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "gemma4-moe"])
+@pytest.mark.parametrize(
+    "name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "lfm2", "gemma4-moe"]
+)
 def test_what_a_calibration_sees(name: str) -> None:
     """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
     model = DEMO if name == "demo" else golden(name)
-    layer = 3 if name == "qwen3-5" else 1  # whose first three keep a state
+    layer = {"qwen3-5": 3, "lfm2": 2}.get(name, 1)  # the first that keeps no state
     hooks, outputs = HookRegistry(), {}
     sites = {"self_attn.v_proj": "v_proj", "self_attn.o_proj": "o_proj", "mlp.up_proj": "up_proj"}
     sites |= {"mlp.down_proj": "down_proj"}
@@ -165,6 +167,10 @@ def test_what_a_calibration_sees(name: str) -> None:
             np.testing.assert_array_equal(calibration.gram("model.layers.3.self_attn.gate_proj.weight"), of_q)
             for module in ("in_proj_qkv", "in_proj_z", "out_proj"):
                 assert calibration.gram(f"model.layers.1.linear_attn.{module}.weight") is not None
+        if name == "lfm2":
+            assert all(
+                calibration.gram(f"model.layers.1.conv.{part}_proj.weight") is not None for part in ("in", "out")
+            )
         assert calibration.gram("lm_head.weight") is None
 
 

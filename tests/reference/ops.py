@@ -521,15 +521,18 @@ def uniform(seed: int, position: int) -> float:
     return (word >> 8) * 2.0**-24
 
 
-def causal_conv(x: F64, weight: F64, state: F64) -> tuple[F64, F64]:
+def causal_conv(x: F64, weight: F64, state: F64, gates: tuple[F64, F64] | None = None) -> tuple[F64, F64]:
     """silu of a convolution of each channel; and the inputs that the next token sees.
 
     x [n, channels], weight [taps, channels] with the oldest first, state [taps - 1, channels]: what came before x.
+    `gates` [n, channels] each, in place of silu: one multiplies x, the other the result.
     """
+    if gates:
+        x = gates[0].astype(np.float64) * x
     seen = np.concatenate([state, x]).astype(np.float64)
     n, taps = len(x), len(weight)
     mixed = sum(weight[i] * seen[i : i + n] for i in range(taps))
-    return mixed / (1 + np.exp(-mixed)), seen[n:]
+    return mixed * gates[1] if gates else mixed / (1 + np.exp(-mixed)), seen[n:]
 
 
 def delta_heads(

@@ -35,6 +35,8 @@ __all__ = [
     "IDEFICS3",
     "INTERNLM2",
     "KIMI_K25",
+    "LFM2",
+    "LFM2_MOE",
     "LLAMA",
     "LLAMA4",
     "MIMO",
@@ -291,6 +293,34 @@ GRANITE_MOE = TensorNames(
         "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
         "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
     },
+)
+
+LFM2 = TensorNames(
+    renamed={
+        "self_attn.o_proj": "self_attn.out_proj",
+        "self_attn.q_norm": "self_attn.q_layernorm",
+        "self_attn.k_norm": "self_attn.k_layernorm",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "operator_norm",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    outside={"norm": "embedding_norm"},
+)
+
+LFM2_MOE = TensorNames(
+    renamed={
+        **LFM2.renamed,
+        "mlp.gate": "feed_forward.gate",
+        "mlp.gate.e_score_correction_bias": "feed_forward.expert_bias",
+        **{
+            f"mlp.experts.{{}}.{part}_proj": f"feed_forward.experts.{{}}.{own}"
+            for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+    },
+    stacked={f"feed_forward.{name.removeprefix('mlp.')}": parts for name, parts in _STACKED.items()},
+    outside=LFM2.outside,
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})

@@ -1,4 +1,4 @@
-"""The families whose layers keep a state of each sequence, the gated delta rule: rows of the table."""
+"""The families whose layers keep a state of each sequence, by the gated delta rule or short convolutions: rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinilm.config.families.defaults import QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS, QWEN3_NEXT_DEFAULTS
-from infinilm.config.families.experts import EXPERT_COUNT
+from infinilm.config.families.experts import DEEPSEEK_ROUTING, EXPERT_COUNT
 from infinilm.config.families.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
-from infinilm.config.families.names import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from infinilm.config.families.names import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from infinilm.config.sublayers.delta import DELTA_KEYS
 from infinilm.config.sublayers.experts import EXPERT_KEYS
+from infinilm.config.sublayers.short_conv import SHORT_CONV_KEYS
 
 __all__ = ["STATE_FAMILIES"]
 
@@ -41,6 +42,35 @@ _QWEN3_5_MOE: Mapping[str, Any] = {
     "other_keys": EXPERT_COUNT,
     "norm_topk_prob": True,
 }
+_LFM2_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 65536,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "conv_L_cache": 3,
+}
+_LFM2: Mapping[str, Any] = {
+    "qkv_bias": False,
+    "out_bias": False,
+    "qk_norm": "head",
+    "fixed_keys": {"conv_bias": False, "use_pos_enc": True},
+    # Sizes that are said twice, and how weights begin in training.
+    "ignored_keys": frozenset(
+        {
+            *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads"),
+            *("block_mlp_init_scale", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init"),
+            "conv_use_xavier_init",
+        }
+    ),
+}
+_LFM2_KEYS: Mapping[str, tuple[str, ...]] = {
+    "norm_eps": ("rms_norm_eps",),
+    "tie_embedding": ("tie_word_embeddings",),
+    "theta": ("rope_theta",),
+}
 
 STATE_FAMILIES: tuple[Family, ...] = (
     Family(
@@ -54,4 +84,34 @@ STATE_FAMILIES: tuple[Family, ...] = (
     ),
     Family(architecture="Qwen3_5ForCausalLM", model_type="qwen3_5_text", **_QWEN3_5),
     Family(architecture="Qwen3_5MoeForCausalLM", model_type="qwen3_5_moe_text", **_QWEN3_5_MOE),
+    Family(
+        architecture="Lfm2ForCausalLM",
+        model_type="lfm2",
+        defaults={**_LFM2_DEFAULTS, "hidden_size": 2560, "intermediate_size": 12288},
+        names=LFM2,
+        keys=SHORT_CONV_KEYS,
+        other_keys={**_LFM2_KEYS, "block_ff_dim": ("intermediate_size",)},
+        **_LFM2,
+    ),
+    Family(
+        architecture="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        defaults={
+            **_LFM2_DEFAULTS,
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": True,
+        },
+        routing=DEEPSEEK_ROUTING,
+        names=LFM2_MOE,
+        keys=SHORT_CONV_KEYS
+        | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "first_k_dense_replace"}
+        | {"routed_scaling_factor"},
+        other_keys={**_LFM2_KEYS, "num_dense_layers": ("first_k_dense_replace",)},
+        **{**_LFM2, "fixed_keys": {**_LFM2["fixed_keys"], "use_expert_bias": True}},
+    ),
 )

@@ -43,6 +43,8 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "linear_value_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_conv_kernel_dim": (_NONE_OF, "this family has no linear attention"),
         "full_attention_interval": ((None, 1), "this family has no linear attention"),
+        "conv_L_cache": (_NONE_OF, "this family has no short convolutions"),
+        "block_auto_adjust_ff_dim": (_NEVER, "intermediate_size is the size that MLPs have"),
         "attn_output_gate": (_NEVER, "attention of this family has no gate"),
         "qkv_bias": (_NEVER, "whether q, k and v have biases is said by attention_bias"),
         "kv_lora_rank": (_NONE_OF, "this family has no latent attention (MLA)"),

@@ -84,6 +84,9 @@ class ModelConfig(ModelFields):
         0: the heads of linear attention (the gated delta rule), their sizes, and the tokens its convolution sees.
     full_attention_interval
         None: every n-th layer has attention, others linear attention, where layer_types says nothing.
+    conv_L_cache, block_auto_adjust_ff_dim
+        0, False: the tokens that a gated short convolution sees, in the layers that `layer_types` calls "conv" (LFM2);
+        and whether intermediate_size is to be adjusted, as LFM2's files ask for, which reading them does.
     n_shared_experts, first_k_dense_replace
         0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
         beginning. Only families that are like DeepSeek V3 have these and the next.
@@ -410,6 +413,7 @@ _KNOWN_KEYS = (
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
     | {"moe_layers", "intermediate_size_mlp"}
     | {"rotary_dim", DUAL_CHUNK}
+    | {"full_attn_idxs", "block_ffn_dim_multiplier", "block_multiple_of"}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys, *family.ignored_keys)}
 )

@@ -11,6 +11,7 @@ from typing import Any
 from infinilm.checks import INT_LIMIT, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
@@ -227,6 +228,32 @@ def _dense_by_type(values: dict[str, Any], family: Family) -> None:
     rename(values, "mlp_layer_types", "mlp_only_layers")
 
 
+def _sizes_of_lfm2(values: dict[str, Any], family: Family) -> None:
+    """Bring the sizes of LFM2: `full_attn_idxs`, the layers with attention, and an adjusted size of the MLPs.
+
+    With `block_auto_adjust_ff_dim` an MLP has two thirds of the said size, times a factor, in whole multiples.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    attention = values.pop("full_attn_idxs", None)
+    if values.get("layer_types") is None:
+        own = layers if attention is None else attention
+        if not isinstance(own, (list, tuple, range)) or any(type(i) is not int or i not in layers for i in own):
+            raise ConfigError(f"full_attn_idxs must be a list of numbers of layers; got {short_repr(attention)}")
+        values["layer_types"] = ["full_attention" if layer in own else CONV_LAYER for layer in layers]
+    adjusts, factor = values.pop("block_auto_adjust_ff_dim", None), values.pop("block_ffn_dim_multiplier", None)
+    multiple = as_integer("block_multiple_of", values.pop("block_multiple_of", None) or 256)
+    values["block_auto_adjust_ff_dim"] = False
+    if adjusts is False or "num_experts" in family.keys:
+        return
+    if factor is not None and (not isinstance(factor, (int, float)) or not 0 < factor < 1e6):
+        raise ConfigError(f"block_ffn_dim_multiplier must be a finite number > 0; got {short_repr(factor)}")
+    size = as_integer("intermediate_size", values.get("intermediate_size") or defaults["intermediate_size"])
+    size = int((1.0 if factor is None else factor) * int(2 * size / 3))
+    values["intermediate_size"] = -(-size // multiple) * multiple
+
+
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
     """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
     scale = values.pop("logit_scale", None)
@@ -252,6 +279,7 @@ _KEYS_OF_FAMILIES = (
     ("topk_method", _groups_by_method),
     ("mlp_layer_types", _dense_by_type),
     ("logit_scale", _logit_scale),
+    ("conv_L_cache", _sizes_of_lfm2),
 )
 
 

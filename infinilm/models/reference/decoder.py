@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, RopeSpec
+from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, RopeSpec, ShortConvSpec
 from infinilm.models.reference.attention import attention
 from infinilm.models.reference.delta import delta_rule
 from infinilm.models.reference.experts import experts, experts_beside_mlp, router_logits
@@ -12,6 +12,7 @@ from infinilm.models.reference.latent import latent_attention
 from infinilm.models.reference.mlp import mlp
 from infinilm.models.reference.ops import Array, soft_cap
 from infinilm.models.reference.own_vectors import make_own_vectors, read_own_vectors
+from infinilm.models.reference.short_conv import short_conv
 from infinilm.models.reference.step import Step
 from infinilm.models.reference.stream import add, begin
 
@@ -89,11 +90,13 @@ def run_layer(s: Step, x: Array) -> Array:
     return add(s, x, out, "experts", "post_feedforward_layernorm")
 
 
-def mix(s: Step, spec: AttentionSpec | LatentSpec | DeltaSpec, h: Array) -> Array:
+def mix(s: Step, spec: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec, h: Array) -> Array:
     """Mix each token with those before it: h [num_tokens, hidden_size] -> the same."""
     if isinstance(spec, AttentionSpec):
         return attention(s, spec, h)
-    return latent_attention(s, spec, h) if isinstance(spec, LatentSpec) else delta_rule(s, spec, h)
+    if isinstance(spec, LatentSpec):
+        return latent_attention(s, spec, h)
+    return delta_rule(s, spec, h) if isinstance(spec, DeltaSpec) else short_conv(s, spec, h)
 
 
 def rotation(positions: Array, rope: RopeSpec, dtype: str) -> tuple[Array, Array]:

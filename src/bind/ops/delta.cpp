@@ -10,7 +10,7 @@ void bind_delta_ops(OpsClass& backend) {
             "causal_conv",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& state,
                const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& out,
-               const OptionalTensor& state_tokens) {
+               const OptionalTensor& state_tokens, const OptionalTensor& gate_in, const OptionalTensor& gate_out) {
                 const InUse b(shared);
                 ops::causal_conv(b, {.x = x,
                                      .weight = weight,
@@ -19,10 +19,12 @@ void bind_delta_ops(OpsClass& backend) {
                                                    .state_in = state_in,
                                                    .state_out = state_out,
                                                    .state_tokens = optional_view(state_tokens)},
-                                     .out = output("causal_conv", "out", out)});
+                                     .out = output("causal_conv", "out", out),
+                                     .gate_in = optional_view(gate_in),
+                                     .gate_out = optional_view(gate_out)});
             },
             "x"_a, "weight"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a, "state_out"_a, "out"_a,
-            "state_tokens"_a = nb::none(), Release())
+            "state_tokens"_a = nb::none(), "gate_in"_a = nb::none(), "gate_out"_a = nb::none(), Release())
         .def(
             "delta_rule",
             [](SharedBackend& shared, const Tensor& qkv, const Tensor& z, const Tensor& a, const Tensor& b,

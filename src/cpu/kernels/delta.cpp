@@ -18,30 +18,44 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
     const int32_t in = a.sequences.state_in[s], out = a.sequences.state_out[s];
     const int64_t begin = a.sequences.cu_seqlens_q[s], num_tokens = a.sequences.cu_seqlens_q[s + 1] - begin;
     const int64_t kept = a.taps - 1;
-    // Inputs of the sequence, from the kept-th before this step's first on; null: zeros.
-    const auto input = [&](int64_t i) __attribute__((always_inline)) -> const float* {
-        if (i >= kept) return (const float*)a.x + (begin + i - kept) * a.x_stride + first;
-        return in < 0 ? nullptr : a.state + (in * kept + i) * a.channels + first;
+    const auto row_of = [&](const void* rows, int64_t stride, int64_t token) __attribute__((always_inline)) {
+        return (const float*)rows + (begin + token) * stride + first;
+    };
+    // What the convolution sees of a token: a row, and the row of gate_in that multiplies it, or null.
+    struct Seen {
+        const float *row, *gate;
+
+        INFINILM_MEMBER vec get(int64_t i, int count) const {
+            const vec x = load_partial(row + i, count);
+            return gate ? x * load_partial(gate + i, count) : x;
+        }
+    };
+    // Inputs of the sequence, from the kept-th before this step's first on; a null row: zeros.
+    const auto input = [&](int64_t i) __attribute__((always_inline)) -> Seen {
+        if (i < kept) return {in < 0 ? nullptr : a.state + (in * kept + i) * a.channels + first, nullptr};
+        return {row_of(a.x, a.x_stride, i - kept), a.gate_in ? row_of(a.gate_in, a.gate_in_stride, i - kept) : nullptr};
     };
     for (int64_t t = 0; t < num_tokens; ++t) {
-        const float* rows[most_taps];
-        for (int j = 0; j < a.taps; ++j) rows[j] = input(t + j);
+        Seen seen[most_taps];
+        for (int j = 0; j < a.taps; ++j) seen[j] = input(t + j);
+        const float* const gate_out = a.gate_out ? row_of(a.gate_out, a.gate_out_stride, t) : nullptr;
         float* const to = (float*)a.out + (begin + t) * a.out_stride + first;
         for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
             vec sum = zero();
             for (int j = 0; j < a.taps; ++j)
-                if (rows[j])
-                    sum = fma(load_partial(a.weight + j * a.channels + first + i, count),
-                              load_partial(rows[j] + i, count), sum);
-            store_partial(to + i, silu(sum), count);
+                if (seen[j].row)
+                    sum = fma(load_partial(a.weight + j * a.channels + first + i, count), seen[j].get(i, count), sum);
+            store_partial(to + i, gate_out ? sum * load_partial(gate_out + i, count) : silu(sum), count);
         });
     }
     // In place where both states are one: rows are read before they are overwritten, since none moves up.
     const int64_t num_seen = state_end(a.sequences, s) - begin;
     for (int64_t row = 0; row < kept; ++row) {
         float* const to = a.state + (out * kept + row) * a.channels + first;
-        const float* const from = input(num_seen + row);
-        for (int64_t i = 0; i < n; ++i) to[i] = from ? from[i] : 0;
+        const Seen from = input(num_seen + row);
+        for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+            store_partial(to + i, from.row ? from.get(i, count) : zero(), count);
+        });
     }
 }
 

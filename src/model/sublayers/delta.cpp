@@ -9,35 +9,10 @@ namespace infinilm {
 
 namespace {
 
-// Rows of q, k and v together: the heads of each.
-Cut qkv_rows(const DeltaSpec& model) {
-    return Cut::rows([model](int64_t, Shard shard) {
-        std::vector<Range> ranges;
-        int64_t before = 0;
-        for (const int64_t size : {model.k_size(), model.k_size(), model.v_size()}) {
-            const Range own = equal_parts(size, shard)[0];
-            ranges.push_back({before + own.begin, before + own.end});
-            before += size;
-        }
-        return joined(ranges);
-    });
-}
-
 Tensor negative_exp(Backend& backend, const VectorWeights& log) {
     const Tensor rate = widened(backend, log.loaded);
     for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
     return rate;
-}
-
-// [channels, 1, taps] to [taps, channels].
-Tensor by_tap(Backend& backend, const VectorWeights& conv) {
-    const Tensor by_channel = widened(backend, conv.loaded);
-    const int64_t channels = by_channel.shape(0), taps = by_channel.shape(2);
-    const Tensor out = allocate_host(DType::float32, {taps, channels});
-    for (int64_t channel = 0; channel < channels; ++channel)
-        for (int64_t tap = 0; tap < taps; ++tap)
-            out.as<float>()[tap * channels + channel] = by_channel.as<const float>()[channel * taps + tap];
-    return out;
 }
 
 }  // namespace
@@ -75,7 +50,7 @@ Delta::Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan)
 void Delta::declare(ParamTable& table) {
     const auto& model = std::get<DeltaSpec>(table.layer_spec().mixer);
     const std::string at = table.prefix() + "linear_attn.";
-    const Cut qkv = qkv_rows(model), rows = Cut::rows(equal_parts);
+    const Cut qkv = Cut::sections({model.k_size(), model.k_size(), model.v_size()}), rows = Cut::rows(equal_parts);
     table.linear(in_proj_, {.name = at + "in_proj",
                             .in_features = hidden_size_,
                             .parts = {{at + "in_proj_qkv", model.conv_dim(), qkv},

@@ -5,10 +5,6 @@
 
 namespace infinilm {
 
-namespace sites {
-inline constexpr Site conv{"conv"};  // [num_tokens, conv_dim]: q, k and v behind the convolution
-}  // namespace sites
-
 class Delta {
 public:
     static constexpr Site site = sites::o_proj;  // of what it gives

@@ -8,7 +8,8 @@ extern "C" {
 
 int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float* state, const int* cu_seqlens_q,
                     const int* state_in, const int* state_out, const int* state_tokens, int num_seqs, void* out,
-                    int64_t out_stride, int num_tokens, int channels, int taps, int type) {
+                    int64_t out_stride, int num_tokens, int channels, int taps, int type, const void* gate_in,
+                    int64_t gate_in_stride, const void* gate_out, int64_t gate_out_stride) {
     return causal_conv({x,
                         weight,
                         state,
@@ -19,7 +20,11 @@ int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float*
                         num_tokens,
                         channels,
                         taps,
-                        static_cast<Element>(type)},
+                        static_cast<Element>(type),
+                        gate_in,
+                        gate_out,
+                        gate_in_stride,
+                        gate_out_stride},
                        nullptr);
 }
 

@@ -133,9 +133,9 @@ struct Launches {
         const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), 64};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
-                expect(causal_conv(
-                           {at, as<float>(), as<float>(), sequences, at, hidden, hidden, tokens, hidden, taps, type},
-                           nullptr),
+                expect(causal_conv({at, as<float>(), as<float>(), sequences, at, hidden, hidden, tokens, hidden, taps,
+                                    type, at, at, hidden, hidden},
+                                   nullptr),
                        "causal_conv");
         for (int dim : {24, 64, 128, 256})
             for (int num_seqs : {1, 64, 512})
