@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from infinilm.calls import streams
 from infinilm.outputs import RequestOutput, TokenEvent
-from infinilm.requests.prompts import Conversations, Params, PromptDict, Prompts, RequestMaker
+from infinilm.requests.prompts import Conversations, Params, RequestMaker
+from infinilm.requests.request import GenerationRequest
+from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, check_keywords
+from infinilm.serving.engine_thread import EngineThread
 from infinilm.signatures import name_keywords
 from infinilm.text.answers import AnswerFormat, ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
@@ -26,29 +30,7 @@ class ChatMethods:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     _requests: RequestMaker
-
-    if TYPE_CHECKING:
-
-        def generate(  # noqa: D102 (see `LLM`)
-            self,
-            prompts: Prompts,
-            sampling_params: Params = None,
-            *,
-            use_tqdm: bool = True,
-            **sampling: Unpack[SamplingKeywords],
-        ) -> list[RequestOutput]: ...
-
-        def stream(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> Iterator[TokenEvent]: ...
-
-        async def agenerate(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> list[RequestOutput]: ...
-
-        def astream(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> AsyncIterator[TokenEvent]: ...
+    _thread: EngineThread
 
     def chat(
         self,
@@ -98,11 +80,16 @@ class ChatMethods:
         >>> answer = llm.chat(messages, temperature=0)[0].outputs[0]  # doctest: +SKIP
         >>> messages += [{"role": "assistant", "content": answer.content}]  # doctest: +SKIP
         """
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            sampling,
         )
-        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
-        return [self._parsed(output, tools) for output in outputs]
+        return streams.finish(self, self._thread, source, use_tqdm=use_tqdm)
 
     def stream_chat(
         self,
@@ -115,11 +102,28 @@ class ChatMethods:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
-        """`chat` token by token, see `stream`. The texts of the events are whole; `chat_parser` divides them."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        """`chat` token by token, see `stream`.
+
+        An event has the new text whole, and what is certain now of its parts apart: `reasoning`, `content` and
+        `tool_calls`, and in their order `piece.parts`. Joined, they are those of `chat`.
+
+        Examples
+        --------
+        >>> for event in llm.stream_chat(messages, tools=tools):  # doctest: +SKIP
+        ...     print(event.content, end="", flush=True)
+        ...     for call in event.tool_calls:
+        ...         print(call["index"], call["function"])
+        """
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            sampling,
         )
-        return self.stream(prompts, sampling_params, **sampling)
+        return streams.stream(self, self._thread, source)
 
     async def achat(
         self,
@@ -133,11 +137,16 @@ class ChatMethods:
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            sampling,
         )
-        outputs = await self.agenerate(prompts, sampling_params, **sampling)
-        return [self._parsed(output, tools) for output in outputs]
+        return await streams.afinish(self, self._thread, source)
 
     def astream_chat(
         self,
@@ -150,11 +159,17 @@ class ChatMethods:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
-        """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        """`chat` token by token for asyncio, see `stream_chat` and `astream`."""
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            sampling,
         )
-        return self.astream(prompts, sampling_params, **sampling)
+        return streams.astream(self, self._thread, source)
 
     def chat_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ChoiceMaker:
         """Make what divides one answer to a rendered conversation into reasoning, content and tool calls.
@@ -176,35 +191,26 @@ class ChatMethods:
     def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
         return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
 
-    def _chat_prompts(
+    def _chat_source(
         self,
         messages: Conversations,
+        sampling_params: Params,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
         sampling: SamplingKeywords,
-    ) -> Iterable[PromptDict]:
-        """Prompts of conversations; `sampling` gets what finding the calls of the answers needs."""
+    ) -> RequestSource[GenerationRequest]:
+        """The requests of conversations, whose texts have the special tokens that their parts are found by."""
         check_keywords(sampling, "chat()", _CHAT_KEYWORDS)
         prompts = self._requests.of_chats(
             messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
         )
-        if self._answer_format(tools).needs_special_tokens(self.tokenizer):
-            sampling.setdefault("skip_special_tokens", False)
-        return prompts
-
-    def _parsed(self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None) -> RequestOutput:
-        """The output with the parts of its answers."""
         form = self._answer_format(tools)
-        hidden = form.hidden(self.tokenizer)
-        completions = []
-        for completion in output.outputs:
-            said = form.maker(output.prompt or "", tools or (), hidden).push(completion.text, final=True)
-            calls = [{key: value for key, value in call.items() if key != "index"} for call in said.tool_calls]
-            reasoning = None if form.reasoning is None else said.reasoning
-            completions.append(replace(completion, reasoning=reasoning, content=said.content, tool_calls=calls))
-        return replace(output, outputs=completions)
+        if form.needs_special_tokens(self.tokenizer):
+            sampling.setdefault("skip_special_tokens", False)
+        make_answer = partial(form.maker, tools=tools or (), hidden=form.hidden(self.tokenizer))
+        return self._requests.source(prompts, sampling_params, sampling, make_answer)
 
     def render_chat(
         self,

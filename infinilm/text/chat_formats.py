@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from infinilm.text.call_readers import gemma_reader, read_python
+from infinilm.text.call_readers import gemma_reader, read_actions, read_python
 from infinilm.text.harmony import HARMONY_MARKS
 from infinilm.text.reasoning import Marks, reasoning_marks
 from infinilm.text.tagged_calls import Tags
@@ -41,6 +41,8 @@ class ChatFormat:
         What stands around the content, of which it is no part.
     has_channels : bool
         The answer is messages with channels, as gpt-oss writes them.
+    efforts : tuple of str
+        The levels of reasoning that the models know, from less to more; empty: those that the template compares.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ChatFormat:
     reasoning: Marks | None = None
     answer: Marks | None = None
     has_channels: bool = False
+    efforts: tuple[str, ...] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this format."""
@@ -99,7 +102,7 @@ _MISTRAL = ToolCallFormat(
     name_before="[ARGS]",
     between=", ",
     around=("[TOOL_CALLS][", "]"),
-    has_short_ids=True,
+    ids="short",
 )
 _MISTRAL_NAMES = replace(
     _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
@@ -150,6 +153,13 @@ _DSML = ToolCallFormat(
         says_kind=True,
     ),
 )
+_DSML_V4 = replace(
+    _DSML,
+    name="deepseek v4",
+    begin="<｜DSML｜tool_calls>",
+    end="</｜DSML｜tool_calls>",
+    pattern='<｜DSML｜tool_calls>{"name": $NAME, "arguments": $ARGUMENTS}</｜DSML｜tool_calls>',
+)
 _KIMI = ToolCallFormat(
     "kimi k2",
     "<|tool_call_begin|>",
@@ -157,9 +167,10 @@ _KIMI = ToolCallFormat(
     name_before="<|tool_call_argument_begin|>",
     name_pattern=r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
     hidden=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    pattern="<|tool_call_begin|>functions.$TOOL:0<|tool_call_argument_begin|>$ARGUMENTS<|tool_call_end|>",
+    pattern="<|tool_call_begin|>functions.$TOOL:$COUNT<|tool_call_argument_begin|>$ARGUMENTS<|tool_call_end|>",
     between="",
     around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ids="counted",
 )
 _MINIMAX = ToolCallFormat(
     "minimax m2",
@@ -211,6 +222,15 @@ _COMMAND_R7B = ToolCallFormat(
     between=", ",
     around=("<|START_ACTION|>[", "]<|END_ACTION|>"),
 )
+_COMMAND_R_PLUS = ToolCallFormat(
+    "command r plus",
+    "Action:",
+    separators=_LIST,
+    pattern='{"tool_name": $NAME, "parameters": $ARGUMENTS}',
+    between=", ",
+    around=("Action: [", "]"),
+    read=read_actions,
+)
 _NEMOTRON = ToolCallFormat(
     "nemotron", "<TOOLCALL>", "</TOOLCALL>", separators=_LIST, between=", ", around=("<TOOLCALL>[", "]</TOOLCALL>")
 )
@@ -253,8 +273,10 @@ CHAT_FORMATS = (
         calls=_HARMONY,
         reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
         has_channels=True,
+        efforts=("low", "medium", "high"),
     ),
     ChatFormat("deepseek v3.2", ("｜DSML｜", "function_calls"), calls=_DSML),
+    ChatFormat("deepseek v4", ("｜DSML｜", "tool_calls>"), calls=_DSML_V4, efforts=("high", "max")),
     ChatFormat("deepseek v3", ("<｜tool▁calls▁begin｜>", "```json"), calls=_DEEPSEEK_V3),  # and R1
     ChatFormat("deepseek v3.1", ("<｜tool▁calls▁begin｜>",), calls=_DEEPSEEK_V31),
     ChatFormat("kimi k2", ("<|tool_calls_section_begin|>",), calls=_KIMI),  # and Thinking
@@ -268,6 +290,7 @@ CHAT_FORMATS = (
         reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
         answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
+    ChatFormat("command r plus", ("Action:", '"tool_name"'), calls=_COMMAND_R_PLUS),  # and Command R
     ChatFormat("apertus", ("<|tools_prefix|>",), calls=_APERTUS, reasoning=("<|inner_prefix|>", "<|inner_suffix|>")),
     ChatFormat("granite 3", ("<|tool_call|>",), calls=_GRANITE3, answer=("<response>", "</response>")),
     ChatFormat("nemotron", ("<TOOLCALL>",), calls=_NEMOTRON),  # Nano v2
@@ -293,6 +316,7 @@ CHAT_FORMATS = (
         calls=_LLAMA3,
     ),
     ChatFormat("hunyuan", ("<tool_calls>", "<answer>"), calls=_HUNYUAN, answer=("<answer>", "</answer>")),
+    ChatFormat("apriel", ("<tool_calls>",), calls=replace(_HUNYUAN, name="apriel")),  # 1.5 and 1.6, and MiniMax M1
 )
 """The table; the first row that matches is the format of a template."""
 

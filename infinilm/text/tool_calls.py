@@ -43,7 +43,7 @@ class ToolCallFormat:
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
     pattern : str
         How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
-        as it is, $ID nine letters and digits, and $ARGUMENTS the arguments.
+        as it is, $ID nine letters and digits, $COUNT a number, and $ARGUMENTS the arguments.
     between : str
         What stands between two calls.
     around : tuple of str
@@ -64,8 +64,10 @@ class ToolCallFormat:
         Marks within a call that nothing above names.
     has_channels : bool
         Calls and texts are messages with channels, as gpt-oss writes them; `HarmonyParser` reads them.
-    has_short_ids : bool
-        The template takes ids of calls that are nine letters and digits, and refuses any other.
+    ids : str
+        What ids of calls look like: "short" are nine letters and digits, as the template refuses any other; "counted"
+        are `functions.NAME:COUNT`, as the model itself writes and reads them, COUNT being over the conversation; "":
+        they may be anything.
     """
 
     name: str
@@ -83,7 +85,7 @@ class ToolCallFormat:
     read: Reader | None = None
     inner: tuple[str, ...] = ()
     has_channels: bool = False
-    has_short_ids: bool = False
+    ids: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
