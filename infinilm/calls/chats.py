@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infinilm.calls import streams
+from infinilm.logs import logger
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.prompts import Conversations, Params, RequestMaker
 from infinilm.requests.request import GenerationRequest
@@ -31,6 +32,7 @@ class ChatMethods:
     chat_template: ChatTemplate
     _requests: RequestMaker
     _thread: EngineThread
+    _told_of_calls = False
 
     def chat(
         self,
@@ -189,7 +191,18 @@ class ChatMethods:
         return form.maker(prompt, tools or (), form.hidden(self.tokenizer))
 
     def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
-        return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+        """How answers are written; that calls would be content is told once."""
+        form = AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+        if tools and form.calls is None and not self._told_of_calls:
+            self._told_of_calls = True
+            logger.warning(
+                "tools: the chat template of %s (of the format %s) teaches no way to call them that is known here: "
+                "calls stay in the content as the model writes them; to read them, pass a chat_template of a format "
+                "that docs/chat-formats.md lists",
+                self.chat_template.source,
+                form.chat.name,
+            )
+        return form
 
     def _chat_source(
         self,

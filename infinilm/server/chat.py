@@ -173,8 +173,8 @@ def _read_chat(service: Service, body: Body, unknown: UnknownFields, named: Call
     if choice.allowed and form is None:
         if not choice.is_forced:
             raise ApiError(
-                f"tools: the chat template of {model} teaches no way to call them that is known here; a call can be "
-                "forced with tool_choice",
+                f"tools: the chat template of {model} (of the format {answers.chat.name}) teaches no way to call them "
+                "that is known here; a call can be forced with tool_choice",
                 param="tools",
             )
         form = PLAIN_CALLS

@@ -10,7 +10,7 @@ from typing import Any
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["Reader", "WholeCalls", "gemma_reader", "read_actions", "read_python"]
+__all__ = ["Reader", "WholeCalls", "gemma_reader", "read_python"]
 
 Reader = Callable[[str], "list[tuple[str, dict[str, Any]]] | None"]
 """Reads the text between the marks of calls: names and arguments; None: it is no call."""
@@ -117,17 +117,6 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_literal(value) for value in node.elts]
     return ast.literal_eval(node)
-
-
-def read_actions(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Read a list of `{"tool_name": .., "parameters": ..}`, fenced or not, as Command R+ writes it; see `Reader`."""
-    fenced = re.fullmatch(r"\s*(?:```(?:json)?\s)?(.*?)(?:```\s*)?", text, re.S)
-    listed = json.loads(fenced[1]) if fenced else None
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-        return None
-    calls = [(one.get("tool_name"), one.get("parameters", {})) for one in listed]
-    is_good = all(isinstance(name, str) and isinstance(parameters, dict) for name, parameters in calls)
-    return calls if is_good else None
 
 
 def gemma_reader(quote: str) -> Reader:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from infinilm.text.call_readers import gemma_reader, read_actions, read_python
+from infinilm.text.call_readers import gemma_reader, read_python
 from infinilm.text.harmony import HARMONY_MARKS
 from infinilm.text.reasoning import Marks, reasoning_marks
 from infinilm.text.tagged_calls import Tags
@@ -153,13 +153,6 @@ _DSML = ToolCallFormat(
         says_kind=True,
     ),
 )
-_DSML_V4 = replace(
-    _DSML,
-    name="deepseek v4",
-    begin="<｜DSML｜tool_calls>",
-    end="</｜DSML｜tool_calls>",
-    pattern='<｜DSML｜tool_calls>{"name": $NAME, "arguments": $ARGUMENTS}</｜DSML｜tool_calls>',
-)
 _KIMI = ToolCallFormat(
     "kimi k2",
     "<|tool_call_begin|>",
@@ -222,15 +215,6 @@ _COMMAND_R7B = ToolCallFormat(
     between=", ",
     around=("<|START_ACTION|>[", "]<|END_ACTION|>"),
 )
-_COMMAND_R_PLUS = ToolCallFormat(
-    "command r plus",
-    "Action:",
-    separators=_LIST,
-    pattern='{"tool_name": $NAME, "parameters": $ARGUMENTS}',
-    between=", ",
-    around=("Action: [", "]"),
-    read=read_actions,
-)
 _NEMOTRON = ToolCallFormat(
     "nemotron", "<TOOLCALL>", "</TOOLCALL>", separators=_LIST, between=", ", around=("<TOOLCALL>[", "]</TOOLCALL>")
 )
@@ -276,7 +260,6 @@ CHAT_FORMATS = (
         efforts=("low", "medium", "high"),
     ),
     ChatFormat("deepseek v3.2", ("｜DSML｜", "function_calls"), calls=_DSML),
-    ChatFormat("deepseek v4", ("｜DSML｜", "tool_calls>"), calls=_DSML_V4, efforts=("high", "max")),
     ChatFormat("deepseek v3", ("<｜tool▁calls▁begin｜>", "```json"), calls=_DEEPSEEK_V3),  # and R1
     ChatFormat("deepseek v3.1", ("<｜tool▁calls▁begin｜>",), calls=_DEEPSEEK_V31),
     ChatFormat("kimi k2", ("<|tool_calls_section_begin|>",), calls=_KIMI),  # and Thinking
@@ -290,7 +273,6 @@ CHAT_FORMATS = (
         reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
         answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    ChatFormat("command r plus", ("Action:", '"tool_name"'), calls=_COMMAND_R_PLUS),  # and Command R
     ChatFormat("apertus", ("<|tools_prefix|>",), calls=_APERTUS, reasoning=("<|inner_prefix|>", "<|inner_suffix|>")),
     ChatFormat("granite 3", ("<|tool_call|>",), calls=_GRANITE3, answer=("<response>", "</response>")),
     ChatFormat("nemotron", ("<TOOLCALL>",), calls=_NEMOTRON),  # Nano v2
@@ -316,7 +298,6 @@ CHAT_FORMATS = (
         calls=_LLAMA3,
     ),
     ChatFormat("hunyuan", ("<tool_calls>", "<answer>"), calls=_HUNYUAN, answer=("<answer>", "</answer>")),
-    ChatFormat("apriel", ("<tool_calls>",), calls=replace(_HUNYUAN, name="apriel")),  # 1.5 and 1.6, and MiniMax M1
 )
 """The table; the first row that matches is the format of a template."""
 

@@ -313,13 +313,17 @@ class ChatTemplate:
         try:
             text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
-            raise RequestError(f"the chat template of {self.source} refused the messages: {error}") from error
+            raise RequestError(
+                f"the chat template of {self.source} refused the messages: {error} (its format is "
+                f"{compiled.thinking.format}; send the messages in the roles and the order that it takes)"
+            ) from error
         # A template named for tools is taken at its word.
         asks = schemas is not None and "tool_use" not in self.templates
         if asks and compiled.try_render(variables | {"tools": None}) == text:
             raise RequestError(
-                f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
-                "describe them in a message, or pass a chat_template that does"
+                f"tools: the chat template of {self.source} does not use them (its format is "
+                f"{compiled.thinking.format}), so the model would not know of them; describe them in a message, or pass a "
+                "chat_template that does"
             )
         unread = kwargs.keys() - compiled.traits.variables
         news = sorted({_shown(name) for name in unread} - self._told_variables)

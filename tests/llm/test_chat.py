@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,19 @@ def test_the_parts_of_an_answer(folder: Path) -> None:
         for name in ("reasoning", "content", "tool_calls"):
             with pytest.raises(RequestError, match=rf"TokenEvent\.{name} is that of stream_chat\(\)"):
                 getattr(plain_event, name)
+
+
+def test_calls_of_a_form_that_is_not_known_are_content(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = "<|my_call|>look<|my_end|>"
+    settings: dict[str, Any] = {"constraint": Constraint.choice([said]), "temperature": 0, "tools": [TOOL]}
+    template = "{{ tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    with LLM(folder, chat_template=template, max_model_len=512) as llm, caplog.at_level(logging.WARNING, "infinilm"):
+        for _ in range(2):
+            (answer,) = llm.chat(OTHER, use_tqdm=False, **settings)[0].outputs
+            assert (answer.content, answer.reasoning, answer.tool_calls) == (said, None, [])
+            assert "".join(event.content for event in llm.stream_chat(OTHER, **settings)) == said
+    (told,) = [message for message in caplog.messages if message.startswith("tools: ")]
+    assert "(of the format plain) teaches no way to call them" in told and "stay in the content" in told
 
 
 def test_parts_of_several_answers(folder: Path) -> None:

@@ -80,15 +80,6 @@ TABLE = [
         ONE,
     ),
     Said(
-        "deepseek v4",
-        f'I look.\n\n<{DSML}tool_calls>\n<{DSML}invoke name="weather">\n<{DSML}parameter name="city" string="true">'
-        f'Zürich</{DSML}parameter>\n<{DSML}parameter name="days" string="false">2</{DSML}parameter>\n'
-        f"</{DSML}invoke>\n</{DSML}tool_calls>",
-        "",
-        "I look.\n\n",
-        ONE,
-    ),
-    Said(
         "deepseek v3",
         "I look."
         + deepseek(
@@ -148,15 +139,6 @@ TABLE = [
         BOTH,
     ),
     Said(
-        "command r plus",
-        f'I look.\nAction: ```json\n[\n    {{\n        "tool_name": "weather",\n        "parameters": {CITY}\n    }},\n'
-        '    {"tool_name": "time", "parameters": {}}\n]```',
-        "",
-        "I look.\n",
-        BOTH,
-    ),
-    Said("command r plus", f'Action:\n```json\n[{{"tool_name": "weather", "parameters": {CITY}}}]\n```\n', "", "", ONE),
-    Said(
         "apertus",
         f'<|inner_prefix|>I look.<|inner_suffix|>Wait.<|tools_prefix|>[{{"weather": {CITY}}}, {{"time": {{}}}}]'
         "<|tools_suffix|>",
@@ -207,8 +189,6 @@ TABLE = [
     Said("llama3", "; ".join(PARAMS), "", "", BOTH),
     Said("hunyuan", "<answer>\nIt rains.\n</answer>", "", "It rains."),
     Said("hunyuan", f"<tool_calls>{LIST}</tool_calls>", "", "", BOTH),
-    Said("apriel", f"I look.\n<tool_calls>{LIST}</tool_calls>", "", "I look.\n", BOTH),
-    Said("apriel", f"<tool_calls>\n{NAMED[0]}\n{NAMED[1]}\n</tool_calls>", "", "", BOTH),  # MiniMax M1
 ]
 
 

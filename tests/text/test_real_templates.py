@@ -18,13 +18,10 @@ from infinilm.text.chat_formats import chat_format
 FOLDER = os.environ.get("INFINILM_CHAT_TEMPLATES")
 FORMATS = {
     "apertus": ["Apertus-8B-Instruct"],
-    "apriel": ["Apriel-1.6-15b-Thinker-fixed", "MiniMax-M1", "unsloth-Apriel-1.5"],
-    "command r plus": ["CohereForAI-c4ai-command-r-plus-tool_use"],
     "command r7b": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use"],
     "deepseek v3": ["deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"],
     "deepseek v3.1": ["deepseek-ai-DeepSeek-V3.1"],
     "deepseek v3.2": ["deepseek-ai-DeepSeek-V3.2"],
-    "deepseek v4": ["deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"],
     "gemma 4": ["google-gemma-4-31B-it"],
     "glm": ["GLM-4.6", "GLM-4.7-Flash"],
     "granite 3": ["ibm-granite-granite-3.3-2B-Instruct"],
@@ -47,6 +44,9 @@ FORMATS = {
     "nemotron": ["NVIDIA-Nemotron-Nano-v2"],
     "phi 4 mini": ["fireworks-ai-llama-3-firefunction-v2"],
     "plain": [
+        "Apriel-1.6-15b-Thinker-fixed",
+        "CohereForAI-c4ai-command-r-plus-tool_use",
+        "MiniMax-M1",
         "google-gemma-2-2b-it",
         "meetkai-functionary-medium-v3.1",
         "meetkai-functionary-medium-v3.2",
