@@ -322,8 +322,8 @@ class ChatTemplate:
         if asks and compiled.try_render(variables | {"tools": None}) == text:
             raise RequestError(
                 f"tools: the chat template of {self.source} does not use them (its format is "
-                f"{compiled.thinking.format}), so the model would not know of them; describe them in a message, or pass a "
-                "chat_template that does"
+                f"{compiled.thinking.format}), so the model would not know of them; describe them in a message, or "
+                "pass a chat_template that does"
             )
         unread = kwargs.keys() - compiled.traits.variables
         news = sorted({_shown(name) for name in unread} - self._told_variables)
