@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infinilm.calls import streams
+from infinilm.errors import RequestError
 from infinilm.logs import logger
 from infinilm.outputs import RequestOutput, TokenEvent
 from infinilm.requests.prompts import Conversations, Params, RequestMaker
@@ -43,6 +44,7 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
@@ -63,6 +65,10 @@ class ChatMethods:
             The model goes on with the last message, a text of the assistant, instead of beginning an answer.
         chat_template_kwargs
             More variables for the template, for example ``{"enable_thinking": False}``.
+        reasoning_effort
+            How much the model reasons before it answers, in the variable that its template reads: "none", "minimal",
+            "low", "medium", "high", "xhigh" or "max". Where the template has a switch alone, "none" switches reasoning
+            off, and all others on. None: as the template has it.
 
         Returns
         -------
@@ -72,7 +78,8 @@ class ChatMethods:
         Raises
         ------
         RequestError
-            As in `generate`, and for conversations that are malformed or that the template refuses.
+            As in `generate`, for conversations that are malformed or that the template refuses, and for a
+            `reasoning_effort` that the model does not know, with the levels that it knows.
         ConfigError
             The model has no chat template.
 
@@ -89,6 +96,7 @@ class ChatMethods:
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            reasoning_effort,
             sampling,
         )
         return streams.finish(self, self._thread, source, use_tqdm=use_tqdm)
@@ -102,6 +110,7 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
         """`chat` token by token, see `stream`.
@@ -123,6 +132,7 @@ class ChatMethods:
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            reasoning_effort,
             sampling,
         )
         return streams.stream(self, self._thread, source)
@@ -136,6 +146,7 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
@@ -146,6 +157,7 @@ class ChatMethods:
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            reasoning_effort,
             sampling,
         )
         return await streams.afinish(self, self._thread, source)
@@ -159,6 +171,7 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
         """`chat` token by token for asyncio, see `stream_chat` and `astream`."""
@@ -169,6 +182,7 @@ class ChatMethods:
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            reasoning_effort,
             sampling,
         )
         return streams.astream(self, self._thread, source)
@@ -212,13 +226,18 @@ class ChatMethods:
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
+        reasoning_effort: str | None,
         sampling: SamplingKeywords,
     ) -> RequestSource[GenerationRequest]:
         """The requests of conversations, whose texts have the special tokens that their parts are found by."""
         check_keywords(sampling, "chat()", _CHAT_KEYWORDS)
-        prompts = self._requests.of_chats(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
-        )
+        kwargs = dict(chat_template_kwargs or {})
+        if reasoning_effort is not None:
+            try:
+                kwargs = self.chat_template.thinking(bool(tools)).at(reasoning_effort) | kwargs
+            except RequestError as error:
+                raise RequestError(f"reasoning_effort: {error}") from None
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, continue_final_message, kwargs)
         form = self._answer_format(tools)
         if form.needs_special_tokens(self.tokenizer):
             sampling.setdefault("skip_special_tokens", False)

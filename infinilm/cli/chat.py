@@ -55,6 +55,11 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         "--hide-reasoning", action="store_true", help="do not show what a model thinks before it answers"
     )
     parser.add_argument(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        help="how much the model thinks before it answers: none, minimal, low, medium, high, xhigh or max",
+    )
+    parser.add_argument(
         "--tools",
         metavar="FILE",
         help="functions that the model may call, a JSON list as OpenAI's API has it; calls are shown, and not made",
@@ -96,7 +101,8 @@ def run_chat(args: argparse.Namespace) -> int:
         params = sampling_params(args, llm)
         if tools is not None:
             _check_tools(llm, params)
-        chat = _Chat(llm, params, dict(args.chat_template_kwarg), args.system, tools, not args.hide_reasoning)
+        variables = _thinking(llm, args.reasoning_effort, bool(tools)) | dict(args.chat_template_kwarg)
+        chat = _Chat(llm, params, variables, args.system, tools, not args.hide_reasoning)
         if message is not None:
             return _answer_one(chat, message)
         if args.lines:
@@ -147,6 +153,16 @@ def _read_tools(name: str) -> list[dict[str, Any]]:
         own = {key: value for key, value in function.items() if key != "type"}
         tools.append({"type": "function", "function": {"description": "", "parameters": _NOTHING, **own}})
     return tools
+
+
+def _thinking(llm: LLM, effort: str | None, has_tools: bool) -> dict[str, Any]:
+    """The variables of the chat template for a level of reasoning. RequestError: the model does not know it."""
+    if effort is None:
+        return {}
+    try:
+        return llm.chat_template.thinking(has_tools).at(effort)
+    except RequestError as error:
+        raise RequestError(f"--reasoning-effort: {error}") from None
 
 
 _NOTHING = {"type": "object", "properties": {}}

@@ -109,6 +109,8 @@ class ThinkingControl:
 
         Where there is nothing but a switch, every level but "none" switches reasoning on.
         """
+        if level not in EFFORTS and level not in self.levels:
+            raise RequestError(f"expected one of {', '.join(EFFORTS)}; got {level!r:.80}")
         if level == "none":
             return self.turned(False)
         if self.effort is None or (self.levels and not self._grades):

@@ -213,6 +213,19 @@ def test_thoughts_of_a_model(
     assert json.loads(saved.read_text())[-1]["content"] == "cdcd"
 
 
+def test_how_much_to_think(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "levels.jinja"
+    template.write_text(
+        "{% if reasoning_effort in ('low', 'high') %}{{ reasoning_effort }}{% endif %}</s><think></think>"
+    )
+    options = ["--model", str(folder), "--chat-template", str(template), *GREEDY]
+    assert chat(monkeypatch, "the\n", *options, "--reasoning-effort", "low") == 0
+    assert chat(monkeypatch, "the\n", *options, "--reasoning-effort", "medium") == 2
+    assert "--reasoning-effort: 'medium' is no level" in capsys.readouterr().err
+
+
 # ---- tools ----
 
 TOOLS = """{# </think> #}{% if tools %}{{ tools | tojson }} Write <tool_call>

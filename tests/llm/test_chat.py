@@ -124,6 +124,24 @@ def test_the_parts_of_an_answer(folder: Path) -> None:
                 getattr(plain_event, name)
 
 
+def test_how_much_to_reason(folder: Path, llm: LLM) -> None:
+    """By the variable that the template reads; what the model cannot is refused."""
+    settings: dict[str, Any] = {"max_tokens": 2, "use_tqdm": False}
+    with LLM(folder, chat_template=TEMPLATE, max_model_len=512) as thinker:
+        prompts = [
+            thinker.chat(OTHER, reasoning_effort=effort, **settings)[0].prompt for effort in (None, "none", "high")
+        ]
+        assert prompts[0] == prompts[2] == (prompts[1] or "").removesuffix("<think></think>") != prompts[1]
+        own = {"chat_template_kwargs": {"enable_thinking": False}}
+        assert thinker.chat(OTHER, reasoning_effort="high", **own, **settings)[0].prompt == prompts[1]
+        for chat in (thinker.chat, thinker.stream_chat, thinker.astream_chat):
+            with pytest.raises(RequestError, match=r"reasoning_effort: expected one of none, .*; got 'much'"):
+                chat(OTHER, reasoning_effort="much")
+    assert llm.chat(OTHER, reasoning_effort="none", **settings)
+    with pytest.raises(RequestError, match="reasoning_effort: models of the chat format plain do not reason"):
+        llm.chat(OTHER, reasoning_effort="low")
+
+
 def test_calls_of_a_form_that_is_not_known_are_content(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = "<|my_call|>look<|my_end|>"
     settings: dict[str, Any] = {"constraint": Constraint.choice([said]), "temperature": 0, "tools": [TOOL]}
@@ -158,7 +176,6 @@ def test_parts_of_several_answers(folder: Path) -> None:
 def test_arguments_that_chat_does_not_have(llm: LLM) -> None:
     for name, hint in {
         "enable_thinking": r"pass chat_template_kwargs=\{'enable_thinking': ...\}",
-        "reasoning_effort": r"pass chat_template_kwargs=\{'reasoning_effort': ...\}",
         "chat_template": r"LLM\(model, chat_template=...\)",
         "tool_choice": r"the model chooses; constraint=Constraint\.json_schema",
         "tool": "did you mean 'tools'",
