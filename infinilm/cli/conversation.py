@@ -63,7 +63,9 @@ class Conversation:
         """Read what was saved. OSError, ConfigError or ValueError: the file cannot be read, or holds something else."""
         saved = json.loads(read_text(path))
         if not isinstance(saved, list) or not all(map(_is_message, saved)):
-            raise ValueError("expected a JSON list of messages, each with the texts role and content")
+            raise ValueError(
+                "expected a JSON list of messages, each with the texts role and content, and calls as saved"
+            )
         system = saved[0]["content"] if saved and saved[0]["role"] == "system" else None
         made = cls(system)
         for i, message in enumerate(saved[system is not None :], system is not None):
@@ -83,10 +85,10 @@ def _is_message(message: object) -> bool:
         return False
     calls = message.get("tool_calls", [])
     return isinstance(calls, list) and all(
-        isinstance(call, dict) and isinstance(call.get("id"), str) and _names_a_function(call) for call in calls
+        isinstance(call, dict) and isinstance(call.get("id"), str) and _has_function(call) for call in calls
     )
 
 
-def _names_a_function(call: Message) -> bool:
+def _has_function(call: Message) -> bool:
     function = call.get("function")
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))

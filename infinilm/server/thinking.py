@@ -61,7 +61,7 @@ class Thinking:
             try:
                 found |= follow(wish[1])
             except RequestError as error:
-                does = control.is_told if wish[1] in (False, "none") else control.reasons
+                does = control.reasons_unasked if wish[1] in (False, "none") else control.reasons
                 unknown.cannot(named(wish[0]), str(error), is_harmless=not does)
         return found
 

@@ -290,14 +290,20 @@ CHAT_FORMATS = (
     ChatFormat("mistral", ("[TOOL_CALLS]",), lacks=("[ARGS]",), calls=_MISTRAL),
     ChatFormat("mistral ids", ("[TOOL_CALLS]", "[CALL_ID]"), calls=_MISTRAL_IDS),  # Small 3.2
     ChatFormat("mistral names", ("[TOOL_CALLS]",), calls=_MISTRAL_NAMES),  # of 2025, and Magistral
-    ChatFormat("pythonic", ("[func_name1(params_name1=",), calls=_PYTHONIC),  # Llama 3.2 and 4
+    ChatFormat("pythonic", pattern=r"\[func_name1\(param(?:s_name)?1=", calls=_PYTHONIC),  # Llama 3.2 and 4
     ChatFormat(
         "llama3",
         lacks=("<function=",),  # Functionary's have the tag of Llama 3 for code alone
         pattern=r"\"parameters\": dictionary of argument name and its value|<\|python_tag\|>",
         calls=_LLAMA3,
     ),
-    ChatFormat("hunyuan", ("<tool_calls>", "<answer>"), calls=_HUNYUAN, answer=("<answer>", "</answer>")),
+    ChatFormat(
+        "hunyuan",
+        ("<tool_calls>",),
+        pattern=r"<answer>|<\|extra_4\|>",  # one that vLLM has for its tools does not name the former
+        calls=_HUNYUAN,
+        answer=("<answer>", "</answer>"),
+    ),
 )
 """The table; the first row that matches is the format of a template."""
 

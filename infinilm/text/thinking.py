@@ -45,8 +45,8 @@ class ThinkingControl:
         Name of the chat format, for errors.
     reasons : bool
         The model may reason before it answers.
-    is_told : bool
-        It is known to do so unless it is told otherwise: the prompt begins the reasoning, or has its level.
+    reasons_unasked : bool
+        It is known to do so unless something tells it not to: the prompt begins the reasoning, or has its level.
     switch : str or None
         The variable that switches reasoning.
     effort : str or None
@@ -59,7 +59,7 @@ class ThinkingControl:
 
     format: str = "plain"
     reasons: bool = False
-    is_told: bool = False
+    reasons_unasked: bool = False
     switch: str | None = None
     effort: str | None = None
     levels: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class ThinkingControl:
         return cls(
             format=row.name,
             reasons=row.reasoning is not None or switch is not None or effort is not None,
-            is_told=bool(levels or hint or (begin and begin in prompt and end not in prompt)),
+            reasons_unasked=bool(levels or hint or (begin and begin in prompt and end not in prompt)),
             switch=switch,
             effort=effort,
             levels=levels,

@@ -139,6 +139,11 @@ def test_what_cannot_be_loaded(
         ("{", "Expecting"),
         ('{"a": 1}', "expected a JSON list of messages"),
         ('[{"role": "user"}]', "each with the texts role and content"),
+        (
+            '[{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [{"id": "a", '
+            '"function": {"name": "f"}}]}]',
+            "and calls as saved",
+        ),
         ('[{"role": "assistant", "content": "x"}]', "expected role 'user' in message 0, got 'assistant'"),
     ):
         file.write_text(text)

@@ -128,14 +128,14 @@ def test_refusals_say_what_the_model_knows() -> None:
 
 
 def test_which_models_are_known_to_reason() -> None:
-    for template, reasons, is_told in [
+    for template, reasons, reasons_unasked in [
         ("", False, False),
         (HISTORY, True, False),  # Qwen3-Instruct-2507 reads it, and never reasons
         (HISTORY + "{% if add_generation_prompt %}<think>{% endif %}", True, True),
         (GPT_OSS, True, True),
         (NEMOTRON2, True, True),
     ]:
-        assert (control(template).reasons, control(template).is_told) == (reasons, is_told)
+        assert (control(template).reasons, control(template).reasons_unasked) == (reasons, reasons_unasked)
 
 
 @pytest.mark.parametrize("template", [QWEN3, DEEPSEEK, SEED, GPT_OSS, HUNYUAN3, DEEPSEEK_V4, SOLAR])
