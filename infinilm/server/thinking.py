@@ -67,7 +67,7 @@ class Thinking:
 
 
 def take_thinking(body: Body) -> Thinking:
-    """Take the fields of all providers. Of those that say the same the first that is there counts."""
+    """Take the fields of all providers. Where several of them are there, the first switch and the first level count."""
     efforts = one_of(*EFFORTS)
     reasoning, thinking = body.inner("reasoning"), body.inner("thinking")
     said = [("reasoning.effort", reasoning.take("effort", efforts))]
