@@ -52,17 +52,19 @@ class Thinking:
         ApiError
             The model cannot; it names the field.
         """
-        found: dict[str, Any] = {}
-        wishes: list[tuple[tuple[str, Any] | None, Callable[[Any], dict[str, Any]]]]
-        wishes = [(self.effort, control.at), (self.switch, control.turned)]  # the later one has the last word
-        for wish, follow in wishes:
-            if wish is None:
-                continue
+
+        def follow(name: str, wish: bool | str) -> dict[str, Any]:
             try:
-                found |= follow(wish[1])
+                return control.at(wish) if isinstance(wish, str) else control.turned(wish)
             except RequestError as error:
-                does = control.reasons_unasked if wish[1] in (False, "none") else control.reasons
-                unknown.cannot(named(wish[0]), str(error), is_harmless=not does)
+                does = control.reasons_unasked if wish in (False, "none") else control.reasons
+                unknown.cannot(named(name), str(error), is_harmless=not does)
+                return {}
+
+        found = follow(*self.effort) if self.effort is not None else {}
+        is_on = bool(found) and self.effort is not None and self.effort[1] != "none"
+        if self.switch is not None and not (is_on and self.switch[1]):  # on or off has the last word
+            found |= follow(*self.switch)
         return found
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from llm import tiny
 
+from infinilm.server.bodies import UnknownFields
+from infinilm.server.thinking import Thinking
+from infinilm.text.thinking import ThinkingControl
 from server.support import Hosted, ScriptedLLM, hosted, http_post
 
 QUESTION: Any = [{"role": "user", "content": "How is it?"}]
@@ -131,3 +134,23 @@ def test_a_model_that_never_reasons(ask: Any) -> None:
     ]:
         answer, _ = ask(path, **fields)
         assert answer.status_code == 200 and answer.headers[IGNORED] == name
+
+
+def test_a_level_and_a_switch() -> None:
+    """The switch has the last word, and leaves the level of a model that is to reason."""
+    levels = ThinkingControl(reasons=True, effort="reasoning_effort", levels=("no_think", "low", "high"))
+    for level, switch, expected in [
+        ("low", True, "low"),
+        ("low", False, "no_think"),
+        ("none", True, "high"),
+        ("medium", True, "high"),  # which is not known, and is ignored here
+        (None, True, "high"),
+        ("high", None, "high"),
+    ]:
+        asked = Thinking(
+            None if switch is None else ("enable_thinking", switch),
+            None if level is None else ("reasoning_effort", level),
+        )
+        unknown = UnknownFields(is_lenient=True)
+        assert asked.variables(levels, unknown) == {"reasoning_effort": expected}
+        assert list(unknown.ignored) == (["reasoning_effort"] if level == "medium" else [])
