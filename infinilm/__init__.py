@@ -59,6 +59,8 @@ if TYPE_CHECKING:
         ReferenceModel as ReferenceModel,
     )
     from infinilm.outputs import (
+        AnswerPart as AnswerPart,
+        AnswerPiece as AnswerPiece,
         CompletionOutput as CompletionOutput,
         Delta as Delta,
         EngineMetrics as EngineMetrics,
@@ -92,6 +94,8 @@ _LAZY = {
         "infinilm.llm": ("LLM",),
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (
+            "AnswerPart",
+            "AnswerPiece",
             "CompletionOutput",
             "Delta",
             "EngineMetrics",

@@ -116,7 +116,7 @@ _ADVICE = (
         {
             **{
                 name: f"pass chat_template_kwargs={{{name!r}: ...}}"
-                for name in ("enable_thinking", "thinking", "reasoning_effort", "documents")
+                for name in ("enable_thinking", "thinking", "documents")
             },
             "chat_template": "it belongs to the model: LLM(model, chat_template=...)",
             "chat_template_content_format": _NEVER_NEEDED + "the template tells",

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from infinilm.errors import RequestError
 
 __all__ = [
+    "AnswerPart",
+    "AnswerPiece",
     "CompletionOutput",
     "Delta",
     "EngineMetrics",
@@ -219,6 +221,67 @@ def _excerpt(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """Some reasoning, some content, or (a part of) a call, of an answer in a conversation.
+
+    Attributes
+    ----------
+    kind : str
+        "reasoning", "content" or "call".
+    text : str
+        Of a call: of its arguments, which are JSON text.
+    call : dict or None
+        The call, as in OpenAI's streams: ``{"index": 0, "id": ..., "type": "function", "function": {"name": ...,
+        "arguments": ""}}`` begins the first, and ``{"index": 0, "function": {"arguments": ...}}`` goes on with it.
+    """
+
+    kind: str
+    text: str
+    call: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class AnswerPiece:
+    """A piece of an answer in a conversation, or all of it.
+
+    Attributes
+    ----------
+    parts : list of AnswerPart
+        In the order in which the model wrote them, without empty ones.
+    """
+
+    parts: list[AnswerPart] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.parts)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought."""
+        return "".join([part.text for part in self.parts if part.kind == "reasoning"])
+
+    @property
+    def content(self) -> str:
+        """What the model said."""
+        return "".join([part.text for part in self.parts if part.kind == "content"])
+
+    @property
+    def tool_calls(self) -> list[Mapping[str, Any]]:
+        """The calls, or what is new of them: one piece of each, as some clients take a piece's place for its index."""
+        first: dict[int, Mapping[str, Any]] = {}
+        arguments: dict[int, list[str]] = {}
+        for part in self.parts:
+            if part.call is not None:
+                first.setdefault(part.call["index"], part.call)
+                arguments.setdefault(part.call["index"], []).append(part.text)
+        return [
+            {**call, "function": {**call["function"], "arguments": "".join(arguments[index])}}
+            for index, call in first.items()
+        ]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionOutput:
     """One generated sequence.
@@ -357,6 +420,8 @@ class TokenEvent:
     top_logprobs : mapping of int to Logprob, optional
         As in `CompletionOutput.logprobs`: log-probability by token id, of as many most probable tokens as were asked
         for, in descending order, and of the new one; None unless asked for.
+    piece : AnswerPiece or None
+        What is certain now of the parts of an answer, in events of `LLM.stream_chat` and `LLM.astream_chat`.
     """
 
     request_id: str
@@ -368,6 +433,29 @@ class TokenEvent:
     completion: int = 0
     error: BaseException | None = None
     top_logprobs: Mapping[int, Logprob] | None = None
+    piece: AnswerPiece | None = None
+
+    @property
+    def reasoning(self) -> str:
+        """What is new of `CompletionOutput.reasoning`, often empty. RequestError: the stream is not a chat's."""
+        return self._piece("reasoning").reasoning
+
+    @property
+    def content(self) -> str:
+        """What is new of `CompletionOutput.content`, often empty. RequestError: the stream is not a chat's."""
+        return self._piece("content").content
+
+    @property
+    def tool_calls(self) -> list[Mapping[str, Any]]:
+        """What is new of the calls, see `AnswerPart.call`. RequestError: the stream is not a chat's."""
+        return self._piece("tool_calls").tool_calls
+
+    def _piece(self, name: str) -> AnswerPiece:
+        if self.piece is None:
+            raise RequestError(
+                f"TokenEvent.{name} is that of stream_chat() and astream_chat(); events of other streams have 'text'"
+            )
+        return self.piece
 
 
 @dataclass(slots=True)

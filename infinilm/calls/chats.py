@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from infinilm.calls import streams
+from infinilm.errors import RequestError
+from infinilm.logs import logger
 from infinilm.outputs import RequestOutput, TokenEvent
-from infinilm.requests.prompts import Conversations, Params, PromptDict, Prompts, RequestMaker
+from infinilm.requests.prompts import Conversations, Params, RequestMaker
+from infinilm.requests.request import GenerationRequest
+from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, check_keywords
+from infinilm.serving.engine_thread import EngineThread
 from infinilm.signatures import name_keywords
 from infinilm.text.answers import AnswerFormat, ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
@@ -26,29 +32,8 @@ class ChatMethods:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     _requests: RequestMaker
-
-    if TYPE_CHECKING:
-
-        def generate(  # noqa: D102 (see `LLM`)
-            self,
-            prompts: Prompts,
-            sampling_params: Params = None,
-            *,
-            use_tqdm: bool = True,
-            **sampling: Unpack[SamplingKeywords],
-        ) -> list[RequestOutput]: ...
-
-        def stream(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> Iterator[TokenEvent]: ...
-
-        async def agenerate(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> list[RequestOutput]: ...
-
-        def astream(  # noqa: D102
-            self, prompts: Prompts, sampling_params: Params = None, **sampling: Unpack[SamplingKeywords]
-        ) -> AsyncIterator[TokenEvent]: ...
+    _thread: EngineThread
+    _told_of_calls = False
 
     def chat(
         self,
@@ -59,6 +44,7 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         use_tqdm: bool = True,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
@@ -79,6 +65,10 @@ class ChatMethods:
             The model goes on with the last message, a text of the assistant, instead of beginning an answer.
         chat_template_kwargs
             More variables for the template, for example ``{"enable_thinking": False}``.
+        reasoning_effort
+            How much the model reasons before it answers, in the variable that its template reads: "none", "minimal",
+            "low", "medium", "high", "xhigh" or "max". Where the template has a switch alone, "none" switches reasoning
+            off, and all others on. None: as the template has it.
 
         Returns
         -------
@@ -88,7 +78,8 @@ class ChatMethods:
         Raises
         ------
         RequestError
-            As in `generate`, and for conversations that are malformed or that the template refuses.
+            As in `generate`, for conversations that are malformed or that the template refuses, and for a
+            `reasoning_effort` that the model does not know, with the levels that it knows.
         ConfigError
             The model has no chat template.
 
@@ -98,11 +89,17 @@ class ChatMethods:
         >>> answer = llm.chat(messages, temperature=0)[0].outputs[0]  # doctest: +SKIP
         >>> messages += [{"role": "assistant", "content": answer.content}]  # doctest: +SKIP
         """
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            reasoning_effort,
+            sampling,
         )
-        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **sampling)
-        return [self._parsed(output, tools) for output in outputs]
+        return streams.finish(self, self._thread, source, use_tqdm=use_tqdm)
 
     def stream_chat(
         self,
@@ -113,13 +110,32 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[TokenEvent]:
-        """`chat` token by token, see `stream`. The texts of the events are whole; `chat_parser` divides them."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        """`chat` token by token, see `stream`.
+
+        An event has the new text whole, and what is certain now of its parts apart: `reasoning`, `content` and
+        `tool_calls`, and in their order `piece.parts`. Joined, they are those of `chat`.
+
+        Examples
+        --------
+        >>> for event in llm.stream_chat(messages, tools=tools):  # doctest: +SKIP
+        ...     print(event.content, end="", flush=True)
+        ...     for call in event.tool_calls:
+        ...         print(call["index"], call["function"])
+        """
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            reasoning_effort,
+            sampling,
         )
-        return self.stream(prompts, sampling_params, **sampling)
+        return streams.stream(self, self._thread, source)
 
     async def achat(
         self,
@@ -130,14 +146,21 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[RequestOutput]:
         """`chat` for asyncio, see `agenerate`."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            reasoning_effort,
+            sampling,
         )
-        outputs = await self.agenerate(prompts, sampling_params, **sampling)
-        return [self._parsed(output, tools) for output in outputs]
+        return await streams.afinish(self, self._thread, source)
 
     def astream_chat(
         self,
@@ -148,13 +171,21 @@ class ChatMethods:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncIterator[TokenEvent]:
-        """`chat` token by token for asyncio, see `astream`."""
-        prompts = self._chat_prompts(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs, sampling
+        """`chat` token by token for asyncio, see `stream_chat` and `astream`."""
+        source = self._chat_source(
+            messages,
+            sampling_params,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+            reasoning_effort,
+            sampling,
         )
-        return self.astream(prompts, sampling_params, **sampling)
+        return streams.astream(self, self._thread, source)
 
     def chat_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ChoiceMaker:
         """Make what divides one answer to a rendered conversation into reasoning, content and tool calls.
@@ -174,37 +205,44 @@ class ChatMethods:
         return form.maker(prompt, tools or (), form.hidden(self.tokenizer))
 
     def _answer_format(self, tools: Sequence[Mapping[str, Any]] | None) -> AnswerFormat:
-        return AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+        """How answers are written; that calls would be content is told once."""
+        form = AnswerFormat.of(self.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+        if tools and form.calls is None and not self._told_of_calls:
+            self._told_of_calls = True
+            logger.warning(
+                "tools: the chat template of %s (of the format %s) teaches no way to call them that is known here: "
+                "calls stay in the content as the model writes them; to read them, pass a chat_template of a format "
+                "that docs/chat-formats.md lists",
+                self.chat_template.source,
+                form.chat.name,
+            )
+        return form
 
-    def _chat_prompts(
+    def _chat_source(
         self,
         messages: Conversations,
+        sampling_params: Params,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
+        reasoning_effort: str | None,
         sampling: SamplingKeywords,
-    ) -> Iterable[PromptDict]:
-        """Prompts of conversations; `sampling` gets what finding the calls of the answers needs."""
+    ) -> RequestSource[GenerationRequest]:
+        """The requests of conversations, whose texts have the special tokens that their parts are found by."""
         check_keywords(sampling, "chat()", _CHAT_KEYWORDS)
-        prompts = self._requests.of_chats(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template_kwargs
-        )
-        if self._answer_format(tools).needs_special_tokens(self.tokenizer):
-            sampling.setdefault("skip_special_tokens", False)
-        return prompts
-
-    def _parsed(self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None) -> RequestOutput:
-        """The output with the parts of its answers."""
+        kwargs = dict(chat_template_kwargs or {})
+        if reasoning_effort is not None:
+            try:
+                kwargs = self.chat_template.thinking(bool(tools)).at(reasoning_effort) | kwargs
+            except RequestError as error:
+                raise RequestError(f"reasoning_effort: {error}") from None
+        prompts = self._requests.of_chats(messages, tools, add_generation_prompt, continue_final_message, kwargs)
         form = self._answer_format(tools)
-        hidden = form.hidden(self.tokenizer)
-        completions = []
-        for completion in output.outputs:
-            said = form.maker(output.prompt or "", tools or (), hidden).push(completion.text, final=True)
-            calls = [{key: value for key, value in call.items() if key != "index"} for call in said.tool_calls]
-            reasoning = None if form.reasoning is None else said.reasoning
-            completions.append(replace(completion, reasoning=reasoning, content=said.content, tool_calls=calls))
-        return replace(output, outputs=completions)
+        if form.needs_special_tokens(self.tokenizer):
+            sampling.setdefault("skip_special_tokens", False)
+        make_answer = partial(form.maker, tools=tools or (), hidden=form.hidden(self.tokenizer))
+        return self._requests.source(prompts, sampling_params, sampling, make_answer)
 
     def render_chat(
         self,

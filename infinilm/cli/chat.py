@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from dataclasses import replace
@@ -23,11 +22,13 @@ from infinilm.cli.arguments import (
     open_llm,
     sampling_params,
 )
+from infinilm.cli.conversation import Conversation, Message
 from infinilm.cli.output import has_piped_text, note, put, stdin_lines, stdin_text, stopped
 from infinilm.cli.stream import Reply, print_stream
 from infinilm.errors import ConfigError, EngineDeadError, InfinilmError, RequestError
 
 if TYPE_CHECKING:
+    from infinilm.cli.answer import AnswerPrinter
     from infinilm.llm import LLM
     from infinilm.sampling_params import SamplingParams
 
@@ -40,6 +41,7 @@ _HELP = """\
 /load FILE     go on with a conversation that was saved
 /exit          end, as Ctrl-D
 //...          a message that begins with a slash
+Where the model has called a tool, the next message is what the tool gave.
 Ctrl-C stops an answer, or clears the line; twice at an empty prompt ends.
 Lines that are pasted together are one message, and so is what stands between two \"\"\"."""
 _COMMANDS = ("/help", "/reset", "/system ", "/retry", "/save ", "/load ", "/exit")
@@ -50,7 +52,17 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "message", "answer this and end; a text at stdin comes before it, or is the message alone")
     parser.add_argument("--lines", action="store_true", help="each line of stdin is a message of one conversation")
     parser.add_argument(
-        "--hide-thoughts", action="store_true", help="do not show what a model thinks before it answers"
+        "--hide-reasoning", action="store_true", help="do not show what a model thinks before it answers"
+    )
+    parser.add_argument(
+        "--reasoning-effort",
+        metavar="LEVEL",
+        help="how much the model thinks before it answers: none, minimal, low, medium, high, xhigh or max",
+    )
+    parser.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="functions that the model may call, a JSON list as OpenAI's API has it; calls are shown, and not made",
     )
     parser.add_argument(
         "--no-history", action="store_true", help="keep no file of what was typed; INFINILM_HISTORY names another file"
@@ -80,13 +92,17 @@ def run_chat(args: argparse.Namespace) -> int:
     """Run `infinilm chat`; returns the exit code."""
     sampling_params(args)  # a bad option is told before the model is loaded
     message = _read_message(args)
+    tools = None if args.tools is None else _read_tools(args.tools)
     with open_llm(args, chat_template=args.chat_template) as llm:
         if not llm.chat_template:
             raise ConfigError(
                 f"{llm.model_path} has no chat template (a base model?): pass --chat-template, or use infinilm generate"
             )
         params = sampling_params(args, llm)
-        chat = _Chat(llm, params, dict(args.chat_template_kwarg), args.system, not args.hide_thoughts)
+        if tools is not None:
+            _check_tools(llm, params)
+        variables = _thinking(llm, args.reasoning_effort, bool(tools)) | dict(args.chat_template_kwarg)
+        chat = _Chat(llm, params, variables, args.system, tools, not args.hide_reasoning)
         if message is not None:
             return _answer_one(chat, message)
         if args.lines:
@@ -109,6 +125,61 @@ def _read_message(args: argparse.Namespace) -> str | None:
     if message is not None and not message.strip():
         raise RequestError("the message is empty: infinilm chat MESSAGE, or a text at stdin")
     return message
+
+
+def _read_tools(name: str) -> list[dict[str, Any]]:
+    """The functions of a file, as chat templates take them. RequestError: it holds something else, and what."""
+    from infinilm.files import read_text
+
+    try:
+        listed = json.loads(read_text(Path(name).expanduser()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(f"--tools {name}: expected a JSON file with a list of functions: {error}") from None
+    if not isinstance(listed, list) or not listed:
+        came = "an empty list" if listed == [] else f"a JSON {type(listed).__name__}"
+        raise RequestError(f"--tools {name}: expected a JSON list of functions, got {came}")
+    tools = []
+    for i, tool in enumerate(listed):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise RequestError(
+                f'--tools {name}: function {i} must be like {{"name": "weather", "description": ..., '
+                f'"parameters": a JSON schema}}, alone or as "function" in an object; got {json.dumps(tool):.80}'
+            )
+        if not isinstance(function.get("parameters", {}), dict):
+            raise RequestError(
+                f"--tools {name}: the parameters of {function['name']!r} must be a JSON schema, an object"
+            )
+        own = {key: value for key, value in function.items() if key != "type"}
+        tools.append({"type": "function", "function": {"description": "", "parameters": _NOTHING, **own}})
+    return tools
+
+
+def _thinking(llm: LLM, effort: str | None, has_tools: bool) -> dict[str, Any]:
+    """The variables of the chat template for a level of reasoning. RequestError: the model does not know it."""
+    if effort is None:
+        return {}
+    try:
+        return llm.chat_template.thinking(has_tools).at(effort)
+    except RequestError as error:
+        raise RequestError(f"--reasoning-effort: {error}") from None
+
+
+_NOTHING = {"type": "object", "properties": {}}
+
+
+def _check_tools(llm: LLM, params: SamplingParams) -> None:
+    """ConfigError or RequestError: calls of this model would not be known as such."""
+    from infinilm.text.answers import AnswerFormat
+
+    if params.constraint is not None:
+        raise RequestError("--tools cannot be combined with what the whole answer must be: leave out one of the two")
+    form = AnswerFormat.of(llm.chat_template.source_text(with_tools=True), has_tools=True)
+    if form.calls is None:
+        raise ConfigError(
+            f"--tools: the chat template of {llm.model_path} teaches no way to call them that is known here "
+            f"(its format is {form.chat.name}): leave --tools out, or pass --chat-template"
+        )
 
 
 def _answer_one(chat: _Chat, message: str) -> int:
@@ -171,8 +242,10 @@ class _Chat:
         Variables of the chat template.
     system : str, optional
         The system message.
-    shows_thoughts : bool
-        What a model thinks before it answers is shown; it is no part of the conversation in any case.
+    tools : list of dict, optional
+        What the model may call.
+    shows_reasoning : bool
+        What a model thinks before it answers is shown.
     """
 
     def __init__(
@@ -181,27 +254,28 @@ class _Chat:
         params: SamplingParams,
         template_kwargs: dict[str, Any],
         system: str | None,
-        shows_thoughts: bool,
+        tools: list[dict[str, Any]] | None,
+        shows_reasoning: bool,
     ) -> None:
         self._llm = llm
         self._params = params
         self._template_kwargs = template_kwargs
-        self._system = system
-        self._shows_thoughts = shows_thoughts
-        self._exchanges: list[tuple[str, str]] = []  # what the user said, and the model
-        self._first = 0  # of the exchanges, that the context still holds
-        self._last: str | None = None  # message, whether it was answered or not
+        self._tools = tools
+        self._shows_reasoning = shows_reasoning
+        self._talk = Conversation(system)
+        self._first = 0  # of the turns, that the context still holds
+        self._last: str | None = None  # message of the user, whether it was answered or not
         self.num_answered = self.num_failed = 0
 
     def take(self, text: str) -> bool:
         """Answer a message or obey a command; returns whether the conversation goes on."""
         stripped = text.strip()
         if not stripped.startswith("/") or "\n" in stripped:
-            if stripped:
-                self.answer(text)
+            if stripped or self._talk.waiting:  # a tool may give nothing
+                self._hear(text)
             return True
         if stripped.startswith("//"):
-            self.answer(stripped[1:])
+            self._hear(stripped[1:])
             return True
         command, _, rest = stripped.partition(" ")
         rest = rest.strip()
@@ -210,7 +284,7 @@ class _Chat:
         if command == "/help":
             _tell(_HELP)
         elif command == "/reset":
-            self._exchanges, self._first = [], 0
+            self._talk, self._first = Conversation(self._talk.system), 0
             _tell("[the conversation starts anew]")
         elif command == "/system":
             self._set_system(rest)
@@ -224,27 +298,43 @@ class _Chat:
             _tell(f"[no command {command}; /help lists them, and // begins a message with a slash]")
         return True
 
+    def _hear(self, text: str) -> None:
+        """Take what was typed: what a called tool gave, or a message."""
+        if self._talk.waiting:
+            self._talk.add_result(text)
+            if not self._talk.waiting:
+                self._answer_turn(self._talk.turns.pop())
+        else:
+            self.answer(text)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Say which call waits for its result, if one does."""
+        for call in self._talk.waiting[:1]:
+            function = call["function"]
+            _tell(f"[what does {function['name']}({function['arguments']}) give? The next message is its result]")
+
     def _set_system(self, text: str) -> None:
-        self._system = text or self._system
-        _tell("[no system message]" if self._system is None else f"[system message: {self._system}]")
+        self._talk.system = text or self._talk.system
+        system = self._talk.system
+        _tell("[no system message]" if system is None else f"[system message: {system}]")
 
     def _retry(self) -> None:
         if self._last is None:
             _tell("[nothing to answer once more]")
             return
-        if self._exchanges and self._exchanges[-1][0] == self._last:
-            self._exchanges.pop()
-            self._first = min(self._first, len(self._exchanges))
+        if self._talk.question == self._last:
+            self._talk.turns.pop()
+            self._first = min(self._first, len(self._talk.turns))
         self.answer(self._last)
+        self._tell_waiting()
 
     def _save(self, name: str) -> None:
         if not name:
             _tell("[/save FILE: name a file]")
             return
         try:
-            with Path(name).expanduser().open("x", encoding="utf-8") as file:
-                json.dump(self._messages(0), file, ensure_ascii=False, indent=1)
-                file.write("\n")
+            self._talk.save(Path(name).expanduser())
             _tell(f"[saved to {name}]")
         except FileExistsError:
             _tell(f"[{name} exists; name another file]")
@@ -255,40 +345,31 @@ class _Chat:
         if not name:
             _tell("[/load FILE: name a file]")
             return
-        from infinilm.files import read_text
-
         try:
-            saved = json.loads(read_text(Path(name).expanduser()))
-            system, exchanges, last = _read_conversation(saved)
+            talk = Conversation.load(Path(name).expanduser())
         except (OSError, ValueError, RecursionError, ConfigError) as error:
             _tell(f"[not loaded: {error}]")
             return
-        self._system, self._exchanges, self._first, self._last = system, exchanges, 0, last
-        count = "1 exchange" if len(exchanges) == 1 else f"{len(exchanges)} exchanges"
+        self._talk, self._first, self._last = talk, 0, talk.question
+        if talk.turns and talk.turns[-1][-1]["role"] != "assistant" and not talk.waiting:
+            talk.turns.pop()  # its answer is missing
+        count = "1 exchange" if len(talk.turns) == 1 else f"{len(talk.turns)} exchanges"
         _tell(f"[loaded {count} of {name}; /retry asks the last question again]")
-
-    def _messages(self, first: int, text: str | None = None) -> list[dict[str, str]]:
-        """The conversation from an exchange on, and the user's next message."""
-        messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-        for question, answer in self._exchanges[first:]:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return messages if text is None else [*messages, {"role": "user", "content": text}]
+        self._tell_waiting()
 
     def answer(self, text: str) -> Reply | None:
         """Print the model's answer; both become part of the conversation, unless there is none (None: it failed)."""
-        from infinilm.cli.answer import AnswerPrinter
-        from infinilm.text.answers import AnswerFormat
-
         self._last = text
+        return self._answer_turn([{"role": "user", "content": text}])
+
+    def _answer_turn(self, turn: list[Message]) -> Reply | None:
+        """`answer` to the end of a turn, which is the last one."""
         reply = Reply()
         params, llm = self._params, self._llm
         try:
-            messages, ids = self._fit_context(text, reserve=min(params.max_tokens or 1, llm.max_model_len // 4))
-            form = AnswerFormat.of(llm.chat_template.source_text(with_tools=False), has_tools=False)
-            if form.needs_special_tokens(llm.tokenizer):
-                params = replace(params, skip_special_tokens=False)
-            prompt = llm.chat_template.render(messages, **self._template_kwargs)
-            printer = AnswerPrinter(form.maker(prompt, (), form.hidden(llm.tokenizer)), self._shows_thoughts)
+            reserve = min(params.max_tokens or 1, llm.max_model_len // 4)
+            messages, ids = self._fit_context(turn, reserve)
+            printer, params = self._printer(messages)
             print_stream(llm.stream([ids], params), reply, printer)
         except (ConfigError, EngineDeadError):
             raise
@@ -296,11 +377,12 @@ class _Chat:
             self.num_failed += 1
             _tell(f"[{error}]" if isinstance(error, RequestError) else f"[the request failed: {error}]")
             return None
-        if reply.interrupted and not printer.text:
+        answer = printer.message()
+        if reply.interrupted and not answer["content"] and "tool_calls" not in answer:
             _tell("[stopped before the answer began; /retry asks again]")
             return reply
         self.num_answered += 1
-        self._exchanges.append((text, printer.text))
+        self._talk.turns.append([*turn, answer])
         if reply.interrupted:
             _tell("[stopped]")
         elif reply.finish_reason == "length":
@@ -309,13 +391,26 @@ class _Chat:
             _tell(f"[cut off: {why}]")
         return reply
 
-    def _fit_context(self, text: str, reserve: int) -> tuple[list[dict[str, str]], list[int]]:
-        """The conversation and its token ids, without the oldest exchanges where `reserve` tokens would not be left."""
+    def _printer(self, messages: list[Message]) -> tuple[AnswerPrinter, SamplingParams]:
+        """What prints the answer to messages, and the parameters by which its text has what the printer needs."""
+        from infinilm.cli.answer import AnswerPrinter
+        from infinilm.text.answers import AnswerFormat
+
+        llm, tools, params = self._llm, self._tools, self._params
+        form = AnswerFormat.of(llm.chat_template.source_text(bool(tools)), has_tools=bool(tools))
+        if form.needs_special_tokens(llm.tokenizer):
+            params = replace(params, skip_special_tokens=False)
+        prompt = llm.chat_template.render(messages, tools=tools, **self._template_kwargs)
+        maker = form.maker(prompt, tools or (), form.hidden(llm.tokenizer))
+        return AnswerPrinter(maker, self._shows_reasoning), params
+
+    def _fit_context(self, turn: list[Message], reserve: int) -> tuple[list[Message], list[int]]:
+        """The conversation and its token ids, without the oldest turns where `reserve` tokens would not be left."""
         num_dropped, limit = 0, self._llm.max_model_len
         while True:
-            messages = self._messages(self._first, text)
-            ids = self._llm.render_chat(messages, **self._template_kwargs)
-            if len(ids) + reserve <= limit or self._first == len(self._exchanges):  # `stream` says whether it fits
+            messages = self._talk.messages(self._first) + turn
+            ids = self._llm.render_chat(messages, tools=self._tools, **self._template_kwargs)
+            if len(ids) + reserve <= limit or self._first == len(self._talk.turns):  # `stream` says whether it fits
                 break
             self._first += 1
             num_dropped += 1
@@ -323,19 +418,3 @@ class _Chat:
             what = "exchange was" if num_dropped == 1 else f"{num_dropped} exchanges were"
             _tell(f"[the oldest {what} dropped: the context holds {limit} tokens]")
         return messages, ids
-
-
-def _read_conversation(saved: Any) -> tuple[str | None, list[tuple[str, str]], str | None]:
-    """What `/save` has written: the system message, the exchanges and the last question. ValueError: it is not that."""
-    if not isinstance(saved, list) or not all(
-        isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content")) for m in saved
-    ):
-        raise ValueError("expected a JSON list of messages, each with the texts role and content")
-    system = saved[0]["content"] if saved and saved[0]["role"] == "system" else None
-    turns = saved[system is not None :]
-    for i, (message, role) in enumerate(zip(turns, itertools.cycle(("user", "assistant")), strict=False)):
-        if message["role"] != role:
-            raise ValueError(f"expected role {role!r} in message {i + (system is not None)}, got {message['role']!r}")
-    texts = [message["content"] for message in turns]
-    exchanges = list(zip(texts[::2], texts[1::2], strict=False))
-    return system, exchanges, texts[(len(texts) - 1) // 2 * 2] if texts else None

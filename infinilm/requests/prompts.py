@@ -22,6 +22,7 @@ from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.scheduling import sequence as seq
 from infinilm.speculation.prediction import Prediction
+from infinilm.text.answers import ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
@@ -50,6 +51,8 @@ Prompts = Prompt | Iterable[Prompt]
 Conversations = Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts of a call, or one for each prompt; None: the model's defaults."""
+MakeAnswer = Callable[[str], ChoiceMaker]
+"""Makes of a rendered conversation what divides an answer to it into its parts."""
 
 
 @dataclass(slots=True)
@@ -129,11 +132,16 @@ class RequestMaker:
         return requests
 
     def source(
-        self, prompts: Prompts, params: Params, overrides: Mapping[str, Any]
+        self,
+        prompts: Prompts,
+        params: Params,
+        overrides: Mapping[str, Any],
+        make_answer: MakeAnswer | None = None,
     ) -> RequestSource[GenerationRequest]:
         """The requests of a call, one per prompt.
 
-        If `prompts` has a length, all are read and checked here, otherwise each when its request is made.
+        If `prompts` has a length, all are read and checked here, otherwise each when its request is made. Where they
+        are conversations, `make_answer` makes of the text of a prompt what divides its answer.
 
         Raises
         ------
@@ -168,7 +176,8 @@ class RequestMaker:
         if isinstance(source, list):
             drafts = list(drafts)
             total = sum(draft.params.n for draft in drafts)
-        return RequestSource(map(self._build, drafts), total, self.room(is_sized=total is not None))
+        requests = (self._build(draft, make_answer) for draft in drafts)
+        return RequestSource(requests, total, self.room(is_sized=total is not None))
 
     def room(self, *, is_sized: bool) -> int:
         """Sequences that one call may have open; where prompts are read one by one, enough to keep the engine busy."""
@@ -313,7 +322,7 @@ class RequestMaker:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
         return _Draft(prompt_index, text, ids, given, params, self._read_prediction(params.prediction))
 
-    def _build(self, draft: _Draft) -> GenerationRequest:
+    def _build(self, draft: _Draft, make_answer: MakeAnswer | None) -> GenerationRequest:
         ids, params = draft.ids, draft.params
         room = self._max_model_len - len(ids)
         eos_token_ids = self._tokenizer.eos_token_ids
@@ -336,6 +345,9 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
+        if make_answer is not None:
+            for completion in completions:
+                completion.make_answer = partial(make_answer, draft.text or "")
         matcher = None
         if params.constraint is not None:
             matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)

@@ -26,6 +26,8 @@ import numpy.typing as npt
 from infinilm._core import MAX_LOGPROBS
 from infinilm.errors import RequestError, own_copy
 from infinilm.outputs import (
+    AnswerPart,
+    AnswerPiece,
     CompletionOutput,
     Delta,
     Logprob,
@@ -40,6 +42,7 @@ from infinilm.requests.reducers import PromptLogprobs
 from infinilm.sampling_params import SamplingParams
 from infinilm.scheduling.matcher import Matcher, TokenRules, num_mask_words
 from infinilm.scheduling.sequence import ENDED, Sequence
+from infinilm.text.answers import ChoiceMaker
 from infinilm.text.detokenize import OutputText
 
 if TYPE_CHECKING:
@@ -222,6 +225,7 @@ class Completion(EngineRequest):
         takes_all = params.stop or top is not None or pipeline.changes is not None or pipeline.samples_on_host
         sequence.is_plain = not takes_all
         self.make_text = make_text
+        self.make_answer: Callable[[], ChoiceMaker] | None = None  # returns what divides its text, in a conversation
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
@@ -362,6 +366,8 @@ class CompletionReader:
         self._text = None if completion.sequence.params.stop else completion.make_text()
         self._num_read = completion.num_given  # tokens of the output that were given to the caller
         self._error: BaseException | None = None  # raised by the tokenizer
+        self._maker = completion.make_answer() if completion.make_answer is not None else None
+        self._parts: list[AnswerPart] = []  # that `_maker` has found
         self._given_text = completion.given_text
         if self._text is not None and completion.num_given:
             self._given_text = self._text.push_some(completion.sequence.output_token_ids[: completion.num_given])
@@ -386,16 +392,22 @@ class CompletionReader:
         if update.is_next:
             token_id, num_tokens = completion.sequence.output_token_ids[self._num_read], self._num_read + 1
         text, reason, error = self._take(update, num_tokens)
+        text = update.text or text
+        piece = None
+        if self._maker is not None:
+            piece = self._maker.push(text, final=reason is not None)
+            self._parts += piece.parts
         return TokenEvent(
             completion.request_id,
             completion.prompt_index,
             token_id,
-            update.text or text,
+            text,
             update.logprob,
             reason,
             completion=completion.index,
             error=error,
             top_logprobs=None if update.top_logprobs is None else self._named(update.top_logprobs),
+            piece=piece,
         )
 
     def _named(self, logprobs: Mapping[int, float]) -> dict[int, Logprob]:
@@ -469,6 +481,7 @@ class CompletionReader:
         sequence = completion.sequence
         wanted = sequence.params.logprobs is not None
         text = completion.searched_text or self._text
+        maker, answer = self._maker, AnswerPiece(self._parts)
         return CompletionOutput(
             index=completion.index,
             text=text.text if text is not None else "",
@@ -478,6 +491,9 @@ class CompletionReader:
             finish_reason=completion.finish_reason if self._error is None else "error",
             stop_reason=completion.stop_reason,
             error=self.failure,
+            reasoning=answer.reasoning if maker is not None and maker.has_reasoning else None,
+            content=answer.content if maker is not None else None,
+            tool_calls=[{key: value for key, value in call.items() if key != "index"} for call in answer.tool_calls],
         )
 
 

@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from infinilm.outputs import Delta, RequestOutput
-from infinilm.text.answers import CALL_PREFIX, Choice, ChoiceMaker, Part, new_id
+from infinilm.text.answers import CALL_PREFIX, ChoiceMaker, new_id
 from infinilm.text.tokenizer import Tokenizer
 
 __all__ = [
     "CALL_PREFIX",
     "AnswerStream",
-    "Choice",
     "ChoiceMaker",
     "ChunkWriter",
     "CompletionLogprobs",
-    "Part",
     "TokenLogprob",
     "chat_logprobs",
     "finish_reason",

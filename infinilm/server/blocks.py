@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infinilm.calls import AsyncRequests
-from infinilm.outputs import Delta, RequestOutput
-from infinilm.server.answers import Choice, sent_event
+from infinilm.outputs import AnswerPiece, Delta, RequestOutput
+from infinilm.server.answers import sent_event
 from infinilm.server.chat import ChatCall, chat_pieces
 
 __all__ = ["BlockBuilder", "BlockStream", "Event"]
@@ -27,7 +27,7 @@ class BlockBuilder(ABC):
         self.blocks: list[dict[str, Any]] = []
         self._kind: str | None = None  # of the block that is open
 
-    def push(self, piece: Choice) -> Iterator[Event]:
+    def push(self, piece: AnswerPiece) -> Iterator[Event]:
         """Take a piece; gives its events."""
         for part in piece.parts:
             if part.kind != self._kind or (part.call is not None and "id" in part.call):

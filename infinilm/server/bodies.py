@@ -127,13 +127,13 @@ class UnknownFields:
     Attributes
     ----------
     is_lenient : bool
-    ignored : list of str
-        Names of those that were ignored.
+    ignored : dict of str to str
+        Those that were ignored, by name, and why: a verb with what follows.
     """
 
     def __init__(self, is_lenient: bool = False) -> None:
         self.is_lenient = is_lenient
-        self.ignored: list[str] = []
+        self.ignored: dict[str, str] = {}
 
     def read(self, name: str, schema: Mapping[str, Any], *, is_needed: bool = False) -> None:
         """A reader of bodies knows a field of this name; for /openapi.json, which overrides this."""
@@ -142,13 +142,19 @@ class UnknownFields:
         """Note a field, or refuse it by an ApiError; `known`: the names that could stand in its place."""
         name = name[:_LONGEST_NAME]
         if self.is_lenient and not _CHANGES_ANSWERS.match(name) and not _is_misspelt(name, known):
-            self.ignored.append(where + name)
+            self.ignored[where + name] = "is not known here"
             if len(self.ignored) > _MOST_IGNORED:
                 raise ApiError(f"more than {_MOST_IGNORED} fields are not known here, among them {where}{name}")
             return
         raise ApiError(
             f"{where}{name} is not a field that is known here{did_you_mean(name, known)}", param=where + name
         )
+
+    def cannot(self, name: str, why: str, *, is_harmless: bool) -> None:
+        """Note a known field whose value cannot be followed, or refuse it by an ApiError, unless it `is_harmless`."""
+        if not self.is_lenient and not is_harmless:
+            raise ApiError(f"{name}: {why}", param=name)
+        self.ignored[name] = f"cannot be followed ({why})"
 
 
 def _is_misspelt(name: str, known: Iterable[str]) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import codecs
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from infinilm.calls import AsyncRequests
-from infinilm.outputs import Delta, RequestOutput
+from infinilm.outputs import AnswerPiece, Delta, RequestOutput
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.answers import (
-    Choice,
     ChoiceMaker,
     ChunkWriter,
     by_choice,
@@ -46,7 +45,7 @@ from infinilm.server.sampling import (
     take_sampling,
     take_stream_options,
 )
-from infinilm.server.service import Service
+from infinilm.server.service import Service, bad_request
 from infinilm.server.structured import (
     answer_constraint,
     as_prompted,
@@ -54,6 +53,7 @@ from infinilm.server.structured import (
     take_tool_choice,
     take_tools,
 )
+from infinilm.server.thinking import take_thinking
 from infinilm.text.answers import AnswerFormat
 from infinilm.text.reasoning import num_reasoning
 from infinilm.text.tokenizer import Tokenizer
@@ -124,29 +124,36 @@ def read_chat(
     `unknown`: what becomes of fields that are not known. `names`: what another API calls fields of this one, by regular
     expressions of their names here. Raises ApiError that names the field.
     """
-    names = names or {}
+
+    def named(ours: str) -> str:
+        """The name of a field as the client knows it."""
+        for pattern, theirs in (names or {}).items():
+            if match := re.match(rf"{pattern}(?!\w)", ours):
+                return match.expand(theirs) + ours[match.end() :]
+        return ours
+
+    unknown = unknown or UnknownFields()
     try:
-        return _read_chat(service, Body(values, unknown=unknown), names.get("response_format", "response_format"))
+        return _read_chat(service, Body(values, unknown=unknown), unknown, named)
     except ApiError as error:
         param, message = error.param or "", error.message
-        found = [(match, theirs) for ours, theirs in names.items() if (match := re.match(rf"{ours}(?!\w)", param))]
-        if not found:
+        name = named(param)
+        if name == param:
             raise
-        match, theirs = found[0]
-        name = match.expand(theirs) + param[match.end() :]
         if message.startswith(param):
             message = name + message[len(param) :]
         raise error.about(message, name) from None
 
 
-def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
+def _read_chat(service: Service, body: Body, unknown: UnknownFields, named: Callable[[str], str]) -> ChatCall:
     llm = service.llm
     model = service.check_model(body.take("model", text))
     messages = body.need("messages", MESSAGES)
     choice = take_tool_choice(body, take_tools(body))
-    constraint = take_constraint(body, format_name)
+    constraint = take_constraint(body, named("response_format"))
     parallel = body.take("parallel_tool_calls", boolean)
-    kwargs = _thinking(body) | (body.take("chat_template_kwargs", mapping) or {})
+    thinking = take_thinking(body)
+    kwargs = body.take("chat_template_kwargs", mapping) or {}
     ending = take_ending(body)
     is_stream = bool(body.take("stream", boolean))
     stream_options = take_stream_options(body, is_stream)
@@ -169,6 +176,9 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     body.finish()
 
     tools = as_prompted(choice.tools)
+    with bad_request("messages"):
+        control = llm.chat_template.thinking(bool(tools))
+    kwargs = thinking.variables(control, unknown, named) | kwargs
     prompt, ids = service.render(messages, tools or None, ending, kwargs)
     template = llm.chat_template.source_text(bool(tools))
     answers = AnswerFormat.of(template, has_tools=bool(choice.allowed))
@@ -176,8 +186,8 @@ def _read_chat(service: Service, body: Body, format_name: str) -> ChatCall:
     if choice.allowed and form is None:
         if not choice.is_forced:
             raise ApiError(
-                f"tools: the chat template of {model} teaches no way to call them that is known here; a call can be "
-                "forced with tool_choice",
+                f"tools: the chat template of {model} (of the format {answers.chat.name}) teaches no way to call them "
+                "that is known here; a call can be forced with tool_choice",
                 param="tools",
             )
         form = PLAIN_CALLS
@@ -270,31 +280,6 @@ def predicted_text(name: str, value: object) -> str:
     return some_text(name, "".join(texts))
 
 
-def _thinking(body: Body) -> dict[str, Any]:
-    """Whether and how much the model reasons before it answers, as variables of chat templates.
-
-    Each provider has a field of its own for it: OpenAI `reasoning_effort`, OpenRouter `reasoning`, Anthropic, DeepSeek
-    and Z.ai `thinking`, Alibaba Cloud `enable_thinking`.
-    """
-    efforts = one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
-    reasoning, thinking = body.inner("reasoning"), body.inner("thinking")
-    effort = reasoning.take("effort", efforts)
-    said = [reasoning.take("enabled", boolean), body.take("enable_thinking", boolean)]
-    reasoning.refuse("exclude", "the reasoning is always told", False)
-    reasoning.skip("max_tokens", "summary")  # the answer is limited as a whole, and all of the reasoning is told
-    reasoning.finish()
-    if thinking:
-        said.append(thinking.need("type", one_of("enabled", "disabled", "adaptive")) != "disabled")
-        thinking.take("budget_tokens", integer(1))  # both are without effect for the same reasons
-        thinking.take("display", one_of("summarized", "omitted"))
-        thinking.finish()
-    effort = body.take("reasoning_effort", efforts) or effort
-    said += [None if effort is None else effort != "none"]
-    enabled = next((one for one in said if one is not None), None)
-    variables = {"reasoning_effort": effort, "enable_thinking": enabled}
-    return {name: value for name, value in variables.items() if value is not None}
-
-
 def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict[str, Any]:
     """The answer of a chat that has ended."""
     (output,) = running.outputs()
@@ -337,7 +322,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
     }
 
 
-def chat_pieces(makers: Sequence[ChoiceMaker], deltas: Sequence[Delta]) -> Iterator[tuple[int, Choice, Delta]]:
+def chat_pieces(makers: Sequence[ChoiceMaker], deltas: Sequence[Delta]) -> Iterator[tuple[int, AnswerPiece, Delta]]:
     """The new text of the choices: index, piece, and its source. Raises the error that makes one fail."""
     for index, delta in by_choice(deltas, len(makers)):
         yield index, makers[index].push(delta.text, final=delta.finish_reason is not None), delta
@@ -398,7 +383,7 @@ class ChatStream:
                 more["logprobs"] = chat_logprobs(tokens, call.top_logprobs, self._service.token_bytes)
             if call.return_token_ids:
                 more["token_ids"] = made_of.token_ids
-            if len(piece.parts) == 1 and piece.parts[0].kind == "text" and not more:
+            if len(piece.parts) == 1 and piece.parts[0].kind == "content" and not more:
                 yield self._writer.text(index, '"delta":{"content":', piece.parts[0].text, "}")
             elif piece or more:
                 delta: dict[str, Any] = {}

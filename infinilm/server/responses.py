@@ -249,7 +249,7 @@ class ResponseBuilder(BlockBuilder):
             name = call["function"]["name"]
             space, inner = self._spaces.get(name, (None, name))
             item |= {"name": inner} | ({} if space is None else {"namespace": space})
-        elif kind == "text":
+        elif kind == "content":
             item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "content": []}
         else:
             item = {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": []}
@@ -259,7 +259,7 @@ class ResponseBuilder(BlockBuilder):
         yield self._event("output_item.added", output_index=len(self.blocks) - 1, item=shown)
         if kind != "call":
             part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
-            if kind == "text":
+            if kind == "content":
                 part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item["content"].append(part)
             yield self._event("content_part.added", **self._place(), content_index=0, part=dict(part))
@@ -272,7 +272,7 @@ class ResponseBuilder(BlockBuilder):
             return
         part = item["content"][0]
         part["text"] += text
-        more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+        more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
         yield self._event(f"{part['type']}.delta", **self._place(), content_index=0, delta=text, **more)
 
     def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
@@ -284,7 +284,7 @@ class ResponseBuilder(BlockBuilder):
             yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
         else:
             part = item["content"][0]
-            more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+            more: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
             yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
             yield self._event("content_part.done", **place, content_index=0, part=dict(part))
         yield self._event("output_item.done", output_index=place["output_index"], item=dict(item))

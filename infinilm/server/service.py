@@ -298,14 +298,20 @@ class Service(Drainable):
         rule = self.settings.unknown_fields or ("warn" if path.startswith(_AGENTS_PATHS) else "refuse")
         return UnknownFields(is_lenient=rule == "warn")
 
-    def tell_ignored(self, path: str, names: Sequence[str]) -> str:
-        """Say in the log which fields were ignored, once for each name and route; gives the value of a header."""
-        shown = [name if _FIELD_NAME.fullmatch(name) else "(a name of other characters)" for name in names]
-        for name in shown:
+    def tell_ignored(self, path: str, ignored: Mapping[str, str]) -> str:
+        """Say in the log which fields were ignored, once for each name and route; gives the value of a header.
+
+        `ignored`: see `UnknownFields`.
+        """
+        shown = {
+            name if _FIELD_NAME.fullmatch(name) else "(a name of other characters)": why
+            for name, why in ignored.items()
+        }
+        for name, why in shown.items():
             if (path, name) not in self._told_fields and len(self._told_fields) < _MAX_TOLD_FIELDS:
                 self._told_fields.add((path, name))
-                logger.warning("%s: the field %s is not known here, and is ignored", path, name)
-        return ", ".join(list(dict.fromkeys(shown))[:_MAX_FIELDS_IN_HEADER])
+                logger.warning("%s: the field %s %s, and is ignored", path, name, why)
+        return ", ".join(list(shown)[:_MAX_FIELDS_IN_HEADER])
 
     def rest(self) -> float:
         """Seconds between two events of a stream, at least."""

@@ -22,8 +22,8 @@ __all__ = ["MAX_DRAFT_TOKENS", "BatchDrafters", "DraftRequest", "Drafter", "Draf
 class Drafter(Protocol):
     """Drafts the tokens of one sequence. It is called in the engine's thread, between steps, so it must be quick.
 
-    It may have `evidence` (int), how much speaks for the newest draft, on a scale of its own. How often drafts are right is
-    averaged by name and evidence.
+    It may have `evidence` (int), how much speaks for the newest draft, on a scale of its own. How often drafts are
+    right is averaged by name and evidence.
 
     Attributes
     ----------

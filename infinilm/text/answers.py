@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from infinilm.outputs import AnswerPart, AnswerPiece
 from infinilm.text.answer_marks import AnswerMarks, TextFilter
 from infinilm.text.chat_formats import ChatFormat, chat_format, takes_one_call
 from infinilm.text.harmony import HarmonyParser
@@ -15,7 +16,7 @@ from infinilm.text.reasoning import Marks, ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
 
-__all__ = ["CALL_PREFIX", "AnswerFormat", "Choice", "ChoiceMaker", "Part", "new_id"]
+__all__ = ["CALL_PREFIX", "AnswerFormat", "ChoiceMaker", "new_id"]
 
 CALL_PREFIX = "call_"  # of the ids of calls
 
@@ -25,49 +26,6 @@ _random = random.Random(secrets.randbits(128))  # ids are no secrets, and the sy
 def new_id(prefix: str) -> str:
     """An id that no other answer has, such as `new_id("chatcmpl-")`."""
     return f"{prefix}{_random.getrandbits(96):024x}"
-
-
-@dataclass(slots=True)
-class Part:
-    """Some reasoning, text, or (a part of) a call."""
-
-    kind: str  # "reasoning", "text" or "call"
-    text: str  # of a call: its arguments
-    call: dict[str, Any] | None = None  # as in a stream's delta, with "index"
-
-
-@dataclass(slots=True)
-class Choice:
-    """A piece of one choice of a chat, or all of it: parts in their order, without empty ones."""
-
-    parts: list[Part] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
-    @property
-    def content(self) -> str:
-        """The text."""
-        return "".join([part.text for part in self.parts if part.kind == "text"])
-
-    @property
-    def reasoning(self) -> str:
-        """What comes before the text."""
-        return "".join([part.text for part in self.parts if part.kind == "reasoning"])
-
-    @property
-    def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls, or what is new of them: one piece of each, as some clients take a piece's place for its index."""
-        pieces: dict[int, dict[str, Any]] = {}
-        for part in self.parts:
-            if part.call is None:
-                continue
-            piece = pieces.setdefault(part.call["index"], part.call)
-            if piece is not part.call:
-                function = piece["function"]
-                arguments = function["arguments"] + part.text
-                pieces[part.call["index"]] = {**piece, "function": {**function, "arguments": arguments}}
-        return list(pieces.values())
 
 
 class ChoiceMaker:
@@ -91,6 +49,13 @@ class ChoiceMaker:
         The answer is messages with channels, as gpt-oss writes them, whatever `reasoning` and `answer` are.
     hidden : collection of str
         Special tokens that are left out: the text has those that it needs, and so all.
+
+    Attributes
+    ----------
+    has_reasoning : bool
+        The format knows reasoning.
+    num_calls : int
+        Calls so far, without those that are dropped.
     """
 
     def __init__(
@@ -112,59 +77,68 @@ class ChoiceMaker:
         self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
         self._max_calls = max_calls
-        self._has_short_ids = form is not None and form.has_short_ids
+        self._ids = form.ids if form is not None else ""
+        # Calls of the conversation so far: their marks in the prompt.
+        self._num_before = prompt.count(form.begin) if form is not None and self._ids == "counted" else 0
+        self.has_reasoning = reasoning is not None
         self.num_calls = 0
         self._num_seen = 0  # with those that are dropped
 
-    def push(self, text: str, *, final: bool = False) -> Choice:
+    def push(self, text: str, *, final: bool = False) -> AnswerPiece:
         """Take more text; return what is certain now. `final`: no more comes."""
         if self._filter is not None:
             text = self._filter.push(text, final=final)
         if self._channels is not None:
             return self._read_channels(self._channels, text, final)
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         if self._splitter is not None:
             split = [self._splitter.push(text)] + ([self._splitter.finish()] if final else [])
             reasoning, text = "".join(r for r, _ in split), "".join(a for _, a in split)
             if reasoning:
-                parts.append(Part("reasoning", reasoning))
+                parts.append(AnswerPart("reasoning", reasoning))
         if self._answer is not None:
             text = self._answer.push(text, final=final)
         if self._parser is None:
             if text:
-                parts.append(Part("text", text))
-            return Choice(parts)
+                parts.append(AnswerPart("content", text))
+            return AnswerPiece(parts)
         for delta in self._parser.push(text) + (self._parser.finish() if final else []):
             if delta.index is None:
                 if delta.content:
-                    parts.append(Part("text", delta.content))
+                    parts.append(AnswerPart("content", delta.content))
             elif self._max_calls is None or delta.index < self._max_calls:
                 call = self._call(delta.index, delta.name, delta.arguments)
-                parts.append(Part("call", delta.arguments, call))
+                parts.append(AnswerPart("call", delta.arguments, call))
                 self.num_calls = delta.index + 1
-        return Choice(parts)
+        return AnswerPiece(parts)
 
-    def _read_channels(self, parser: HarmonyParser, text: str, final: bool) -> Choice:
-        parts: list[Part] = []
+    def _read_channels(self, parser: HarmonyParser, text: str, final: bool) -> AnswerPiece:
+        parts: list[AnswerPart] = []
         for piece in parser.push(text, final=final):
             if piece.kind != "call":
-                parts.append(Part(piece.kind, piece.text))
+                parts.append(AnswerPart(piece.kind, piece.text))
                 continue
             self._num_seen += piece.name is not None
             if self._max_calls is None or self._num_seen <= self._max_calls:
                 self.num_calls = self._num_seen
-                parts.append(Part("call", piece.text, self._call(self._num_seen - 1, piece.name, piece.text)))
-        return Choice(parts)
+                parts.append(AnswerPart("call", piece.text, self._call(self._num_seen - 1, piece.name, piece.text)))
+        return AnswerPiece(parts)
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
         if name is None:
             return {"index": index, "function": {"arguments": arguments}}
         return {
             "index": index,
-            "id": secrets.token_hex(5)[:9] if self._has_short_ids else new_id(CALL_PREFIX),
+            "id": self._new_id(index, name),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
+
+    def _new_id(self, index: int, name: str) -> str:
+        """The id of a call, in the form that the template and the model know; see `ToolCallFormat.ids`."""
+        if self._ids == "short":
+            return secrets.token_hex(5)[:9]
+        return f"functions.{name}:{self._num_before + index}" if self._ids == "counted" else new_id(CALL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

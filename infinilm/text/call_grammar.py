@@ -18,7 +18,7 @@ from infinilm.text.tool_calls import ToolCallFormat
 
 __all__ = ["AnswerGrammar", "Tool"]
 
-_PARTS = re.compile(r"(\$(?:NAME|TOOL|ID|ARGUMENTS))")
+_PARTS = re.compile(r"(\$(?:NAME|TOOL|ID|COUNT|ARGUMENTS))")
 _ANY_TEXT = "/(?s:.*)/"
 
 
@@ -127,6 +127,7 @@ class AnswerGrammar:
             "$NAME": self._text(json.dumps(name)),
             "$TOOL": self._text(name),
             "$ID": "/[a-zA-Z0-9]{9}/",
+            "$COUNT": "/[0-9]{1,4}/",
             "$ARGUMENTS": arguments,
         }
         return " ".join(rules.get(part) or self._text(part) for part in _PARTS.split(pattern) if part)

@@ -41,6 +41,8 @@ class ChatFormat:
         What stands around the content, of which it is no part.
     has_channels : bool
         The answer is messages with channels, as gpt-oss writes them.
+    efforts : tuple of str
+        The levels of reasoning that the models know, from less to more; empty: those that the template compares.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ChatFormat:
     reasoning: Marks | None = None
     answer: Marks | None = None
     has_channels: bool = False
+    efforts: tuple[str, ...] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this format."""
@@ -99,7 +102,7 @@ _MISTRAL = ToolCallFormat(
     name_before="[ARGS]",
     between=", ",
     around=("[TOOL_CALLS][", "]"),
-    has_short_ids=True,
+    ids="short",
 )
 _MISTRAL_NAMES = replace(
     _MISTRAL, name="mistral names", pattern="[TOOL_CALLS]$TOOL[ARGS]$ARGUMENTS", between="", around=("", "")
@@ -157,9 +160,10 @@ _KIMI = ToolCallFormat(
     name_before="<|tool_call_argument_begin|>",
     name_pattern=r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
     hidden=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    pattern="<|tool_call_begin|>functions.$TOOL:0<|tool_call_argument_begin|>$ARGUMENTS<|tool_call_end|>",
+    pattern="<|tool_call_begin|>functions.$TOOL:$COUNT<|tool_call_argument_begin|>$ARGUMENTS<|tool_call_end|>",
     between="",
     around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ids="counted",
 )
 _MINIMAX = ToolCallFormat(
     "minimax m2",
@@ -253,6 +257,7 @@ CHAT_FORMATS = (
         calls=_HARMONY,
         reasoning=("<|channel|>analysis<|message|>", "<|end|>"),
         has_channels=True,
+        efforts=("low", "medium", "high"),
     ),
     ChatFormat("deepseek v3.2", ("｜DSML｜", "function_calls"), calls=_DSML),
     ChatFormat("deepseek v3", ("<｜tool▁calls▁begin｜>", "```json"), calls=_DEEPSEEK_V3),  # and R1
@@ -285,14 +290,20 @@ CHAT_FORMATS = (
     ChatFormat("mistral", ("[TOOL_CALLS]",), lacks=("[ARGS]",), calls=_MISTRAL),
     ChatFormat("mistral ids", ("[TOOL_CALLS]", "[CALL_ID]"), calls=_MISTRAL_IDS),  # Small 3.2
     ChatFormat("mistral names", ("[TOOL_CALLS]",), calls=_MISTRAL_NAMES),  # of 2025, and Magistral
-    ChatFormat("pythonic", ("[func_name1(params_name1=",), calls=_PYTHONIC),  # Llama 3.2 and 4
+    ChatFormat("pythonic", pattern=r"\[func_name1\(param(?:s_name)?1=", calls=_PYTHONIC),  # Llama 3.2 and 4
     ChatFormat(
         "llama3",
         lacks=("<function=",),  # Functionary's have the tag of Llama 3 for code alone
         pattern=r"\"parameters\": dictionary of argument name and its value|<\|python_tag\|>",
         calls=_LLAMA3,
     ),
-    ChatFormat("hunyuan", ("<tool_calls>", "<answer>"), calls=_HUNYUAN, answer=("<answer>", "</answer>")),
+    ChatFormat(
+        "hunyuan",
+        ("<tool_calls>",),
+        pattern=r"<answer>|<\|extra_4\|>",  # one that vLLM has for its tools does not name the former
+        calls=_HUNYUAN,
+        answer=("<answer>", "</answer>"),
+    ),
 )
 """The table; the first row that matches is the format of a template."""
 

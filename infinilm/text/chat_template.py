@@ -22,7 +22,9 @@ from infinilm.errors import ConfigError, RequestError
 from infinilm.files import read_text
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_optional_model_json
+from infinilm.text.chat_formats import chat_format
 from infinilm.text.messages import TemplateTraits, check_messages, check_tools
+from infinilm.text.thinking import ThinkingControl
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ _MAX_CHARACTERS = 1 << 24  # of a prompt, and of what a template repeats; the lo
 _MAX_INDENT = 100
 _END_MARK = "\ue000the end\ue000"  # of a message that is continued; its first character is for private use
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})  # of all APIs
-_THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # a server sets both, and templates read one of them
 _MAX_TOLD = 32  # names of variables: those of clients have no end
 
 
@@ -218,6 +219,10 @@ class ChatTemplate:
         """The Jinja text that renders a conversation with or without tools; "" where there is none."""
         return self.templates.get(self._name(with_tools), "")
 
+    def thinking(self, with_tools: bool) -> ThinkingControl:
+        """How reasoning is switched in a conversation with or without tools. ConfigError: as in `render`."""
+        return self._select(with_tools).thinking
+
     def _name(self, with_tools: bool) -> str:
         return "tool_use" if with_tools and "tool_use" in self.templates else "default"
 
@@ -239,9 +244,10 @@ class ChatTemplate:
 
             source = self.templates[name]
             try:
-                self._compiled[name] = _Compiled(
-                    environment.from_string(source), TemplateTraits.of(source, environment)
-                )
+                template, tree = environment.from_string(source), environment.parse(source)
+                traits = TemplateTraits.of(source, tree)
+                thinking = ThinkingControl.of(source, tree, traits.variables, chat_format(source))
+                self._compiled[name] = _Compiled(template, traits, thinking)
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigError(
                     f"the chat template {name!r} of {self.source} is not valid Jinja: line {error.lineno}: "
@@ -307,17 +313,19 @@ class ChatTemplate:
         try:
             text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
-            raise RequestError(f"the chat template of {self.source} refused the messages: {error}") from error
+            raise RequestError(
+                f"the chat template of {self.source} refused the messages: {error} (its format is "
+                f"{compiled.thinking.format}; send the messages in the roles and the order that it takes)"
+            ) from error
         # A template named for tools is taken at its word.
         asks = schemas is not None and "tool_use" not in self.templates
         if asks and compiled.try_render(variables | {"tools": None}) == text:
             raise RequestError(
-                f"tools: the chat template of {self.source} does not use them, so the model would not know of them; "
-                "describe them in a message, or pass a chat_template that does"
+                f"tools: the chat template of {self.source} does not use them (its format is "
+                f"{compiled.thinking.format}), so the model would not know of them; describe them in a message, or "
+                "pass a chat_template that does"
             )
         unread = kwargs.keys() - compiled.traits.variables
-        if kwargs.keys() & _THINKING & compiled.traits.variables:
-            unread -= _THINKING
         news = sorted({_shown(name) for name in unread} - self._told_variables)
         for shown in news[: _MAX_TOLD - len(self._told_variables)]:
             self._told_variables.add(shown)
@@ -392,6 +400,7 @@ class _Compiled:
 
     template: jinja2.Template
     traits: TemplateTraits
+    thinking: ThinkingControl
 
     def try_render(self, variables: Mapping[str, Any]) -> str | None:
         try:

@@ -36,7 +36,7 @@ class HarmonyPart:
     Attributes
     ----------
     kind : str
-        "reasoning", "text" or "call".
+        "reasoning", "content" or "call".
     text : str
         Of a call: of its arguments.
     name : str or None
@@ -63,7 +63,7 @@ class HarmonyParser:
         self._names = names
         self._text = ""  # not read yet
         self._state = "gap"  # then header, body, gap ..., or plain
-        self._kind = "text"
+        self._kind = "content"
         self._has_body = False  # something of this message came
         self._told: set[str] = set()  # kinds that came, whose next message begins a paragraph
         self._name: str | None = None  # of a call that has not been told
@@ -92,7 +92,7 @@ class HarmonyParser:
             self._be_plain()
 
     def _be_plain(self) -> None:
-        self._state, self._kind, self._has_body = "plain", "text", False
+        self._state, self._kind, self._has_body = "plain", "content", False
 
     def _read_header(self, parts: list[HarmonyPart], final: bool) -> None:
         header, mark, rest = self._text.partition(_MESSAGE)
@@ -120,7 +120,7 @@ class HarmonyParser:
         elif recipient is None and channel is not None and channel[1] == "analysis":
             self._kind = "reasoning"
         else:
-            self._kind = "text"
+            self._kind = "content"
         return recipient is not None and self._name is None
 
     def _read_body(self, parts: list[HarmonyPart], final: bool) -> None:

@@ -46,14 +46,14 @@ class TemplateTraits:
         Arguments of calls as texts, beside objects.
     needs_text_arguments : bool
         Arguments of calls as texts alone, as templates do that join them with other texts.
-    needs_short_ids : bool
-        Ids of calls that are nine letters and digits.
+    ids : str
+        What ids of calls look like, see `ToolCallFormat.ids`.
     reads_thinking : bool
         The reasoning of a message as `thinking`, and by no other name, as gpt-oss's does.
     joins_thinking : bool
         It refuses both content and `thinking` beside calls.
     variables : frozenset of str
-        Names that it reads, of variables of its own, too.
+        Names that it reads of what is given to it.
     """
 
     reads_parts: bool = False
@@ -61,17 +61,17 @@ class TemplateTraits:
     knows_developer: bool = False
     reads_text_arguments: bool = False
     needs_text_arguments: bool = False
-    needs_short_ids: bool = False
+    ids: str = ""
     reads_thinking: bool = False
     joins_thinking: bool = False
     variables: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, source: str, environment: jinja2.Environment) -> TemplateTraits:
-        """Read them off the text of a template, which must be valid."""
+    def of(cls, source: str, tree: jinja2.nodes.Template) -> TemplateTraits:
+        """Read them off the text of a template and its syntax tree."""
+        import jinja2.meta
         import jinja2.nodes as nodes
 
-        tree = environment.parse(source)
         content, arguments = _Field("content", tree), _Field("arguments", tree)
         loops = any(content.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
         # content[0]['text']
@@ -98,11 +98,12 @@ class TemplateTraits:
             knows_developer="developer" in source,
             reads_text_arguments=needs_text or tested,
             needs_text_arguments=needs_text,
-            needs_short_ids="[TOOL_CALLS]" in source,  # of Mistral
+            # Mistral's and Kimi's
+            ids="short" if "[TOOL_CALLS]" in source else "counted" if "<|tool_calls_section_begin|>" in source else "",
             reads_thinking=_reads_of_messages("thinking", tree)
             and not any(_reads_of_messages(name, tree) for name in ("reasoning", "reasoning_content")),
             joins_thinking="both content and thinking" in source,
-            variables=frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"),
+            variables=frozenset(jinja2.meta.find_undeclared_variables(tree)),
         )
 
 
@@ -203,10 +204,11 @@ def check_messages(messages: object, traits: TemplateTraits | None = None) -> li
     if not messages:
         raise RequestError("messages must hold at least one message, got an empty list")
     traits = TemplateTraits() if traits is None else traits
-    return [_checked_message(f"messages[{i}]", message, traits) for i, message in enumerate(messages)]
+    ids = _CallIds(traits.ids)
+    return [_checked_message(f"messages[{i}]", message, traits, ids) for i, message in enumerate(messages)]
 
 
-def _checked_message(where: str, message: object, traits: TemplateTraits) -> dict[str, Any]:
+def _checked_message(where: str, message: object, traits: TemplateTraits, ids: _CallIds) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be a dict with 'role' and 'content', got {type(message).__name__}")
     role = message.get("role")
@@ -220,9 +222,9 @@ def _checked_message(where: str, message: object, traits: TemplateTraits) -> dic
         result["role"] = "system"
     calls = message.get("tool_calls")
     if calls:
-        result["tool_calls"] = _checked_calls(f"{where}['tool_calls']", calls, traits)
-    if traits.needs_short_ids and isinstance(answered := message.get("tool_call_id"), str):
-        result["tool_call_id"] = _short_id(answered)
+        result["tool_calls"] = _checked_calls(f"{where}['tool_calls']", calls, traits, ids)
+    if isinstance(answered := message.get("tool_call_id"), str):
+        result["tool_call_id"] = ids.of_result(answered)
     if isinstance(content, str):
         return result
     if content is None and calls:
@@ -264,7 +266,7 @@ def _part_text(where: str, part: Mapping[str, Any]) -> str:
     return text
 
 
-def _checked_calls(where: str, calls: object, traits: TemplateTraits) -> list[Any]:
+def _checked_calls(where: str, calls: object, traits: TemplateTraits, ids: _CallIds) -> list[Any]:
     """Tool calls as a template reads them."""
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
         raise RequestError(f"{where} must be a list of calls, got {type(calls).__name__}")
@@ -274,8 +276,8 @@ def _checked_calls(where: str, calls: object, traits: TemplateTraits) -> list[An
             raise RequestError(f"{where}[{i}] must be a dict with a 'function', got {type(call).__name__}")
         function = call.get("function")
         checked = dict(call)
-        if traits.needs_short_ids and isinstance(call.get("id"), str):
-            checked["id"] = _short_id(call["id"])
+        if isinstance(call.get("id"), str):
+            checked["id"] = ids.of_call(call["id"], (function if isinstance(function, Mapping) else call).get("name"))
         if isinstance(function, Mapping):
             checked["function"] = {**function, "arguments": _read_arguments(function.get("arguments"), traits)}
         else:
@@ -305,14 +307,29 @@ def _read_arguments(arguments: object, traits: TemplateTraits) -> object:
     return arguments if traits.reads_text_arguments else {_INVALID: arguments}
 
 
-def _short_id(call_id: str) -> str:
-    """The id of a call as Mistral's templates take it; the same for the call and for its result.
+class _CallIds:
+    """Ids of the calls of a conversation as its template takes them, the same for a call and for its result.
 
     Conversations that began with another model or server have ids of any form.
     """
-    if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
-        return call_id
-    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._found: dict[str, str] = {}  # of calls so far; a later call may have the id of an earlier one
+        self._num_calls = 0
+
+    def of_call(self, call_id: str, name: object) -> str:
+        """The id of the next call, of a function of this name."""
+        is_good = self._form != "counted" or re.fullmatch(r"functions\..+:\d+", call_id) is not None
+        self._found[call_id] = call_id if is_good else f"functions.{name}:{self._num_calls}"
+        self._num_calls += 1
+        return self.of_result(call_id)
+
+    def of_result(self, call_id: str) -> str:
+        """The id under which the result of a call is shown."""
+        if self._form == "short" and not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+            return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        return self._found.get(call_id, call_id)
 
 
 def check_tools(tools: object) -> list[Mapping[str, Any]] | None:

@@ -43,7 +43,7 @@ class ToolCallFormat:
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
     pattern : str
         How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
-        as it is, $ID nine letters and digits, and $ARGUMENTS the arguments.
+        as it is, $ID nine letters and digits, $COUNT a number, and $ARGUMENTS the arguments.
     between : str
         What stands between two calls.
     around : tuple of str
@@ -64,8 +64,10 @@ class ToolCallFormat:
         Marks within a call that nothing above names.
     has_channels : bool
         Calls and texts are messages with channels, as gpt-oss writes them; `HarmonyParser` reads them.
-    has_short_ids : bool
-        The template takes ids of calls that are nine letters and digits, and refuses any other.
+    ids : str
+        What ids of calls look like: "short" are nine letters and digits, as the template refuses any other; "counted"
+        are `functions.NAME:COUNT`, as the model itself writes and reads them, COUNT being over the conversation; "":
+        they may be anything.
     """
 
     name: str
@@ -83,7 +85,7 @@ class ToolCallFormat:
     read: Reader | None = None
     inner: tuple[str, ...] = ()
     has_channels: bool = False
-    has_short_ids: bool = False
+    ids: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -296,23 +298,21 @@ class _Call:
     ----------
     name : str or None
         Once it is known, and that of a tool; a call that has one is given out.
-    raw : str
-        All that was read: the content, if this is no call.
     """
 
     def __init__(self, form: ToolCallFormat, names: frozenset[str], mark: str, index: int) -> None:
         self._form = form
         self._names = names
         self.index = index
-        self.raw = mark
+        self._raw = [mark]  # pieces: to join texts one by one would take quadratic time
         self.name: str | None = None
         self.is_done = self.is_broken = False
-        self._arguments = ""  # not given out yet
+        self._arguments: list[str] = []  # not given out yet
         self._has_arguments = False
         self._plain_name = False  # it stood before the object, which is the arguments
         self._state = "start"  # then name, or next, key, colon, value, next ...
         self._key = ""
-        self._value = ""  # JSON text of a key or value, so far
+        self._value: list[str] = []  # characters of a key, value or plain name, so far
         self._depth = 0
         self._in_string = self._escaped = False
 
@@ -321,16 +321,21 @@ class _Call:
         for count, char in enumerate(text):
             if self.is_done or self.is_broken:
                 return count
-            self.raw += char
+            self._raw.append(char)
             self._step(char)
         return len(text)
+
+    @property
+    def raw(self) -> str:
+        """All that was read: the content, if this is no call."""
+        return "".join(self._raw)
 
     def take_arguments(self) -> str:
         """JSON text of the arguments that was not taken yet."""
         if self.is_done and not self._has_arguments:
-            self._arguments, self._has_arguments = "{}", True
-        taken, self._arguments = self._arguments, ""
-        return taken
+            self._arguments, self._has_arguments = ["{}"], True
+        taken, self._arguments = self._arguments, []
+        return "".join(taken)
 
     def _step(self, char: str) -> None:
         if self._state == "value":
@@ -338,17 +343,17 @@ class _Call:
         elif self._state == "name":
             self._read_plain_name(char)
         elif self._state == "key":
-            self._value += char
+            self._value.append(char)
             if self._ends_string(char):
-                self._key, self._state = str(self._load(self._value)), "colon"
+                self._key, self._state = str(self._load("".join(self._value))), "colon"
         elif char in _SPACE or (self._state == "start" and char in self._form.separators):
             return
         elif self._state == "start" and char == "{":
             self._state = "next"
         elif self._state == "start" and self._form.name_before and (char.isalnum() or char == "_"):
-            self._state, self._value = "name", char
+            self._state, self._value = "name", [char]
         elif self._state == "next" and char == '"':
-            self._state, self._value, self._in_string = "key", char, True
+            self._state, self._value, self._in_string = "key", [char], True
         elif self._state == "next" and char == ",":
             return
         elif self._state == "next" and char == "}":
@@ -362,23 +367,25 @@ class _Call:
             self.is_broken = True
 
     def _begin_value(self, key: str) -> None:
-        self._state, self._key, self._value, self._depth = "value", key, "", 0
+        self._state, self._key, self._value, self._depth = "value", key, [], 0
 
     def _read_plain_name(self, char: str) -> None:
         """A name in plain text, up to the mark before the arguments or the arguments themselves."""
         if char == "{":
+            head = "".join(self._value)
             if self._form.name_pattern:
-                match = re.fullmatch(self._form.name_pattern, self._value, re.S)
+                match = re.fullmatch(self._form.name_pattern, head, re.S)
                 name = match[1] if match else ""
             else:
-                name = self._value.strip(_SPACE).removesuffix(self._form.name_before).partition(_CALL_ID)[0]
+                name = head.strip(_SPACE).removesuffix(self._form.name_before).partition(_CALL_ID)[0]
             self._set_name(name.strip(_SPACE))
             self._plain_name = True
             self._begin_value("arguments")
             self._read_value(char)
         elif (char == "\n" and not self._form.name_pattern) or len(self._value) > _MAX_HEAD:
             self.is_broken = True
-        self._value += char if self._state == "name" else ""
+        if self._state == "name":
+            self._value.append(char)
 
     def _read_value(self, char: str) -> None:
         if self._in_string:
@@ -406,9 +413,9 @@ class _Call:
                 self.is_broken = True
 
     def _take(self, char: str) -> None:
-        self._value += char
+        self._value.append(char)
         if self._is_arguments() and self._value[0] == "{":
-            self._arguments += char
+            self._arguments.append(char)
             self._has_arguments = True
 
     def _is_arguments(self) -> bool:
@@ -427,12 +434,12 @@ class _Call:
 
     def _end_value(self) -> None:
         self._state = "next"
-        value = self._load(self._value)
+        value = self._load("".join(self._value))
         if self._key in ("name", "tool_name"):
             self._set_name(value)
         elif self._is_arguments() and isinstance(value, str):  # JSON inside a string
             self.is_broken |= not isinstance(self._load(value), dict)
-            self._arguments, self._has_arguments = ("" if self.is_broken else value), True
+            self._arguments, self._has_arguments = ([] if self.is_broken else [value]), True
         self.is_done = self._plain_name and not self.is_broken
 
     def _set_name(self, value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -16,6 +17,7 @@ import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -23,11 +25,12 @@ from llm import tiny
 from llm.support import PATIENCE
 
 from cli.support import PROGRAM, run
-from infinilm import LLM
+from infinilm import LLM, Constraint
 from infinilm.cli.answer import AnswerPrinter
 from infinilm.cli.prompt import history_file
 from infinilm.cli.terminal import WordWrap, has_colours
 from infinilm.text.answers import ChoiceMaker
+from infinilm.text.chat_formats import tool_call_format
 
 LONG = 100_000
 GREEDY = ["--temperature", "0", "--max-tokens", "5", "--ignore-eos"]
@@ -136,6 +139,11 @@ def test_what_cannot_be_loaded(
         ("{", "Expecting"),
         ('{"a": 1}', "expected a JSON list of messages"),
         ('[{"role": "user"}]', "each with the texts role and content"),
+        (
+            '[{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [{"id": "a", '
+            '"function": {"name": "f"}}]}]',
+            "and calls as saved",
+        ),
         ('[{"role": "assistant", "content": "x"}]', "expected role 'user' in message 0, got 'assistant'"),
     ):
         file.write_text(text)
@@ -190,7 +198,7 @@ def test_thoughts_are_no_part_of_the_answer(capsys: pytest.CaptureFixture[str]) 
             printer.push(piece)
         printer.finish()
         captured = capsys.readouterr()
-        assert printer.text == "Yes, <think>."
+        assert printer.message() == {"role": "assistant", "content": "Yes, <think>."}
         assert (captured.out, captured.err) == ("Yes, <think>.\n", err)
 
 
@@ -208,6 +216,134 @@ def test_thoughts_of_a_model(
     assert captured.out == "cdcd\n"
     assert captured.err.startswith("abab\n\n")
     assert json.loads(saved.read_text())[-1]["content"] == "cdcd"
+
+
+def test_how_much_to_think(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "levels.jinja"
+    template.write_text(
+        "{% if reasoning_effort in ('low', 'high') %}{{ reasoning_effort }}{% endif %}</s><think></think>"
+    )
+    options = ["--model", str(folder), "--chat-template", str(template), *GREEDY]
+    assert chat(monkeypatch, "the\n", *options, "--reasoning-effort", "low") == 0
+    assert chat(monkeypatch, "the\n", *options, "--reasoning-effort", "medium") == 2
+    assert "--reasoning-effort: 'medium' is no level" in capsys.readouterr().err
+
+
+# ---- tools ----
+
+TOOLS = """{# </think> #}{% if tools %}{{ tools | tojson }} Write <tool_call>
+{"name": ..., "arguments": ...}</tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"""
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.fixture
+def told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str | Path]]:
+    """What the model says next, and the options of a model with tools."""
+    script: list[str] = []
+    stream = LLM.stream
+
+    def say(llm: LLM, prompts: Any, params: Any) -> Any:
+        return stream(llm, prompts, dataclasses.replace(params, constraint=Constraint.choice([script.pop(0)])))
+
+    monkeypatch.setattr(LLM, "stream", say)
+    (tmp_path / "tools.json").write_text(json.dumps([WEATHER, {"type": "function", "function": {"name": "time"}}]))
+    (tmp_path / "tools.jinja").write_text(TOOLS)
+    options: list[str | Path] = ["--model", folder, "--chat-template", tmp_path / "tools.jinja", "-n", "300"]
+    return script, [*options, "--tools", tmp_path / "tools.json"]
+
+
+def test_calls_are_shown_and_the_next_messages_are_their_results(
+    told: tuple[list[str], list[str | Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script, options = told
+    saved = tmp_path / "saved.json"
+    both = call("weather", '{"city": "Bern"}') + "\n" + call("time", "{}")
+    script += [f"<think>Hm.</think>I look.\n{both}", "It rains at 5."]
+    assert chat(monkeypatch, f"How is it?\nRain\n/save {saved}\n5\n/save {saved}2\n", *options) == 0
+    captured = capsys.readouterr()
+    assert captured.out == 'I look.\nweather({"city": "Bern"})\ntime({})\nIt rains at 5.\n'
+    assert captured.err.startswith("Hm.\n\n") and "[what does time({}) give?" in captured.err
+    half, whole = (json.loads(Path(f"{saved}{end}").read_text()) for end in ("", "2"))
+    assert [message["role"] for message in whole] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert half == whole[:3] and whole[1]["reasoning_content"] == "Hm."
+    ids = [one["id"] for one in whole[1]["tool_calls"]]
+    assert [(one["tool_call_id"], one["content"]) for one in whole[2:4]] == [(ids[0], "Rain"), (ids[1], "5")]
+    # A conversation that was saved between the results goes on where it was.
+    script += ["It rains at 6.", "Bye."]
+    assert chat(monkeypatch, f"/load {saved}\n6\nThanks\n", *options) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "It rains at 6.\nBye.\n" and captured.err.count("[what does time({}) give?") == 1
+
+
+def test_calls_of_one_message(
+    told: tuple[list[str], list[str | Path]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, options = told
+    with open(os.devnull) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        script.append(call("weather", '{"city": "Rom"}'))
+        assert run("chat", "How is it?", *options) == 0
+        captured = capsys.readouterr()
+        assert captured.out == 'weather({"city": "Rom"})\n' and "what does" not in captured.err
+        script.append(call("unknown", "{}"))  # a call of no tool is what the model said
+        assert run("chat", "How is it?", *options, "--hide-reasoning") == 0
+        assert capsys.readouterr().out == f"{call('unknown', '{}')}\n"
+
+
+def test_a_call_that_is_cut_short_is_shown_and_asks_for_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    form = tool_call_format(TOOLS)
+    for text, out, message in [
+        (
+            call("weather", '{"city": "Be').partition("}")[0],
+            'weather({"city": "Be)\n',
+            {"role": "assistant", "content": ""},
+        ),
+        (f"{call('weather', '{}')} So.", "weather({})\nSo.\n", None),
+    ]:
+        printer = AnswerPrinter(ChoiceMaker("", reasoning=None, form=form, schemas={"weather": {}}), True)
+        for char in text:
+            printer.push(char)
+        printer.finish()
+        assert capsys.readouterr().out == out
+        assert message is None or printer.message() == message
+
+
+def test_bad_tools_are_named(
+    told: tuple[list[str], list[str | Path]],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, options = told
+    bad = tmp_path / "bad.json"
+    for content, words in [
+        ("{", "bad.json: expected a JSON file with a list of functions"),
+        ("{}", "bad.json: expected a JSON list of functions, got a JSON dict"),
+        ("[]", "bad.json: expected a JSON list of functions, got an empty list"),
+        ('[{"name": "f"}, 5]', "bad.json: function 1 must be like"),
+        ('[{"name": ""}]', "bad.json: function 0 must be like"),
+        ('[{"name": "f", "parameters": []}]', "bad.json: the parameters of 'f' must be a JSON schema"),
+    ]:
+        bad.write_text(content)
+        assert chat(monkeypatch, "hi\n", *options[:-1], bad) == 2
+        assert words in capsys.readouterr().err
+    assert chat(monkeypatch, "hi\n", *options[:-1], tmp_path / "none.json") == 2
+    assert "none.json: expected a JSON file" in capsys.readouterr().err
+    assert chat(monkeypatch, "hi\n", *options, "--regex", "a") == 2
+    assert "--tools cannot be combined" in capsys.readouterr().err
+    assert chat(monkeypatch, "hi\n", "--model", folder, *options[-2:]) == 2
+    assert "teaches no way to call them that is known here (its format is plain)" in capsys.readouterr().err
 
 
 # ---- a terminal ----

@@ -1,9 +1,10 @@
-"""Answers with channels, as gpt-oss writes them, by each API: reasoning, text and calls are apart."""
+"""Answers with channels, as gpt-oss writes them, and with ids of calls, as Kimi K2 does, by each API."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -85,3 +86,44 @@ def test_the_history_and_what_must_fit(served: tuple[ScriptedLLM, Hosted]) -> No
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
     for choice in ("auto", "required"):
         assert read_chat(host.service, body | {"tools": strict, "tool_choice": choice}).params.constraint is not None
+
+
+KIMI = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>"
+    "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}{% endif %}{% endfor %}"
+    "{# <|tool_calls_section_begin|> #}"
+)
+KIMI_CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>"
+)
+
+
+def test_ids_count_the_calls_of_a_conversation(tmp_path: Path) -> None:
+    """Those that clients get are those that the model reads, whole, streamed, and in each API."""
+    folder = tiny.make_checkpoint(tmp_path / "tiny", max_position_embeddings=4096)
+    with ScriptedLLM(folder, chat_template=KIMI) as llm, hosted(llm) as host:
+        llm.script = KIMI_CALL
+        with openai.OpenAI(base_url=f"{host.url}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
+            turns: list[Any] = list(QUESTION)
+            for count in range(2):
+                body: dict[str, Any] = {"model": "tiny", "messages": turns, "tools": TOOLS}
+                message = client.chat.completions.create(**body).choices[0].message
+                expected = f"functions.weather:{count}"
+                assert message.tool_calls is not None and [call.id for call in message.tool_calls] == [expected]
+                stream = client.chat.completions.create(**body, stream=True)
+                pieces = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+                assert [piece.id for piece in pieces if piece.id] == [expected]
+                result = {"role": "tool", "tool_call_id": expected, "content": "Rain"}
+                turns += [message.model_dump(exclude_none=True), result]
+            flat: Any = [{"type": "function", **TOOLS[0]["function"]}]
+            output: Any = client.responses.create(model="tiny", input=QUESTION, tools=flat).output
+            assert [item.call_id for item in output if item.type == "function_call"] == ["functions.weather:0"]
+        prompt = read_chat(host.service, {"model": "tiny", "messages": turns}).prompt
+        assert "<|tool_call_begin|>functions.weather:1<|" in prompt and "## Return of functions.weather:1" in prompt
+        with anthropic.Anthropic(base_url=host.url, api_key="none", max_retries=0, timeout=SECONDS) as other:
+            tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
+            said: Any = other.messages.create(model="tiny", max_tokens=300, messages=QUESTION, tools=tools)
+            assert said.content[0].id == "functions.weather:0"

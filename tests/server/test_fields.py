@@ -20,7 +20,7 @@ import pytest
 
 from infinilm import LLM
 from infinilm.server.bodies import Body
-from infinilm.server.chat import _thinking
+from infinilm.server.thinking import Thinking, take_thinking
 from server.support import SECONDS, Hosted, hosted, http_post
 from server.templates import QWEN
 
@@ -144,7 +144,7 @@ def test_unknown_fields(llm: LLM, rule: str | None, caplog: pytest.LogCaptureFix
                 answer = post(host, path, {**PATHS[path][2], name: 1})
                 assert path == "embeddings" or (answer.status_code, answer.json()["error"]["param"]) == (400, name)
         if rule == "warn":
-            body = {**PATHS["responses"][2], "reasoning": {"effort": "low", "colour": 1}, "stream": True}
+            body = {**PATHS["responses"][2], "reasoning": {"summary": "auto", "colour": 1}, "stream": True}
             assert post(host, "responses", body).headers["x-infinilm-ignored-fields"] == "reasoning.colour"
             assert "x-infinilm-ignored-fields" not in post(host, "completions", PATHS["completions"][2]).headers
             many = {f"colour{i}": 1 for i in range(100_000)}  # each takes time to be compared with what is known
@@ -157,18 +157,18 @@ def test_unknown_fields(llm: LLM, rule: str | None, caplog: pytest.LogCaptureFix
 
 def test_words_of_others(host: Hosted) -> None:
     """Fields of other servers that mean something here are honoured; those that change no answer are taken."""
-    off = {"enable_thinking": False}
+    effort = ("reasoning_effort", "low")
     for said, means in (
-        ({}, {}),
-        ({"enable_thinking": False}, off),
-        ({"thinking": {"type": "disabled"}}, off),
-        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, {"enable_thinking": True}),
-        ({"reasoning": {"enabled": False, "exclude": False}}, off),
-        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", **off}),
-        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
-        ({"reasoning_effort": "low", **off}, {"reasoning_effort": "low", **off}),
+        ({}, Thinking()),
+        ({"enable_thinking": False}, Thinking(("enable_thinking", False))),
+        ({"thinking": {"type": "disabled"}}, Thinking(("thinking.type", False))),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, Thinking(("thinking.type", True))),
+        ({"reasoning": {"enabled": False, "exclude": False}}, Thinking(("reasoning.enabled", False))),
+        ({"reasoning": {"effort": "none"}}, Thinking(None, ("reasoning.effort", "none"))),
+        ({"reasoning_effort": "low"}, Thinking(None, effort)),
+        ({"reasoning_effort": "low", "enable_thinking": False}, Thinking(("enable_thinking", False), effort)),
     ):
-        assert _thinking(Body(said)) == means
+        assert take_thinking(Body(said)) == means
     chat = {"messages": MESSAGES, "max_tokens": 2}
     harmless = {"num_ctx": 1, "keep_alive": "5m", "usage": {"include": True}, "provider": {}, "cache_prompt": True}
     harmless |= {"include_reasoning": True, "id_slot": 1, "priority": 1, "request_id": "x", "stop": ""}

@@ -187,6 +187,102 @@ def test_a_reload_in_mid_stream_keeps_what_came_and_it_is_continued(page: Browse
     )
 
 
+WEATHER = [
+    {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    {"name": "time"},
+]
+CARDS = "[...document.querySelectorAll('.call')].map(node => node.innerText.replace(/\\s+/g, ' ').trim())"
+
+
+def call_tools(page: Browser) -> None:
+    """The model calls two tools, in the pieces in which the server sends them."""
+    fake = [
+        {"reasoning_content": "I look."},
+        {"content": "One moment."},
+        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "weather", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Zürich"}'}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "time", "arguments": "{}"}}]},
+    ]
+    for delta in fake:
+        page.run(f"fake.chunk({json.dumps(delta)})")
+    page.run("fake.end('tool_calls')")
+    page.wait(SENDS)
+
+
+def give(page: Browser, place: int, result: str) -> None:
+    page.run(f"document.querySelectorAll('.call')[{place}].querySelector('textarea').value = {json.dumps(result)}")
+    page.run(f"document.querySelectorAll('.call')[{place}].querySelector('form').requestSubmit()")
+
+
+def test_calls_are_cards_and_their_results_are_given_by_hand(page: Browser) -> None:
+    fill(page, tools=json.dumps(WEATHER))
+    ask(page, "How is it?")
+    sent = page.run("fake.bodies[0].tools")
+    assert [tool["function"]["name"] for tool in sent] == ["weather", "time"] and sent[0]["type"] == "function"
+    call_tools(page)
+    assert page.run(LAST) == "One moment."
+    assert page.run("document.querySelector('.thought').innerText").startswith("Thought")
+    assert page.run("document.querySelector('.thought').open") is False
+    first, second = page.run(CARDS)
+    assert first.startswith("weather") and '"city": "Zürich"' in first and first.endswith("Give result")
+    assert second == "time Give result"
+    look(page, "calls-open")
+    give(page, 1, "5 o'clock")
+    assert page.run("fake.bodies.length") == 1  # the other result is missing
+    reload(page)
+    assert page.run(CARDS)[1] == "time Result 5 o'clock"
+    give(page, 0, "```Rain```")
+    page.wait("fake.bodies.length === 1")  # of the new page
+    messages = page.run("fake.bodies[0].messages")
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[1]["reasoning_content"] == "I look."
+    assert [call["function"]["arguments"] for call in messages[1]["tool_calls"]] == ['{"city": "Zürich"}', "{}"]
+    assert [(m["tool_call_id"], m["content"]) for m in messages[2:]] == [("a", "```Rain```"), ("b", "5 o'clock")]
+    tell(page, "It rains at 5.")
+    assert page.run(SHOWN) == ["How is it?", "One moment.", "It rains at 5."]
+    ask(page, "Thanks", "Bye.")
+    assert [m["role"] for m in page.run("fake.bodies[1].messages")][-3:] == ["tool", "assistant", "user"]
+    for width, height, dark in ((360, 740, False), (360, 740, True), (1280, 900, False), (1280, 900, True)):
+        page.resize(width, height, dark)
+        page.run("document.getElementById('talk').scrollTop = 0")
+        assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        look(page, f"calls-{width}-{'dark' if dark else 'light'}")
+
+
+def test_calls_without_results_are_no_part_of_the_next_question(page: Browser) -> None:
+    """Models want a result for each call. One that was cut short asks for none."""
+    ask(page, "How is it?")
+    call_tools(page)
+    ask(page, "Never mind", "Fine.")
+    assert page.run("fake.bodies[1].messages") == [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": "One moment."},
+        {"role": "user", "content": "Never mind"},
+    ]
+    ask(page, "And now?")
+    delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "weather", "arguments": '{"ci'}}]}
+    page.run(f"fake.chunk({json.dumps(delta)}); fake.end('length')")
+    page.wait(SENDS)
+    assert page.run(CARDS)[-1].endswith('{"ci') and page.run(NOTES) == ["Cut off by the limit of tokens."]
+    press(page, "Try again")
+    page.wait("fake.bodies.length === 4")
+    tell(page, "Sunny.")
+    assert page.run(LAST) == "Sunny."
+
+
+def test_bad_tools_are_told_in_the_settings(page: Browser) -> None:
+    for text, why in (
+        ("{", "JSON"),
+        ('{"name": "f"}', "this is no list"),
+        ('[{"name": "f"}, {}]', "function 2 has no name"),
+    ):
+        fill(page, tools=text)
+        wrong = page.run("document.getElementById('wrong').textContent")
+        assert wrong.startswith("Tools: expected a JSON list of functions") and why in wrong
+        press(page, "Close without saving")
+
+
 def test_what_is_written_and_not_sent_survives_a_reload(page: Browser) -> None:
     page.type("A long question")
     reload(page)

@@ -17,8 +17,8 @@ from hypothesis import example, given, settings, strategies as st
 from llm import tiny
 from quantised_files.conversion import resized
 
-from infinilm import LLM
-from infinilm.server.answers import ChoiceMaker, Part
+from infinilm import LLM, AnswerPart
+from infinilm.server.answers import ChoiceMaker
 from infinilm.server.chat import read_chat
 from infinilm.server.messages import MessageBuilder
 from infinilm.server.responses import ResponseBuilder
@@ -256,7 +256,7 @@ def test_blocks_are_the_same_for_any_cut(name: str, begin: str, length: int, cut
         edges = [0, *sorted(place for place in places if place < len(text)), len(text)]
         events: list[Any] = []
         arguments: dict[int, str] = {}  # as of a chat
-        pieces: list[Part] = []
+        pieces: list[AnswerPart] = []
         for a, b in itertools.pairwise(edges):
             piece = maker.push(text[a:b], final=b == len(text))
             events += builder.push(piece)

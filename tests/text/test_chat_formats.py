@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -202,7 +203,7 @@ def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tu
     for begin, end in itertools.pairwise(edges):
         for part in maker.push(said[begin:end]).parts + (maker.push("", final=True).parts if end == len(said) else []):
             reasoning += part.text if part.kind == "reasoning" else ""
-            content += part.text if part.kind == "text" else ""
+            content += part.text if part.kind == "content" else ""
             if part.call is not None and "name" in part.call["function"]:
                 calls.append((part.call["function"]["name"], ""))
             if part.call is not None:
@@ -277,3 +278,23 @@ def test_hidden_tokens(pieces: list[str], data: st.DataObject) -> None:
     assert "".join(parts) + made.push("", final=True) == text.replace("<|a|>", "").replace("<|ab|>", "") or (
         "<|a<|a" in text or "<|<|" in text  # what is left may spell a token again
     )
+
+
+def test_ids_of_calls_are_those_that_the_model_reads() -> None:
+    """Kimi K2 counts the calls of a conversation, Mistral's take nine letters and digits, and others any."""
+    calls = {row.name: row.calls for row in CHAT_FORMATS}
+    said = {one.name: one.text for one in TABLE if len(one.calls) == 2}
+    begin = "<|tool_call_begin|>"
+    for name, prompt, pattern in [
+        ("kimi k2", "", "functions.weather:0 functions.time:1"),
+        (
+            "kimi k2",
+            f"{begin}functions.time:0<|tool_call_end|>{begin}functions.time:1",
+            "functions.weather:2 functions.time:3",
+        ),
+        ("mistral", "", "[a-z0-9]{9} [a-z0-9]{9}"),
+        ("mistral ids", "", "[a-z0-9]{9} [a-z0-9]{9}"),
+        ("hermes", "", "call_[0-9a-f]{24} call_[0-9a-f]{24}"),
+    ]:
+        made = ChoiceMaker(prompt, reasoning=None, form=calls[name], schemas=SCHEMAS).push(said[name], final=True)
+        assert re.fullmatch(pattern, " ".join(call["id"] for call in made.tool_calls)), name

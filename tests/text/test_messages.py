@@ -109,7 +109,7 @@ def test_a_variable_that_a_template_does_not_read_is_told_once(caplog: pytest.Lo
     )
     template = ChatTemplate({"default": source}, source="here")
     with caplog.at_level(logging.WARNING, "infinilm"):
-        assert template.render(HELLO, enable_thinking=False, reasoning_effort="none") == "hello"
+        assert template.render(HELLO, enable_thinking=False) == "hello"
         assert not caplog.records
         for _ in range(3):
             assert template.render(HELLO, enable_thinkin=False) == "hello <think>"
@@ -291,6 +291,28 @@ def test_tool_calls_that_are_none(calls: Any) -> None:
         render(CALLS, [{"role": "assistant", "tool_calls": calls}])
 
 
+def test_ids_of_another_server_in_the_history() -> None:
+    """Kimi K2 reads the ids that it would have written, those of calls and of their results alike."""
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}<{{ c.id }}>{% endfor %}"
+        "{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}{# <|tool_calls_section_begin|> #}"
+    )
+
+    def turn(*ids: str) -> list[dict[str, Any]]:
+        calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
+        results = [{"role": "tool", "tool_call_id": one, "content": "x"} for one in reversed(ids)]
+        return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+    own = [*turn("functions.f:0"), *turn("functions.f:1", "functions.f:2")]
+    expected = "<functions.f:0>[functions.f:0]<functions.f:1><functions.f:2>[functions.f:2][functions.f:1]"
+    assert render(template, own) == expected
+    assert render(template, [*turn("toolu_1"), *turn("call_1", "0")]) == expected
+    assert render(template, [*turn("0"), *turn("0", "1")]) == expected  # an id may come again
+    assert render(template, [{"role": "tool", "tool_call_id": "unknown", "content": "x"}]) == "[unknown]"
+    flat = [{"role": "assistant", "content": "", "tool_calls": [{"id": "a", "name": "g", "arguments": {}}]}]
+    assert render(template, flat) == "<functions.g:0>"
+
+
 # ---- traits ----
 
 
@@ -312,11 +334,11 @@ def test_tool_calls_that_are_none(calls: Any) -> None:
         (AS_TEXTS, TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
         ("{{ '(' ~ c.arguments ~ ')' }}", TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
         ("{% set a = c.arguments | tojson %}{{ '(' + a + (c.arguments | tojson) }}", TemplateTraits()),
-        ("[TOOL_CALLS]{{ c | tojson }}", TemplateTraits(needs_short_ids=True)),
+        ("[TOOL_CALLS]{{ c | tojson }}", TemplateTraits(ids="short")),
     ],
 )
 def test_what_a_template_reads(template: str, traits: TemplateTraits) -> None:
-    read = TemplateTraits.of(template, _environment())
+    read = TemplateTraits.of(template, _environment().parse(template))
     assert replace(read, variables=frozenset()) == traits
 
 

@@ -271,6 +271,9 @@ def test_templates_without_calls() -> None:
         ("{% set begin = space ~ '<tool_call>' %}{{ begin }}<invoke name=", None),
         ("<|python_tag|>", "llama3"),
         ("<function={{ name }}>{{ arguments | tojson }}</function> or <|python_tag|>", None),
+        ("Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]", "pythonic"),
+        ("put it in the format of [func_name1(params_name1=params_value1...), func_name2(params)]", "pythonic"),
+        ("{% set c = '<tool_calls>' + calls + '</tool_calls>' %}{% set c = c + '<|extra_4|>' %}", "hunyuan"),
         ("functions within <tool_call></tool_call> tags: <tool_calls>[{", None),
     ],
 )

@@ -1,5 +1,6 @@
 // An answer that is being written: chunks of the server into a message that is kept as it grows.
 
+import { sentMessages, takeCalls } from "./calls.js";
 import { sampling } from "./settings.js";
 import { leave } from "./store.js";
 import { chunks } from "./server.js";
@@ -33,12 +34,11 @@ export class Answer {
     const {conversation, message} = this, past = [];
     for (let m = conversation.parentOf(message); m; m = conversation.parentOf(m)) past.unshift(m);
     const system = conversation.talk.system ? [{role: "system", content: conversation.talk.system}] : [];
-    const asked = past.filter(m => m.content || m.role === "user").map(({role, content}) => ({role, content}));
     message.model = this.model(conversation.talk);
     return {
       model: message.model, stream: true,
       stream_options: {include_usage: true, continuous_usage_stats: true},  // in every chunk: an answer may be stopped
-      messages: [...system, ...asked, ...(isContinued ? [{role: "assistant", content: this.before}] : [])],
+      messages: [...system, ...past.flatMap(sentMessages), ...(isContinued ? [{role: "assistant", content: this.before}] : [])],
       ...(isContinued ? {continue_final_message: true, add_generation_prompt: false} : {}),
       ...sampling(),
     };
@@ -47,7 +47,7 @@ export class Answer {
   async run() {
     const {message} = this;
     this.before = message.content;
-    Object.assign(message, {state: "writing", error: ""});
+    Object.assign(message, {state: "writing", error: "", calls: undefined});
     running.set(message.id, this);
     writing(message.id, true);
     this.keep();
@@ -59,11 +59,12 @@ export class Answer {
         usage = chunk.usage ?? usage;
         const choice = chunk.choices[0];
         if (!choice) continue;
-        const {content, reasoning_content: reasoning} = choice.delta;
-        if (content || reasoning) first ||= performance.now();
+        const {content, reasoning_content: reasoning, tool_calls: calls} = choice.delta;
+        if (content || reasoning || calls) first ||= performance.now();
         if (content && !message.content && message.reasoning) message.thought = (performance.now() - first) / 1000;
         message.content += content ?? "";
         message.reasoning += reasoning ?? "";
+        if (calls) takeCalls(message, calls);
         if (choice.finish_reason) end = choice.finish_reason === "length" ? "length" : "done";
         this.timer ||= setTimeout(() => this.keep(), SAVE);
         this.changed(this);

@@ -1,7 +1,7 @@
 // The dialog of the settings.
 
 import { byId, make } from "./dom.js";
-import { changeSettings, PARAMETERS, settings, theme, useTheme } from "./settings.js";
+import { changeSettings, PARAMETERS, readTools, settings, theme, useTheme } from "./settings.js";
 
 export const SHORTCUTS = [["Enter", "Send"], ["Shift + Enter", "New line"], ["Esc", "Stop the answer"],
   ["Ctrl + K", "Search"], ["Ctrl + Shift + O", "New conversation"], ["Ctrl + ,", "Settings"], ["/", "Write"],
@@ -35,6 +35,9 @@ function fieldValues() {
   }
   const lines = byId("stop").value.split("\n").filter(Boolean);
   values.stop = lines.length ? lines : undefined;
+  values.tools = byId("tools").value.trim() || undefined;
+  try { if (values.tools) readTools(values.tools); }
+  catch (error) { throw Object.assign(error, {field: byId("tools")}); }
   return values;
 }
 
@@ -68,6 +71,8 @@ export function buildDialog(saved) {
       byId(name).removeAttribute("aria-invalid");
     }
     byId("stop").value = (settings.stop ?? []).join("\n");
+    byId("tools").value = settings.tools ?? "";
+    byId("tools").removeAttribute("aria-invalid");
     byId("wrong").textContent = "";
     for (const choice of byId("theme").querySelectorAll("input")) choice.checked = choice.value === theme();
     dialog.showModal();

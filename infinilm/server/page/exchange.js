@@ -69,6 +69,9 @@ export async function imported(content) {
   return fresh.length;
 }
 
+const callOf = call => ({id: text(call?.id), name: text(call?.name), arguments: text(call?.arguments),
+  result: isText(call?.result) ? call.result : null});
+
 function fromExport(data) {
   if (data.format !== FORMAT) throw new Error("this is no export of conversations");
   const number = value => Number.isFinite(value) ? value : 0;
@@ -79,6 +82,6 @@ function fromExport(data) {
   const messages = data.messages.filter(m => isText(m.id) && isText(m.talk) && ["user", "assistant"].includes(m.role))
     .map(m => ({id: m.id, talk: m.talk, parent: id(m.parent), role: m.role, content: text(m.content),
       reasoning: text(m.reasoning), model: id(m.model), state: text(m.state) || "done", error: text(m.error),
-      created: number(m.created), tokens: number(m.tokens), seconds: number(m.seconds), total: number(m.total)}));
+      calls: Array.isArray(m.calls) ? m.calls.map(callOf) : undefined, created: number(m.created), tokens: number(m.tokens), seconds: number(m.seconds), total: number(m.total)}));
   return {talks, messages};
 }

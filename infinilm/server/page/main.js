@@ -206,6 +206,8 @@ const actions = {
   edit: (message, content) => ask(current.parentOf(message), content),
   regenerate: message => run(current.add(current.parentOf(message), {role: "assistant", state: "writing"})),
   resume: message => run(message),
+  keep: message => { current.save([message]); show(); },
+  answerCalls: message => run(current.add(message, {role: "assistant", state: "writing"})),
   choose: message => { current.choose(message); isAtEnd = false; show(); },
 };
 

@@ -1,6 +1,7 @@
 // One message as it is shown. Its node stays as long as the conversation is open, and changes with it.
 
 import { answerOf } from "./answer.js";
+import { CallCards } from "./calls.js";
 import { byId, copy, fit, icon, iconButton, make, textButton } from "./dom.js";
 import { Markdown } from "./markdown.js";
 import { isElsewhere } from "./tabs.js";
@@ -8,7 +9,7 @@ import { isElsewhere } from "./tabs.js";
 const NOTES = {length: "Cut off by the limit of tokens.", stopped: "Stopped.", lost: "The rest of this answer did not arrive."};
 
 export class MessageView {
-  /** `actions`: what its buttons do: edit, regenerate, resume, choose. */
+  /** `actions`: what its buttons do: edit, regenerate, resume, choose, keep, answerCalls. */
   constructor(message, actions) {
     Object.assign(this, {message, actions});
     this.node = make("article", "message " + message.role);
@@ -23,24 +24,27 @@ export class MessageView {
       summary.append(icon("right"));
       this.thoughtText = new Markdown(this.thought.appendChild(make("div", "text")));
       this.answer = new Markdown(this.text);
+      this.calls = new CallCards(message, {changed: actions.keep, answered: actions.answerCalls});
       this.node.append(this.thought);
     }
-    this.node.append(this.text, this.foot);
+    this.node.append(...[this.text, this.calls?.node, this.foot].filter(Boolean));
   }
 
   /** What changes while an answer comes. */
   grow() {
     const {message} = this, isWriting = this.isWriting;
     this.node.classList.toggle("writing", isWriting);
-    this.node.classList.toggle("waiting", isWriting && !message.content && !message.reasoning);
+    this.node.classList.toggle("waiting", isWriting && !message.content && !message.reasoning && !message.calls);
     if (message.reasoning) {
       this.thought.hidden = false;
-      this.thought.classList.toggle("busy", isWriting && !message.content);
+      const isThinking = isWriting && !message.content && !message.calls;
+      this.thought.classList.toggle("busy", isThinking);
       const seconds = Math.round(message.thought ?? 0);
-      this.summary.textContent = isWriting && !message.content ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
+      this.summary.textContent = isThinking ? "Thinking" : seconds ? `Thought for ${seconds} s` : "Thoughts";
       this.thoughtText.update(message.reasoning, !isWriting);
     }
     this.answer.update(message.content, !isWriting);
+    this.calls.update(isWriting, this.isLast);
   }
 
   get isWriting() { return !!answerOf(this.message) || (this.message.state === "writing" && isElsewhere(this.message.id)); }
@@ -48,13 +52,14 @@ export class MessageView {
   /** Everything, in its place: `siblings` are the branches at this message, itself among them. */
   update(siblings, isLast) {
     const {message, actions} = this;
+    this.isLast = isLast;
     if (this.isEdited) { this.showBranches(siblings); return; }
     if (message.role === "user") this.text.textContent = message.content; else this.grow();
     const tools = make("div", "tools");
     const add = (...button) => tools.append(iconButton(...button));
     if (message.role === "user") add("pen", "Edit", () => this.edit());
     if (message.content) add("copy", "Copy", event => copy(message.content, event.currentTarget));
-    if (message.role === "assistant" && message.content && !this.isWriting) add("again", "Regenerate", () => actions.regenerate(message));
+    if (message.role === "assistant" && (message.content || message.calls) && !this.isWriting) add("again", "Regenerate", () => actions.regenerate(message));
     const told = this.told();
     if (told) tools.append(make("span", "told", told));
     this.tools = tools;
@@ -93,7 +98,8 @@ export class MessageView {
     const why = message.error || NOTES[message.state === "writing" ? "lost" : message.state];
     if (!why) return null;
     const note = make("p", message.error ? "note error" : "note", why);
-    if (isLast && message.content) note.append(textButton("Continue", () => actions.resume(message), "small"));
+    if (isLast && message.calls) note.append(textButton("Try again", () => actions.regenerate(message), "small"));
+    else if (isLast && message.content) note.append(textButton("Continue", () => actions.resume(message), "small"));
     else if (isLast) note.append(textButton("Try again", () => actions.resume(message), "small"));
     return note;
   }

@@ -33,10 +33,24 @@ export function changeSettings(fields) {
   store(KEY, settings);
 }
 
+/** Functions that the model may call, of their JSON; throws where it is none. */
+export function readTools(text) {
+  const wrong = why => new Error(`Tools: expected a JSON list of functions such as [{"name": "weather", "parameters": {}}]; ${why}`);
+  let listed;
+  try { listed = JSON.parse(text); } catch (error) { throw wrong(error.message); }
+  if (!Array.isArray(listed)) throw wrong("this is no list");
+  return listed.map((tool, index) => {
+    const {type, ...own} = tool?.function ?? tool ?? {};
+    if (typeof own.name !== "string" || !own.name) throw wrong(`function ${index + 1} has no name`);
+    return {type: "function", function: {description: "", parameters: {type: "object", properties: {}}, ...own}};
+  });
+}
+
 /** The fields of a request that the settings ask for. */
 export function sampling() {
   const names = [...PARAMETERS.map(([name]) => name), "stop"];
-  return Object.fromEntries(names.filter(name => settings[name] !== undefined).map(name => [name, settings[name]]));
+  const fields = Object.fromEntries(names.filter(name => settings[name] !== undefined).map(name => [name, settings[name]]));
+  return settings.tools ? {...fields, tools: readTools(settings.tools)} : fields;
 }
 
 export const theme = () => stored(THEME, "");

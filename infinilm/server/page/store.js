@@ -3,7 +3,8 @@
 // is read from there, and is tried again with every later change: the page stays usable, and tells.
 //
 // talk:    {id, title, system, model, leaf, created, updated, deleted}     leaf: the last message of the branch that is shown
-// message: {id, talk, parent, role, content, reasoning, model, state, error, created, tokens, seconds, total}
+// message: {id, talk, parent, role, content, reasoning, calls, model, state, error, created, tokens, seconds, total}
+//          calls: of tools, {id, name, arguments, result}; result: null until it was given
 //          state: done, length, stopped, lost, or writing
 
 const LEFT = "infinilm.left.";
