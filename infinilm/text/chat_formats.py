@@ -241,6 +241,48 @@ _INTERNLM = ToolCallFormat(
     pattern='<|action_start|><|plugin|>\n{"name": $NAME, "parameters": $ARGUMENTS}<|action_end|>',
     between="",
 )
+_APRIEL = replace(_HUNYUAN, name="apriel")
+_COMMAND_R_PLUS = ToolCallFormat(
+    "command r plus",
+    "Action:\n```json",
+    "```",
+    separators=_LIST,
+    pattern='{"tool_name": $NAME, "parameters": $ARGUMENTS}',
+    between=", ",
+    around=("Action:\n```json\n[", "]\n```"),
+)
+_FUNCTIONARY = ToolCallFormat(
+    "functionary",
+    "<function=",
+    "</function>",
+    name_before=">",
+    name_pattern=r"\s*([^<>{}\s]+)>\s*",
+    pattern="<function=$TOOL>$ARGUMENTS</function>",
+    between="",
+)
+_GIGACHAT = ToolCallFormat(
+    "gigachat",
+    "<|function_call|>",
+    pattern='<|function_call|>{"name": $NAME, "arguments": $ARGUMENTS}',
+    between="",
+)
+_GIGACHAT3 = replace(
+    _GIGACHAT,
+    name="gigachat 3",
+    begin="<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    pattern='<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": $NAME, "arguments": $ARGUMENTS}',
+)
+_SOLAR = ToolCallFormat(
+    "solar open",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
+    name_before="<|tool_call:args|>",
+    name_pattern=r"\s*\w*<\|tool_call:name\|>(.+?)<\|tool_call:args\|>\s*",
+    hidden=("<|tool_calls|>", "<|calls|>"),
+    pattern="<|tool_call:begin|>$ID<|tool_call:name|>$TOOL<|tool_call:args|>$ARGUMENTS<|tool_call:end|>",
+    between="",
+    around=("<|tool_calls|>", "<|calls|>"),
+)
 
 # The mark, Jinja's quotes and line ends, then the JSON or the expression that writes it: several families have
 # `<tool_call>` around what is no JSON.
@@ -262,6 +304,13 @@ CHAT_FORMATS = (
     ChatFormat("gemma 4", ("<|tool_call>call:",), calls=_GEMMA4, reasoning=("<|channel>thought\n", "<channel|>")),
     ChatFormat("functiongemma", ("<start_function_call>",), calls=_FUNCTION_GEMMA),
     ChatFormat(
+        "command r7b",  # of 2026, which writes texts where the others write responses
+        ("<|START_ACTION|>", "<|START_TEXT|>"),
+        calls=_COMMAND_R7B,
+        reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+        answer=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    ChatFormat(
         "command r7b",  # and A
         ("<|START_ACTION|>",),
         calls=_COMMAND_R7B,
@@ -274,6 +323,7 @@ CHAT_FORMATS = (
     ChatFormat("internlm", ("<|action_start|>", "<|plugin|>"), calls=_INTERNLM),
     ChatFormat("lfm2", ("<|tool_call_start|>",), calls=_LFM2),
     ChatFormat("lfm2", ("<|tool_list_start|>",), calls=_LFM2),
+    ChatFormat("lfm2", ("List of tools: [", "keep_past_thinking"), calls=_LFM2),
     ChatFormat("olmo 3", ("<function_calls>",), lacks=("｜DSML｜", "<invoke"), calls=_OLMO3),
     ChatFormat("phi 4 mini", ("functools",), calls=_FUNCTOOLS),
     ChatFormat("phi 4 mini", ("<|tool|>", "<|/tool|>"), calls=_FUNCTOOLS),
@@ -293,6 +343,24 @@ CHAT_FORMATS = (
         calls=_LLAMA3,
     ),
     ChatFormat("hunyuan", ("<tool_calls>", "<answer>"), calls=_HUNYUAN, answer=("<answer>", "</answer>")),
+    ChatFormat(
+        "apriel",
+        ("[BEGIN FINAL RESPONSE]", "<tool_calls>["),
+        calls=_APRIEL,
+        reasoning=("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+        answer=("", "[END FINAL RESPONSE]"),
+    ),
+    ChatFormat("command r plus", ("Action:", "```json", "tool_name"), calls=_COMMAND_R_PLUS),
+    ChatFormat("functionary", ("start_tag => `<function`",), calls=_FUNCTIONARY),  # of 3.1
+    ChatFormat("gigachat", ("<|function_call|>", "<|role_sep|>"), calls=_GIGACHAT),  # of 3.1
+    ChatFormat("gigachat 3", ("function call", "<|role_sep|>", "<|message_sep|>"), calls=_GIGACHAT3),
+    ChatFormat(
+        "solar open",
+        ("<|tool_call:begin|>", "<|think|>"),
+        calls=_SOLAR,
+        reasoning=("<|think|>", "<|end|><|begin|>assistant"),
+        answer=("<|content|>", "<|end|>"),
+    ),
 )
 """The table; the first row that matches is the format of a template."""
 

@@ -188,6 +188,34 @@ TABLE = [
     Said("llama3", "; ".join(PARAMS), "", "", BOTH),
     Said("hunyuan", "<answer>\nIt rains.\n</answer>", "", "It rains."),
     Said("hunyuan", f"<tool_calls>{LIST}</tool_calls>", "", "", BOTH),
+    Said(
+        "apriel",
+        "Here are my reasoning steps:\nI look.[BEGIN FINAL RESPONSE]\nIt rains.\n[END FINAL RESPONSE]",
+        "I look.",
+        "It rains.",
+    ),
+    Said("apriel", f"Wait.\n<tool_calls>{LIST}</tool_calls>", "", "Wait.\n", BOTH),
+    Said(
+        "command r plus",
+        'Wait.\nAction:\n```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": '
+        f'{CITY}\n    }},\n    {{"tool_name": "time", "parameters": {{}}}}\n]```',
+        "",
+        "Wait.\n",
+        BOTH,
+    ),
+    Said("functionary", f"<function=weather>{CITY}</function><function=time>{{}}</function>", "", "", BOTH),
+    Said("gigachat", f"Wait.<|function_call|>{NAMED[0]}", "", "Wait.", ONE),
+    Said("gigachat 3", f"Wait.<|message_sep|>\n\nfunction call<|role_sep|>\n{NAMED[0]}", "", "Wait.", ONE),
+    Said(
+        "solar open",
+        "<|think|>I look.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>weather"
+        f"<|tool_call:args|>{CITY}<|tool_call:end|><|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>time"
+        "<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        "I look.",
+        "",
+        BOTH,
+    ),
+    Said("solar open", "<|content|>It rains.<|end|>", "", "It rains."),
 ]
 
 
