@@ -41,6 +41,8 @@ class ChatFormat:
         What stands around the content, of which it is no part.
     has_channels : bool
         The answer is messages with channels, as gpt-oss writes them.
+    calls_end_reasoning : tuple of str
+        Beginnings of calls that end a reasoning without its mark, which some models forget before they call a tool.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ChatFormat:
     reasoning: Marks | None = None
     answer: Marks | None = None
     has_channels: bool = False
+    calls_end_reasoning: tuple[str, ...] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this format."""
@@ -299,7 +302,12 @@ CHAT_FORMATS = (
     ChatFormat("deepseek v3.2", ("｜DSML｜", "function_calls"), calls=_DSML),
     ChatFormat("deepseek v3", ("<｜tool▁calls▁begin｜>", "```json"), calls=_DEEPSEEK_V3),  # and R1
     ChatFormat("deepseek v3.1", ("<｜tool▁calls▁begin｜>",), calls=_DEEPSEEK_V31),
-    ChatFormat("kimi k2", ("<|tool_calls_section_begin|>",), calls=_KIMI),  # and Thinking
+    ChatFormat(
+        "kimi k2",  # and Thinking
+        ("<|tool_calls_section_begin|>",),
+        calls=_KIMI,
+        calls_end_reasoning=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ),
     ChatFormat("minimax m2", ("minimax:tool_call", "<invoke name="), calls=_MINIMAX),
     ChatFormat("gemma 4", ("<|tool_call>call:",), calls=_GEMMA4, reasoning=("<|channel>thought\n", "<channel|>")),
     ChatFormat("functiongemma", ("<start_function_call>",), calls=_FUNCTION_GEMMA),
@@ -329,7 +337,12 @@ CHAT_FORMATS = (
     ChatFormat("phi 4 mini", ("<|tool|>", "<|/tool|>"), calls=_FUNCTOOLS),
     ChatFormat("ernie 4.5", ("<response>",), pattern=_HERMES_CALL, calls=_HERMES, answer=("<response>", "</response>")),
     ChatFormat("hermes", pattern=_HERMES_CALL, calls=_HERMES),  # Qwen2.5, Qwen3, QwQ, Granite 4, EXAONE 4, SmolLM3
-    ChatFormat("qwen3 coder", pattern=r"<tool_call>(?:\\n|\s)*<function=", calls=_QWEN3_CODER),  # Qwen3.5, Nemotron 3
+    ChatFormat(
+        "qwen3 coder",  # Qwen3.5, Nemotron 3
+        pattern=r"<tool_call>(?:\\n|\s)*<function=",
+        calls=_QWEN3_CODER,
+        calls_end_reasoning=("<tool_call>\n<function=",),
+    ),
     ChatFormat("seed oss", ("<seed:tool_call>", "<function="), calls=_SEED),
     ChatFormat("glm", ("<tool_call>", "<arg_key>"), calls=_GLM),  # of 4.5 and later
     ChatFormat("mistral", ("[TOOL_CALLS]",), lacks=("[ARGS]",), calls=_MISTRAL),

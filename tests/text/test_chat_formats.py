@@ -69,6 +69,13 @@ TABLE = [
         BOTH,
     ),
     Said("harmony", "It rains.", "", "It rains."),
+    Said(  # a recipient that is no function, and a header with two channels, of which the last counts
+        "harmony",
+        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
+        "<|channel|>commentary to=user<|channel|>final<|message|>It rains.",
+        "I look.",
+        "It rains.",
+    ),
     Said(
         "deepseek v3.2",
         f'I look.\n\n<{DSML}function_calls>\n<{DSML}invoke name="weather">\n<{DSML}parameter name="city" string="true">'
@@ -271,6 +278,25 @@ def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
         told = reasoning + content + "".join(name + arguments for name, arguments in calls)
         for words in ("I look.", "It rains.", "Wait.", "Zürich"):
             assert told.count(words) == text.count(words), text
+
+
+@pytest.mark.parametrize("said", [s for s in TABLE if ROWS[s.name].calls_end_reasoning], ids=lambda said: said.name)
+@given(cut=st.integers(0, 400))
+def test_a_call_ends_a_reasoning(said: Said, cut: int) -> None:
+    """Some models forget the mark that ends their thoughts; without tools, the same text is a thought."""
+    row = ROWS[said.name]
+    text = "Zurich, then. " + said.text.removeprefix(said.content)
+    for has_tools in (True, False):
+        maker = ChoiceMaker(
+            "<think>",
+            reasoning=("<think>", "</think>"),
+            form=row.calls if has_tools else None,
+            schemas=SCHEMAS,
+            calls_end_reasoning=row.calls_end_reasoning,
+        )
+        parts = maker.push(text[:cut]).parts + maker.push(text[cut:], final=True).parts
+        assert "".join(part.text for part in parts if part.kind == "reasoning") == (text[:14] if has_tools else text)
+        assert maker.num_calls == (2 if has_tools else 0)
 
 
 DEEP = 30_000
