@@ -43,6 +43,18 @@ CONVERSATIONS: dict[str, list[Any]] = {
     "two calls": [QUESTION, {**CALLED, "tool_calls": [WEATHER, TIME]}, *RESULTS, RAIN, THANKS],
 }
 
+# Templates that show the first call of a message alone are given a message for each, and the result of each behind it.
+ONE_CALL_EACH = ("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b", *FORMATS["llama3"])
+APART = [
+    QUESTION,
+    CALLED,
+    RESULTS[0],
+    {"role": "assistant", "content": "", "tool_calls": [TIME]},
+    RESULTS[1],
+    RAIN,
+    THANKS,
+]
+
 
 def test_all_templates_are_named() -> None:
     assert FOLDER is not None
@@ -82,11 +94,12 @@ def test_rendering_is_that_of_transformers(file: str) -> None:
     """Byte for byte, and what one refuses, the other refuses as well."""
     for name, messages in CONVERSATIONS.items():
         for tools in (None, TOOLS):
-            expected, made = rendered(file, messages, tools), outcome(file, messages, tools)
+            shown = APART if name == "two calls" and file in ONE_CALL_EACH else messages
+            expected, made = rendered(file, shown, tools), outcome(file, messages, tools)
             if isinstance(expected, Exception):
                 assert isinstance(made, RequestError) and str(expected) in str(made), name
             elif isinstance(made, RequestError) and "does not use them" in str(made):  # tools that it does not show
-                assert tools is not None and expected == rendered(file, messages, None), name
+                assert tools is not None and expected == rendered(file, shown, None), name
             else:
                 assert made == expected, name
 
@@ -128,6 +141,8 @@ def test_what_a_template_writes_is_read_back(file: str) -> None:
     """Each part that the template shows is found, and nothing beside it."""
     num_read = 0
     for name, answer in ANSWERS.items():
+        if name == "two calls" and file in ONE_CALL_EACH:  # these would be two answers
+            continue
         found = answer_of(file, QUESTION, answer)
         if found is None:  # the template refuses it
             continue
