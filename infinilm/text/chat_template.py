@@ -23,6 +23,7 @@ from infinilm.files import read_text
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.text.messages import TemplateTraits, check_messages, check_tools
+from infinilm.text.mistral_template import mistral_template
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ class ChatTemplate:
         Parameters
         ----------
         folder : str or path
-            chat_template.jinja wins over chat_template.json, and that over tokenizer_config.json.
+            chat_template.jinja wins over chat_template.json, and that over tokenizer_config.json. A folder without any
+            that has a vocabulary of Mistral's gets the template that belongs to its version.
         chat_template : str or path, optional
             The user's own, used instead: Jinja text, the path of a file, or the name of one of the model's
             templates.
@@ -201,6 +203,8 @@ class ChatTemplate:
             A file is damaged, or `chat_template` names nothing or is not valid Jinja.
         """
         templates = _folder_templates(Path(folder))
+        if not templates and chat_template is None and (mistral := mistral_template(Path(folder))) is not None:
+            templates = {"default": mistral}
         if chat_template is not None:
             templates = {"default": _user_template(chat_template, templates)}
         if special_tokens is None:
