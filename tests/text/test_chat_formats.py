@@ -270,6 +270,15 @@ def test_any_cut(said: Said, cuts: list[int], length: int) -> None:
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
+def test_every_character_and_every_cut(said: Said) -> None:
+    """Each mark comes in two pieces at each of its places, and each character by itself."""
+    whole = read(ROWS[said.name], said.text, [])
+    assert read(ROWS[said.name], said.text, list(range(1, len(said.text)))) == whole
+    for cut in range(1, len(said.text)):
+        assert read(ROWS[said.name], said.text, [cut]) == whole, said.text[:cut]
+
+
+@pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
 def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
     """What a model said is in some part, wherever its text ends."""
     for length in range(len(said.text)):
