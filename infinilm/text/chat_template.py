@@ -122,13 +122,16 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
 
 
 def _folder_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of a checkpoint folder or a GGUF file by name; .jinja files win over the JSON files."""
+    """Return the templates of a checkpoint folder or a GGUF file by name.
+
+    chat_template.jinja takes the place of all in the JSON files, as in transformers.
+    """
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         said = read_optional_model_json(folder, name).get("chat_template")
         templates |= _named_templates(said, path_of(folder, name))
     with suppress(FileNotFoundError):
-        templates["default"] = read_text(folder / "chat_template.jinja")
+        templates = {"default": read_text(folder / "chat_template.jinja")}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = read_text(path)
     return templates

@@ -205,8 +205,8 @@ def whole_text(
     first = [{"type": "Prepend", "prepend": META}] if prefix and not only_first else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": META}, "content": " "}
-    # A blank before the first word, then META for it: Metaspace puts none before what begins with its replacement, which
-    # texts that begin with a blank do.
+    # A blank before the first word, then META for it: Metaspace puts none before what begins with its replacement, and
+    # so none of META before a text that begins with a blank.
     meta = {"type": "Metaspace", "split": False}
     steps = [
         {**meta, "replacement": " ", "prepend_scheme": "first"},
