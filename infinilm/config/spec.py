@@ -105,7 +105,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         own_vectors=vectors,
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
-        mtp_layer=layer_spec(_last_with_attention(has_state)) if mtp else None,
+        mtp_layer=layer_spec(_last_with_attention(state_layers(config))) if mtp else None,
     )
 
 

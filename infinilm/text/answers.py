@@ -49,6 +49,8 @@ class ChoiceMaker:
         The answer is messages with channels, as gpt-oss writes them, whatever `reasoning` and `answer` are.
     hidden : collection of str
         Special tokens that are left out: the text has those that it needs, and so all.
+    calls_end_reasoning : sequence of str
+        Beginnings of calls that end a reasoning, too, where there are tools.
 
     Attributes
     ----------
@@ -69,10 +71,12 @@ class ChoiceMaker:
         answer: Marks | None = None,
         has_channels: bool = False,
         hidden: Collection[str] = (),
+        calls_end_reasoning: Sequence[str] = (),
     ) -> None:
         names = frozenset((schemas or {}) if form is not None else ())
         self._channels = HarmonyParser(prompt, names) if has_channels else None
-        self._splitter = ReasoningSplitter.after(prompt, reasoning) if reasoning is not None else None
+        ends = calls_end_reasoning if form is not None else ()
+        self._splitter = ReasoningSplitter.after(prompt, reasoning, ends) if reasoning is not None else None
         self._answer = AnswerMarks(answer) if answer is not None else None
         self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
@@ -194,4 +198,5 @@ class AnswerFormat:
             answer=self.chat.answer,
             has_channels=self.chat.has_channels,
             hidden=hidden,
+            calls_end_reasoning=self.chat.calls_end_reasoning,
         )

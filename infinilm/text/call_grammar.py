@@ -64,7 +64,7 @@ class AnswerGrammar:
             return self._among_channels(form, tools, several=several)
         begin = form.around[0] if form.around[0] in form.hidden else form.begin
         if begin and not self._is_special(begin):  # what has begun is known by its text
-            pattern = re.escape(begin).replace("/", "\\/")
+            pattern = _pattern(begin)
             self._add_calls(form.pattern.removeprefix(begin), tools)
             more = f" ({self._text(form.between)} call)*" if form.around[0] else ""
             before, behind = self._text(form.around[0].removeprefix(begin)), self._text(form.around[1])
@@ -116,8 +116,7 @@ class AnswerGrammar:
             mark = self._text(end) if self._is_special(end) else None
             space = "/[ \\n]{0,4}/"
             if mark is None:
-                pattern = re.escape(end).replace("/", "\\/")
-                rules += [f"reasoning: thoughts {space}", f"thoughts[lazy]: /(?s:.*){pattern}/"]
+                rules += [f"reasoning: thoughts {space}", f"thoughts[lazy]: /(?s:.*){_pattern(end)}/"]
             else:
                 rules += [f"reasoning: {_ANY_TEXT} {mark} {space}"]
         return "\n".join([*rules, *self._rules]) + "\n"
@@ -144,6 +143,11 @@ class AnswerGrammar:
     def _text(self, text: str) -> str:
         """A text in a grammar, the special tokens in it by their ids."""
         parts = []
-        for part in re.split(r"(\[/?[A-Z_]+\]|</?[\w:]+>|<\|?/?\w+\|?>|</?｜[^｜<>]+｜>)", text):
+        for part in re.split(r"(\[/?[A-Z_]+\]|<\|?/?[\w:]+\|?>|</?｜[^｜<>]+｜>)", text):
             parts += [self._special(part) or json.dumps(part)] if part else []
         return " ".join(parts) or '""'
+
+
+def _pattern(text: str) -> str:
+    """A regular expression of a text, as Lark has it between two slashes on one line."""
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")

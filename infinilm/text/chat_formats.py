@@ -43,6 +43,8 @@ class ChatFormat:
         The answer is messages with channels, as gpt-oss writes them.
     efforts : tuple of str
         The levels of reasoning that the models know, from less to more; empty: those that the template compares.
+    calls_end_reasoning : tuple of str
+        Beginnings of calls that end a reasoning without its mark, which some models forget before they call a tool.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ChatFormat:
     answer: Marks | None = None
     has_channels: bool = False
     efforts: tuple[str, ...] = ()
+    calls_end_reasoning: tuple[str, ...] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this format."""
@@ -245,6 +248,48 @@ _INTERNLM = ToolCallFormat(
     pattern='<|action_start|><|plugin|>\n{"name": $NAME, "parameters": $ARGUMENTS}<|action_end|>',
     between="",
 )
+_APRIEL = replace(_HUNYUAN, name="apriel")
+_COMMAND_R_PLUS = ToolCallFormat(
+    "command r plus",
+    "Action:\n```json",
+    "```",
+    separators=_LIST,
+    pattern='{"tool_name": $NAME, "parameters": $ARGUMENTS}',
+    between=", ",
+    around=("Action:\n```json\n[", "]\n```"),
+)
+_FUNCTIONARY = ToolCallFormat(
+    "functionary",
+    "<function=",
+    "</function>",
+    name_before=">",
+    name_pattern=r"\s*([^<>{}\s]+)>\s*",
+    pattern="<function=$TOOL>$ARGUMENTS</function>",
+    between="",
+)
+_GIGACHAT = ToolCallFormat(
+    "gigachat",
+    "<|function_call|>",
+    pattern='<|function_call|>{"name": $NAME, "arguments": $ARGUMENTS}',
+    between="",
+)
+_GIGACHAT3 = replace(
+    _GIGACHAT,
+    name="gigachat 3",
+    begin="<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    pattern='<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": $NAME, "arguments": $ARGUMENTS}',
+)
+_SOLAR = ToolCallFormat(
+    "solar open",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
+    name_before="<|tool_call:args|>",
+    name_pattern=r"\s*\w*<\|tool_call:name\|>(.+?)<\|tool_call:args\|>\s*",
+    hidden=("<|tool_calls|>", "<|calls|>"),
+    pattern="<|tool_call:begin|>$ID<|tool_call:name|>$TOOL<|tool_call:args|>$ARGUMENTS<|tool_call:end|>",
+    between="",
+    around=("<|tool_calls|>", "<|calls|>"),
+)
 
 # The mark, Jinja's quotes and line ends, then the JSON or the expression that writes it: several families have
 # `<tool_call>` around what is no JSON.
@@ -262,10 +307,22 @@ CHAT_FORMATS = (
     ChatFormat("deepseek v3.2", ("｜DSML｜", "function_calls"), calls=_DSML),
     ChatFormat("deepseek v3", ("<｜tool▁calls▁begin｜>", "```json"), calls=_DEEPSEEK_V3),  # and R1
     ChatFormat("deepseek v3.1", ("<｜tool▁calls▁begin｜>",), calls=_DEEPSEEK_V31),
-    ChatFormat("kimi k2", ("<|tool_calls_section_begin|>",), calls=_KIMI),  # and Thinking
+    ChatFormat(
+        "kimi k2",  # and Thinking
+        ("<|tool_calls_section_begin|>",),
+        calls=_KIMI,
+        calls_end_reasoning=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ),
     ChatFormat("minimax m2", ("minimax:tool_call", "<invoke name="), calls=_MINIMAX),
     ChatFormat("gemma 4", ("<|tool_call>call:",), calls=_GEMMA4, reasoning=("<|channel>thought\n", "<channel|>")),
     ChatFormat("functiongemma", ("<start_function_call>",), calls=_FUNCTION_GEMMA),
+    ChatFormat(
+        "command r7b",  # of 2026, which writes texts where the others write responses
+        ("<|START_ACTION|>", "<|START_TEXT|>"),
+        calls=_COMMAND_R7B,
+        reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+        answer=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     ChatFormat(
         "command r7b",  # and A
         ("<|START_ACTION|>",),
@@ -279,12 +336,18 @@ CHAT_FORMATS = (
     ChatFormat("internlm", ("<|action_start|>", "<|plugin|>"), calls=_INTERNLM),
     ChatFormat("lfm2", ("<|tool_call_start|>",), calls=_LFM2),
     ChatFormat("lfm2", ("<|tool_list_start|>",), calls=_LFM2),
+    ChatFormat("lfm2", ("List of tools: [", "keep_past_thinking"), calls=_LFM2),
     ChatFormat("olmo 3", ("<function_calls>",), lacks=("｜DSML｜", "<invoke"), calls=_OLMO3),
     ChatFormat("phi 4 mini", ("functools",), calls=_FUNCTOOLS),
     ChatFormat("phi 4 mini", ("<|tool|>", "<|/tool|>"), calls=_FUNCTOOLS),
     ChatFormat("ernie 4.5", ("<response>",), pattern=_HERMES_CALL, calls=_HERMES, answer=("<response>", "</response>")),
     ChatFormat("hermes", pattern=_HERMES_CALL, calls=_HERMES),  # Qwen2.5, Qwen3, QwQ, Granite 4, EXAONE 4, SmolLM3
-    ChatFormat("qwen3 coder", pattern=r"<tool_call>(?:\\n|\s)*<function=", calls=_QWEN3_CODER),  # Qwen3.5, Nemotron 3
+    ChatFormat(
+        "qwen3 coder",  # Qwen3.5, Nemotron 3
+        pattern=r"<tool_call>(?:\\n|\s)*<function=",
+        calls=_QWEN3_CODER,
+        calls_end_reasoning=("<tool_call>\n<function=",),
+    ),
     ChatFormat("seed oss", ("<seed:tool_call>", "<function="), calls=_SEED),
     ChatFormat("glm", ("<tool_call>", "<arg_key>"), calls=_GLM),  # of 4.5 and later
     ChatFormat("mistral", ("[TOOL_CALLS]",), lacks=("[ARGS]",), calls=_MISTRAL),
@@ -303,6 +366,24 @@ CHAT_FORMATS = (
         pattern=r"<answer>|<\|extra_4\|>",  # one that vLLM has for its tools does not name the former
         calls=_HUNYUAN,
         answer=("<answer>", "</answer>"),
+    ),
+    ChatFormat(
+        "apriel",
+        ("[BEGIN FINAL RESPONSE]", "<tool_calls>["),
+        calls=_APRIEL,
+        reasoning=("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+        answer=("", "[END FINAL RESPONSE]"),
+    ),
+    ChatFormat("command r plus", ("Action:", "```json", "tool_name"), calls=_COMMAND_R_PLUS),
+    ChatFormat("functionary", ("start_tag => `<function`",), calls=_FUNCTIONARY),  # of 3.1
+    ChatFormat("gigachat", ("<|function_call|>", "<|role_sep|>"), calls=_GIGACHAT),  # of 3.1
+    ChatFormat("gigachat 3", ("function call", "<|role_sep|>", "<|message_sep|>"), calls=_GIGACHAT3),
+    ChatFormat(
+        "solar open",
+        ("<|tool_call:begin|>", "<|think|>"),
+        calls=_SOLAR,
+        reasoning=("<|think|>", "<|end|><|begin|>assistant"),
+        answer=("<|content|>", "<|end|>"),
     ),
 )
 """The table; the first row that matches is the format of a template."""

@@ -24,6 +24,7 @@ from infinilm.logs import logger
 from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.text.chat_formats import chat_format
 from infinilm.text.messages import TemplateTraits, check_messages, check_tools
+from infinilm.text.mistral_template import mistral_template
 from infinilm.text.thinking import ThinkingControl
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
 
@@ -122,13 +123,16 @@ def _named_templates(value: object, where: Path) -> dict[str, str]:
 
 
 def _folder_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of a checkpoint folder or a GGUF file by name; .jinja files win over the JSON files."""
+    """Return the templates of a checkpoint folder or a GGUF file by name.
+
+    chat_template.jinja takes the place of all in the JSON files, as in transformers.
+    """
     templates: dict[str, str] = {}
     for name in ("tokenizer_config.json", "chat_template.json"):
         said = read_optional_model_json(folder, name).get("chat_template")
         templates |= _named_templates(said, path_of(folder, name))
     with suppress(FileNotFoundError):
-        templates["default"] = read_text(folder / "chat_template.jinja")
+        templates = {"default": read_text(folder / "chat_template.jinja")}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = read_text(path)
     return templates
@@ -189,7 +193,8 @@ class ChatTemplate:
         Parameters
         ----------
         folder : str or path
-            chat_template.jinja wins over chat_template.json, and that over tokenizer_config.json.
+            chat_template.jinja wins over chat_template.json, and that over tokenizer_config.json. A folder without any
+            that has a vocabulary of Mistral's gets the template that belongs to its version.
         chat_template : str or path, optional
             The user's own, used instead: Jinja text, the path of a file, or the name of one of the model's
             templates.
@@ -202,6 +207,8 @@ class ChatTemplate:
             A file is damaged, or `chat_template` names nothing or is not valid Jinja.
         """
         templates = _folder_templates(Path(folder))
+        if not templates and chat_template is None and (mistral := mistral_template(Path(folder))) is not None:
+            templates = {"default": mistral}
         if chat_template is not None:
             templates = {"default": _user_template(chat_template, templates)}
         if special_tokens is None:

@@ -26,7 +26,7 @@ _OPENINGS = (*_BEGINS, "to=")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _MAX_HEADER = 512  # characters
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=(?!(?:all|assistant|user)\b)([^\s<]+)")  # of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class HarmonyParser:
     def _begin(self, header: str) -> bool:
         """Begin a message; returns whether its recipient is not known."""
         self._state, self._has_body = "body", False
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        recipient, channels = _RECIPIENT.search(header), _CHANNEL.findall(header)
         name = recipient[1].removeprefix("functions.") if recipient else None
         self._name = name if name in self._names else None
         if self._name is not None:
             self._kind = "call"
-        elif recipient is None and channel is not None and channel[1] == "analysis":
+        elif recipient is None and channels[-1:] == ["analysis"]:  # the last one counts, where there are two
             self._kind = "reasoning"
         else:
             self._kind = "content"

@@ -7,6 +7,7 @@ What a template reads is seen from its syntax tree, as vLLM does it (vllm/entryp
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,9 @@ class TemplateTraits:
         The reasoning of a message as `thinking`, and by no other name, as gpt-oss's does.
     joins_thinking : bool
         It refuses both content and `thinking` beside calls.
+    reads_one_call : bool
+        The first call of a message alone, as the templates of Llama 3 and gpt-oss do: it refuses more, or leaves them
+        out.
     variables : frozenset of str
         Names that it reads of what is given to it.
     """
@@ -64,6 +68,7 @@ class TemplateTraits:
     ids: str = ""
     reads_thinking: bool = False
     joins_thinking: bool = False
+    reads_one_call: bool = False
     variables: frozenset[str] = frozenset()
 
     @classmethod
@@ -72,13 +77,15 @@ class TemplateTraits:
         import jinja2.meta
         import jinja2.nodes as nodes
 
-        content, arguments = _Field("content", tree), _Field("arguments", tree)
+        content, arguments, calls = _Field("content", tree), _Field("arguments", tree), _Field("tool_calls", tree)
         loops = any(content.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
-        # content[0]['text']
-        indexes = any(
-            isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int) and content.is_read_by(item.node)
+        indexed = [
+            item.node
             for item in tree.find_all(nodes.Getitem)
-        )
+            if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int)
+        ]
+        indexes = any(map(content.is_read_by, indexed))  # content[0]['text']
+        lists_calls = any(calls.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
         tests = [*tree.find_all(nodes.Test)]
         joined = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
         joined += [operand for concat in tree.find_all(nodes.Concat) for operand in concat.nodes]
@@ -103,6 +110,7 @@ class TemplateTraits:
             reads_thinking=_reads_of_messages("thinking", tree)
             and not any(_reads_of_messages(name, tree) for name in ("reasoning", "reasoning_content")),
             joins_thinking="both content and thinking" in source,
+            reads_one_call=not lists_calls and any(map(calls.is_read_by, indexed)),
             variables=frozenset(jinja2.meta.find_undeclared_variables(tree)),
         )
 
@@ -205,7 +213,32 @@ def check_messages(messages: object, traits: TemplateTraits | None = None) -> li
         raise RequestError("messages must hold at least one message, got an empty list")
     traits = TemplateTraits() if traits is None else traits
     ids = _CallIds(traits.ids)
-    return [_checked_message(f"messages[{i}]", message, traits, ids) for i, message in enumerate(messages)]
+    checked = [_checked_message(f"messages[{i}]", message, traits, ids) for i, message in enumerate(messages)]
+    return _one_call_each(checked) if traits.reads_one_call else checked
+
+
+def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation with a message for each call, and the results of a call behind it."""
+    made: list[dict[str, Any]] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results = list(itertools.takewhile(lambda other: other["role"] == "tool", rest))
+        del rest[: len(results)]
+        for i, call in enumerate(calls):
+            if i == 0:
+                made.append({**message, "tool_calls": [call]})
+            else:  # what was said and thought stands before the first
+                made.append({"role": message["role"], "content": "", "tool_calls": [call]})
+            answers = [other for other in results if other.get("tool_call_id") == call.get("id")]
+            made += answers
+            results = [other for other in results if not any(other is answer for answer in answers)]
+        made += results
+    return made
 
 
 def _checked_message(where: str, message: object, traits: TemplateTraits, ids: _CallIds) -> dict[str, Any]:

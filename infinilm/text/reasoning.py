@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from infinilm.text.detokenize import overlap
 
@@ -27,17 +27,20 @@ class ReasoningSplitter:
     marks : Marks
     in_reasoning : bool
         The prompt ended inside the marks, as templates that begin the reasoning for the model make it.
+    also_end : sequence of str
+        What ends a reasoning as well, and is part of the answer.
     """
 
-    def __init__(self, marks: Marks, in_reasoning: bool = False) -> None:
+    def __init__(self, marks: Marks, in_reasoning: bool = False, also_end: Sequence[str] = ()) -> None:
         self._begin, self._end = marks
+        self._ends = (self._end, *also_end)
         self._state = "reasoning" if in_reasoning else "start"  # then reasoning, gap (space after the mark), answer
         self._text = ""
 
     @classmethod
-    def after(cls, prompt: str, marks: Marks) -> ReasoningSplitter:
+    def after(cls, prompt: str, marks: Marks, also_end: Sequence[str] = ()) -> ReasoningSplitter:
         """For the answer to a rendered prompt."""
-        return cls(marks, prompt.rfind(marks[0]) > prompt.rfind(marks[1]))
+        return cls(marks, prompt.rfind(marks[0]) > prompt.rfind(marks[1]), also_end)
 
     @property
     def state(self) -> str:
@@ -62,13 +65,13 @@ class ReasoningSplitter:
             elif final or not self._begin.startswith(stripped):
                 self._state = "answer"
         if self._state == "reasoning":
-            reasoning, mark, rest = self._text.partition(self._end)
-            if mark:
-                self._state, self._text = "gap", rest
-            else:
-                keep = 0 if final else overlap(reasoning, self._end)
-                self._text = reasoning[len(reasoning) - keep :]
-                reasoning = reasoning[: len(reasoning) - keep]
+            found = [place for end in self._ends if (place := self._text.find(end)) >= 0]
+            place = min(found, default=len(self._text))
+            if not found and not final:
+                place -= max(overlap(self._text, end) for end in self._ends)
+            reasoning, self._text = self._text[:place], self._text[place:]
+            if found:
+                self._state, self._text = "gap", self._text.removeprefix(self._end)
         if self._state == "gap":
             self._text = self._text.lstrip()
             if self._text:

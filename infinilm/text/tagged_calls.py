@@ -109,7 +109,8 @@ class TaggedCall:
         begin += len(before)
         found = re.compile(re.escape(behind) if behind else r"[\s<]").search(text, begin)
         if found is None:
-            self.is_broken = not any(name.startswith(text[begin:]) for name in self._schemas)
+            begun = text[begin : len(text) - overlap(text[begin:], behind)] if behind else text[begin:]
+            self.is_broken = not any(name.startswith(begun) for name in self._schemas)
             return 0
         name = text[begin : found.start()]
         if name not in self._schemas:

@@ -205,10 +205,16 @@ def whole_text(
     first = [{"type": "Prepend", "prepend": META}] if prefix and not only_first else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": META}, "content": " "}
-    meta = {"type": "Metaspace", "replacement": META, "prepend_scheme": "first", "split": False}
+    # A blank before the first word, then META for it: Metaspace puts none before what begins with its replacement, and
+    # so none of META before a text that begins with a blank.
+    meta = {"type": "Metaspace", "split": False}
+    steps = [
+        {**meta, "replacement": " ", "prepend_scheme": "first"},
+        {**meta, "replacement": META, "prepend_scheme": "never"},
+    ]
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*normalizers, *first, blank]},
-        "pre_tokenizer": meta if prefix and only_first else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps} if prefix and only_first else None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": model,
     }

@@ -70,6 +70,13 @@ TABLE = [
         BOTH,
     ),
     Said("harmony", "It rains.", "", "It rains."),
+    Said(  # a recipient that is no function, and a header with two channels, of which the last counts
+        "harmony",
+        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
+        "<|channel|>commentary to=user<|channel|>final<|message|>It rains.",
+        "I look.",
+        "It rains.",
+    ),
     Said(
         "deepseek v3.2",
         f'I look.\n\n<{DSML}function_calls>\n<{DSML}invoke name="weather">\n<{DSML}parameter name="city" string="true">'
@@ -189,6 +196,34 @@ TABLE = [
     Said("llama3", "; ".join(PARAMS), "", "", BOTH),
     Said("hunyuan", "<answer>\nIt rains.\n</answer>", "", "It rains."),
     Said("hunyuan", f"<tool_calls>{LIST}</tool_calls>", "", "", BOTH),
+    Said(
+        "apriel",
+        "Here are my reasoning steps:\nI look.[BEGIN FINAL RESPONSE]\nIt rains.\n[END FINAL RESPONSE]",
+        "I look.",
+        "It rains.",
+    ),
+    Said("apriel", f"Wait.\n<tool_calls>{LIST}</tool_calls>", "", "Wait.\n", BOTH),
+    Said(
+        "command r plus",
+        'Wait.\nAction:\n```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": '
+        f'{CITY}\n    }},\n    {{"tool_name": "time", "parameters": {{}}}}\n]```',
+        "",
+        "Wait.\n",
+        BOTH,
+    ),
+    Said("functionary", f"<function=weather>{CITY}</function><function=time>{{}}</function>", "", "", BOTH),
+    Said("gigachat", f"Wait.<|function_call|>{NAMED[0]}", "", "Wait.", ONE),
+    Said("gigachat 3", f"Wait.<|message_sep|>\n\nfunction call<|role_sep|>\n{NAMED[0]}", "", "Wait.", ONE),
+    Said(
+        "solar open",
+        "<|think|>I look.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>weather"
+        f"<|tool_call:args|>{CITY}<|tool_call:end|><|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>time"
+        "<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        "I look.",
+        "",
+        BOTH,
+    ),
+    Said("solar open", "<|content|>It rains.<|end|>", "", "It rains."),
 ]
 
 
@@ -236,6 +271,15 @@ def test_any_cut(said: Said, cuts: list[int], length: int) -> None:
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
+def test_every_character_and_every_cut(said: Said) -> None:
+    """Each mark comes in two pieces at each of its places, and each character by itself."""
+    whole = read(ROWS[said.name], said.text, [])
+    assert read(ROWS[said.name], said.text, list(range(1, len(said.text)))) == whole
+    for cut in range(1, len(said.text)):
+        assert read(ROWS[said.name], said.text, [cut]) == whole, said.text[:cut]
+
+
+@pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
 def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
     """What a model said is in some part, wherever its text ends."""
     for length in range(len(said.text)):
@@ -244,6 +288,25 @@ def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
         told = reasoning + content + "".join(name + arguments for name, arguments in calls)
         for words in ("I look.", "It rains.", "Wait.", "Zürich"):
             assert told.count(words) == text.count(words), text
+
+
+@pytest.mark.parametrize("said", [s for s in TABLE if ROWS[s.name].calls_end_reasoning], ids=lambda said: said.name)
+@given(cut=st.integers(0, 400))
+def test_a_call_ends_a_reasoning(said: Said, cut: int) -> None:
+    """Some models forget the mark that ends their thoughts; without tools, the same text is a thought."""
+    row = ROWS[said.name]
+    text = "Zurich, then. " + said.text.removeprefix(said.content)
+    for has_tools in (True, False):
+        maker = ChoiceMaker(
+            "<think>",
+            reasoning=("<think>", "</think>"),
+            form=row.calls if has_tools else None,
+            schemas=SCHEMAS,
+            calls_end_reasoning=row.calls_end_reasoning,
+        )
+        parts = maker.push(text[:cut]).parts + maker.push(text[cut:], final=True).parts
+        assert "".join(part.text for part in parts if part.kind == "reasoning") == (text[:14] if has_tools else text)
+        assert maker.num_calls == (2 if has_tools else 0)
 
 
 DEEP = 30_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,14 +30,13 @@ ROWS = {row.name: row for row in CHAT_FORMATS}
 VOCAB_SIZE = 1664
 MARKS = sorted(
     {
-        mark
+        token
         for row in CHAT_FORMATS
         if row.calls is not None
         for mark in (row.calls.begin, row.calls.end, row.calls.name_before, *row.calls.hidden)
-        if mark.startswith(("<|", "<｜tool", "["))
+        for token in re.findall(r"<\|[\w:]+\|>|<\|\w+>|<\w+\|>|<｜tool[^｜]+｜>|\[[A-Z_]+\]", mark)
     }
-    - {"<|action_start|><|plugin|>"}
-    | {"<|action_start|>", "<|plugin|>", *HARMONY_MARKS}
+    | set(HARMONY_MARKS)
 )
 
 

@@ -329,9 +329,9 @@ def test_ids_of_another_server_in_the_history() -> None:
         ("{% if m['content'] is none or m['content'] | length == 0 %}{% endif %}", TemplateTraits()),
         ("{% if m.role == 'developer' %}{% endif %}", TemplateTraits(knows_developer=True)),
         ("{% generation %}{{ m.content }}{% endgeneration %}", TemplateTraits()),
-        (AS_OBJECTS, TemplateTraits()),
-        (AS_EITHER, TemplateTraits(reads_text_arguments=True)),
-        (AS_TEXTS, TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
+        (AS_OBJECTS, TemplateTraits(reads_one_call=True)),
+        (AS_EITHER, TemplateTraits(reads_text_arguments=True, reads_one_call=True)),
+        (AS_TEXTS, TemplateTraits(reads_text_arguments=True, needs_text_arguments=True, reads_one_call=True)),
         ("{{ '(' ~ c.arguments ~ ')' }}", TemplateTraits(reads_text_arguments=True, needs_text_arguments=True)),
         ("{% set a = c.arguments | tojson %}{{ '(' + a + (c.arguments | tojson) }}", TemplateTraits()),
         ("[TOOL_CALLS]{{ c | tojson }}", TemplateTraits(ids="short")),
@@ -363,3 +363,24 @@ def test_any_messages_are_taken_or_refused(messages: Any) -> None:
     except RequestError:
         return
     assert all(isinstance(m["role"], str) and isinstance(m["content"], str) for m in checked)
+
+
+ONE_CALL = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
+    "{% endif %};{% endfor %}"
+)
+
+
+def test_calls_of_a_template_that_shows_the_first_alone() -> None:
+    """Each call has a message of its own, and its results, in whatever order they came, behind it."""
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "abc"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name.upper()} for name in "cax"]
+    asked = {"role": "user", "content": "?"}
+    messages = [asked, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, asked]
+    shown = ChatTemplate({"default": ONE_CALL}).render(messages)
+    assert shown == "user:?;assistant:Wait.a;tool:A;assistant:b;assistant:c;tool:C;tool:X;user:?;"
+    every = ONE_CALL.replace("{{ m.tool_calls[0].", "{% for c in m.tool_calls %}{{ c.").replace(
+        "{% endif %};", "{% endfor %}{% endif %};"
+    )
+    shown = ChatTemplate({"default": every}).render(messages)
+    assert shown == "user:?;assistant:Wait.abc;tool:C;tool:A;tool:X;user:?;"

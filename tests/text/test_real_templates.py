@@ -1,5 +1,5 @@
-"""Chat templates of real models are recognised as what they are. They are not part of this repository; the sdist of
-llama-cpp-python has them:
+"""Chat templates of real models: each is recognised as what it is, rendered as transformers renders it, and what it
+writes for an answer is read back. They are not part of this repository; the sdist of llama-cpp-python has them:
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     tar xzf llama_cpp_python-0.3.36.tar.gz --strip-components 5 --wildcards '*/models/templates/*.jinja'
@@ -8,61 +8,156 @@ llama-cpp-python has them:
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from text.real_templates import FOLDER, FORMATS, PLAIN, TOOLS, answer_of, call, of_row, read, rendered, template_of
 
+from infinilm.errors import RequestError
 from infinilm.text.chat_formats import chat_format
-
-FOLDER = os.environ.get("INFINILM_CHAT_TEMPLATES")
-FORMATS = {
-    "apertus": ["Apertus-8B-Instruct"],
-    "command r7b": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use"],
-    "deepseek v3": ["deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"],
-    "deepseek v3.1": ["deepseek-ai-DeepSeek-V3.1"],
-    "deepseek v3.2": ["deepseek-ai-DeepSeek-V3.2"],
-    "gemma 4": ["google-gemma-4-31B-it"],
-    "glm": ["GLM-4.6", "GLM-4.7-Flash"],
-    "granite 3": ["ibm-granite-granite-3.3-2B-Instruct"],
-    "harmony": ["openai-gpt-oss-120b"],
-    "hermes": [
-        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-        "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-        "Qwen-QwQ-32B",
-        "Qwen-Qwen2.5-7B-Instruct",
-        "Qwen-Qwen3-0.6B",
-        "ibm-granite-granite-4.0",
-    ],
-    "kimi k2": ["Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"],
-    "lfm2": ["LFM2-8B-A1B", "LFM2.5-8B-A1B"],
-    "llama3": ["meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct"],
-    "minimax m2": ["MiniMax-M2"],
-    "mistral": ["mistralai-Mistral-Nemo-Instruct-2407"],
-    "mistral ids": ["Mistral-Small-3.2-24B-Instruct-2506"],
-    "mistral names": ["mistralai-Ministral-3-14B-Reasoning-2512", "unsloth-mistral-Devstral-Small-2507"],
-    "nemotron": ["NVIDIA-Nemotron-Nano-v2"],
-    "phi 4 mini": ["fireworks-ai-llama-3-firefunction-v2"],
-    "plain": [
-        "Apriel-1.6-15b-Thinker-fixed",
-        "CohereForAI-c4ai-command-r-plus-tool_use",
-        "MiniMax-M1",
-        "google-gemma-2-2b-it",
-        "meetkai-functionary-medium-v3.1",
-        "meetkai-functionary-medium-v3.2",
-        "microsoft-Phi-3.5-mini-instruct",
-    ],
-    "qwen3 coder": ["NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash"],
-    "seed oss": ["ByteDance-Seed-OSS"],
-}
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
 
+RECOGNISED = [file for files in FORMATS.values() for file in files]
+ALL = [*RECOGNISED, *PLAIN]
 
-@pytest.mark.parametrize(("name", "file"), [(name, file) for name, files in FORMATS.items() for file in files])
-def test_templates_are_recognised(name: str, file: str) -> None:
-    found = chat_format((Path(FOLDER or "") / f"{file}.jinja").read_text("utf-8"))
-    assert found.name == name
+QUESTION = {"role": "user", "content": "How is it in Zürich? <b>&'\"</b>"}
+BRIEF = {"role": "system", "content": "Be brief."}
+WEATHER, TIME = call(1, "weather", {"city": "Zürich", "days": 2}), call(2, "time", {})
+RESULTS = [
+    {"role": "tool", "tool_call_id": WEATHER["id"], "name": "weather", "content": '{"rain": true}'},
+    {"role": "tool", "tool_call_id": TIME["id"], "name": "time", "content": "12:00"},
+]
+CALLED = {"role": "assistant", "content": "", "reasoning_content": "I look.", "tool_calls": [WEATHER]}
+RAIN = {"role": "assistant", "content": "It rains."}
+THANKS = {"role": "user", "content": "Thanks."}
+CONVERSATIONS: dict[str, list[Any]] = {
+    "plain": [QUESTION],
+    "several turns": [QUESTION, RAIN, THANKS],
+    "system": [BRIEF, QUESTION],
+    "reasoning": [QUESTION, {**RAIN, "reasoning_content": "I look."}, THANKS],
+    "call and result": [BRIEF, QUESTION, CALLED, RESULTS[0]],
+    "two calls": [QUESTION, {**CALLED, "tool_calls": [WEATHER, TIME]}, *RESULTS, RAIN, THANKS],
+}
+
+# Templates that show the first call of a message alone are given a message for each, and the result of each behind it.
+ONE_CALL_EACH = ("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b", *FORMATS["llama3"])
+APART = [
+    QUESTION,
+    CALLED,
+    RESULTS[0],
+    {"role": "assistant", "content": "", "tool_calls": [TIME]},
+    RESULTS[1],
+    RAIN,
+    THANKS,
+]
+
+
+def test_all_templates_are_named() -> None:
+    assert FOLDER is not None
+    assert sorted(ALL) == sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_templates_are_recognised(file: str) -> None:
+    row = of_row(file)
+    found = chat_format(read(file))
+    assert found.name == (row or "plain"), PLAIN.get(file)
     marks = {"apertus": "<|inner_suffix|>", "command r7b": "<|END_THINKING|>", "gemma 4": "<channel|>"}
-    if name in marks:
-        assert found.reasoning is not None and found.reasoning[1] == marks[name]
+    if row in marks:
+        assert found.reasoning is not None and found.reasoning[1] == marks[row]
+
+
+# ---- rendering ----
+
+
+def outcome(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> str | Exception:
+    """What is rendered here, of calls whose arguments are texts, as clients send them."""
+    sent = json.loads(json.dumps(messages))
+    for message in sent:
+        for made in message.get("tool_calls", ()):
+            made["function"]["arguments"] = json.dumps(made["function"]["arguments"], ensure_ascii=False)
+    template = template_of(file)
+    try:
+        text = template.render(sent, tools=tools, **options)
+        assert template.render(messages, tools=tools, **options) == text  # the same of arguments that are objects
+    except RequestError as error:
+        return error
+    return text
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_rendering_is_that_of_transformers(file: str) -> None:
+    """Byte for byte, and what one refuses, the other refuses as well."""
+    for name, messages in CONVERSATIONS.items():
+        for tools in (None, TOOLS):
+            shown = APART if name == "two calls" and file in ONE_CALL_EACH else messages
+            expected, made = rendered(file, shown, tools), outcome(file, messages, tools)
+            if isinstance(expected, Exception):
+                assert isinstance(made, RequestError) and str(expected) in str(made), name
+            elif isinstance(made, RequestError) and "does not use them" in str(made):  # tools that it does not show
+                assert tools is not None and expected == rendered(file, shown, None), name
+            else:
+                assert made == expected, name
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_variables_of_templates(file: str) -> None:
+    """Documents, whether to think, no prompt for an answer, and an answer that is continued."""
+    documents = [{"title": "Weather", "text": "It rains in Zürich."}]
+    cases: list[tuple[list[Any], dict[str, Any]]] = [
+        ([QUESTION], {"documents": documents}),
+        ([QUESTION], {"enable_thinking": False}),
+        ([QUESTION], {"enable_thinking": True, "reasoning_effort": "high"}),
+        ([QUESTION, RAIN], {"add_generation_prompt": False}),
+        ([QUESTION, {"role": "assistant", "content": "It"}], {"continue_final_message": True}),
+    ]
+    for messages, options in cases:
+        expected = rendered(file, messages, None, **options)
+        made = outcome(file, messages, None, **options)
+        assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
+
+
+# ---- what a template writes for an answer is read as that answer ----
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "text": RAIN,
+    "reasoning": {**RAIN, "reasoning_content": "I look."},
+    "call": {"role": "assistant", "content": "", "tool_calls": [WEATHER]},
+    "text and call": {"role": "assistant", "content": "Wait.", "tool_calls": [WEATHER]},
+    "reasoning and call": CALLED,
+    "two calls": {"role": "assistant", "content": "", "tool_calls": [WEATHER, TIME]},
+}
+
+# They read functions in a form of their own, and so render nothing of what transformers passes on.
+WITH_TOOLS_OF_THEIR_OWN = ("fireworks-ai-llama-3-firefunction-v2", "CohereForAI-c4ai-command-r-plus-tool_use")
+
+
+@pytest.mark.parametrize("file", RECOGNISED)
+def test_what_a_template_writes_is_read_back(file: str) -> None:
+    """Each part that the template shows is found, and nothing beside it."""
+    num_read = 0
+    for name, answer in ANSWERS.items():
+        if name == "two calls" and file in ONE_CALL_EACH:  # these would be two answers
+            continue
+        found = answer_of(file, QUESTION, answer)
+        if found is None:  # the template refuses it
+            continue
+        text, said = found
+        calls = [(made["function"]["name"], json.loads(made["function"]["arguments"])) for made in said.tool_calls]
+        expected = [
+            (made["function"]["name"], made["function"]["arguments"])
+            for made in answer.get("tool_calls", ())
+            if re.search(rf"\b{made['function']['name']}\b", text)
+        ]
+        assert calls == expected, (name, text)
+        told = said.reasoning.strip(), said.content.strip()
+        shown = "I look." if "I look." in text else "", "".join(w for w in ("Wait.", "It rains.") if w in text)
+        if "<|channel|>analysis<|message|>Wait." in text:  # gpt-oss's template takes the text beside calls for thoughts
+            shown = shown[1], ""
+        assert told == shown, (name, text)
+        num_read += 1
+    assert num_read > 0 or file in WITH_TOOLS_OF_THEIR_OWN

@@ -69,6 +69,10 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
         **{"add_dummy_prefix": False, "split_digits": True, "user_defined_symbols": ["<turn>", "<tool>"]},
     },
+    "mistral": {
+        **{"model_type": "bpe", "normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        "user_defined_symbols": ["[INST]", "[/INST]"],
+    },
     "bpe, single blanks": {"model_type": "bpe", "normalization_rule_name": "identity"},
     "bpe, no bytes": {"model_type": "bpe", "normalization_rule_name": "identity", "byte_fallback": False},
     "unigram": {"model_type": "unigram", "normalization_rule_name": "identity"},
