@@ -59,10 +59,12 @@ if TYPE_CHECKING:
         ReferenceModel as ReferenceModel,
     )
     from infinilm.outputs import (
+        Classification as Classification,
         CompletionOutput as CompletionOutput,
         Delta as Delta,
         EngineMetrics as EngineMetrics,
         Logprob as Logprob,
+        RankedDocument as RankedDocument,
         RequestMetrics as RequestMetrics,
         RequestOutput as RequestOutput,
         Score as Score,
@@ -92,10 +94,12 @@ _LAZY = {
         "infinilm.llm": ("LLM",),
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (
+            "Classification",
             "CompletionOutput",
             "Delta",
             "EngineMetrics",
             "Logprob",
+            "RankedDocument",
             "RequestMetrics",
             "RequestOutput",
             "Score",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
+from infinilm.config.families import family_of
 from infinilm.config.spec import build_spec, check_quantization
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
@@ -35,6 +36,7 @@ from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
 
 if TYPE_CHECKING:
+    from infinilm.checkpoint.folder import Checkpoint
     from infinilm.config.json.model_config import ModelConfig
 
 
@@ -126,6 +128,8 @@ def plan_model(
     path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # only the headers are read
+    if isinstance(checkpoint, Checkpoint) and not checkpoint.packed:
+        _drop_absent_head(config, checkpoint)
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
@@ -267,6 +271,20 @@ def _tell_longrope(config: ModelConfig, max_model_len: int) -> None:
             max_model_len,
             positions,
         )
+
+
+def _drop_absent_head(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Make the class of a model for vectors, by its modules.json, that without an lm_head, where the files have none.
+
+    Such a checkpoint may name the class that its weights were trained from, as Qwen3-Embedding-8B does.
+    """
+    family = family_of(config.architecture)
+    name = f"{family.names.outside.get('lm_head', 'lm_head')}.weight"
+    tied = config.tie_word_embeddings or any(tensor.endswith(name) for tensor in checkpoint.tensors)
+    stem = family.architecture.removesuffix("ForCausalLM")
+    is_untied_lm = config.head == "lm_head" and stem != family.architecture and not tied
+    if is_untied_lm and (checkpoint.path / "modules.json").exists():
+        config.architectures = [f"{stem}Model"]
 
 
 def _check_num_ranks(config: ModelConfig, num_ranks: Any) -> None:
