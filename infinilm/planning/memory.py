@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.families import family_of
 from infinilm.config.spec import build_spec, check_quantization
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
@@ -36,7 +35,6 @@ from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
 
 if TYPE_CHECKING:
-    from infinilm.checkpoint.folder import Checkpoint
     from infinilm.config.json.model_config import ModelConfig
 
 
@@ -111,7 +109,7 @@ def plan_model(
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
-    from infinilm.checkpoint.opening import open_checkpoint
+    from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
     from infinilm.config.json.model_config import AutoConfig
@@ -128,8 +126,8 @@ def plan_model(
     path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # only the headers are read
-    if isinstance(checkpoint, Checkpoint) and not checkpoint.packed:
-        _drop_absent_head(config, checkpoint)
+    if checkpoint is not None:
+        drop_absent_head(config, checkpoint)
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)
@@ -271,20 +269,6 @@ def _tell_longrope(config: ModelConfig, max_model_len: int) -> None:
             max_model_len,
             positions,
         )
-
-
-def _drop_absent_head(config: ModelConfig, checkpoint: Checkpoint) -> None:
-    """Make the class of a model for vectors, by its modules.json, that without an lm_head, where the files have none.
-
-    Such a checkpoint may name the class that its weights were trained from, as Qwen3-Embedding-8B does.
-    """
-    family = family_of(config.architecture)
-    name = f"{family.names.outside.get('lm_head', 'lm_head')}.weight"
-    tied = config.tie_word_embeddings or any(tensor.endswith(name) for tensor in checkpoint.tensors)
-    stem = family.architecture.removesuffix("ForCausalLM")
-    is_untied_lm = config.head == "lm_head" and stem != family.architecture and not tied
-    if is_untied_lm and (checkpoint.path / "modules.json").exists():
-        config.architectures = [f"{stem}Model"]
 
 
 def _check_num_ranks(config: ModelConfig, num_ranks: Any) -> None:

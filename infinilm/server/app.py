@@ -510,8 +510,9 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/messages/count_tokens": ("POST", _count_tokens),
     "/v1/embeddings": ("POST", _embeddings),
     "/pooling": ("POST", _pooling),
-    **{path: ("POST", _rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
-    **{path: ("POST", _score) for path in ("/score", "/v1/score")},
+    "/v1/rerank": ("POST", _rerank),
+    "/v2/rerank": ("POST", _rerank),  # Cohere's
+    "/v1/score": ("POST", _score),
     "/classify": ("POST", _classify),
     "/v1/models": ("GET", _models),
     "/v1/load_lora_adapter": ("POST", _load_adapter),

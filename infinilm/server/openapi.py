@@ -61,6 +61,12 @@ _HI = {"messages": [{"role": "user", "content": "Hi"}]}
 _ADAPTER = {"lora_name": "\n", "lora_path": "none"}  # a name that no adapter has or gets
 _THINKING = {"reasoning": {"effort": "low"}, "thinking": {"type": "enabled"}}
 
+_RERANK = _Route(
+    "Order documents by how well they answer a query",
+    {"id": _TEXT, "model": _TEXT, "usage": _OBJECT, "results": _LIST},
+    read_rerank,
+    ({"query": "q", "documents": ["d"]},),
+)
 _ROUTES: Mapping[str, _Route] = {
     "/v1/chat/completions": _Route(
         "Answer a conversation", _OF_CHOICES, read_chat, ({**_HI, **_THINKING, "stream_options": {}},), True
@@ -90,19 +96,9 @@ _ROUTES: Mapping[str, _Route] = {
         ({"input": [0]},),
     ),
     "/pooling": _Route("Make vectors of texts, in vLLM's form", _OF_LISTS, read_embedding, ({"input": [0]},)),
-    **dict.fromkeys(
-        ("/rerank", "/v1/rerank", "/v2/rerank"),
-        _Route(
-            "Order documents by how well they answer a query",
-            {"id": _TEXT, "model": _TEXT, "usage": _OBJECT, "results": _LIST},
-            read_rerank,
-            ({"query": "q", "documents": ["d"]},),
-        ),
-    ),
-    **dict.fromkeys(
-        ("/score", "/v1/score"),
-        _Route("Score pairs of texts", _OF_LISTS, read_score, ({"text_1": "q", "text_2": "d"},)),
-    ),
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/v1/score": _Route("Score pairs of texts", _OF_LISTS, read_score, ({"text_1": "q", "text_2": "d"},)),
     "/classify": _Route("Score the labels of texts", _OF_LISTS, read_classify, ({"input": [0]},)),
     "/v1/models": _Route("List the model and its adapters", {"object": _TEXT, "data": _LIST}),
     "/v1/models/{model}": _Route("Describe one of them", {"id": _TEXT, "object": _TEXT, "max_model_len": _NUMBER}),

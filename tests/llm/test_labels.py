@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import processors
 
 from infinilm import LLM, ConfigError, ReferenceModel, RequestError, WeightError
+from infinilm.checkpoint.pack_writer import pack_model
 from llm import tiny
 from llm.test_vectors import TEXTS, states_of
 from llm.vector_files import write_json, write_modules, write_pooling
@@ -236,3 +237,9 @@ def test_who_cannot_rerank(folder: Path, tmp_path: Path, llm: LLM) -> None:
     write_pooling(write_modules(tmp_path, ["Transformer", "Pooling"], old=True)[1], "last", SIZE, old=True)
     with LLM(tmp_path, use_tqdm=False) as model, pytest.raises(RequestError, match="makes vectors and reads no pairs"):
         model.rerank(QUERY, DOCUMENTS)
+
+
+def test_heads_of_labels_are_not_packed(folder: Path, tmp_path: Path) -> None:
+    made = classifier(folder, tmp_path / "made", 2)
+    with pytest.raises(ConfigError, match="no room for the scores of labels"):
+        pack_model(made, tmp_path / "packed")

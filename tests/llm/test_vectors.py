@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from infinilm import LLM, ConfigError, ReferenceModel, RequestError, WeightError
+from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.cli.describe import describe_vectors
 from infinilm.planning.memory import plan_model
 from infinilm.pooling.recipe import POOLINGS, VectorRecipe
@@ -320,3 +321,13 @@ def test_info_tells(folder: Path, tmp_path: Path) -> None:
     write_prompts(tmp_path, {"query": "Q: "})
     told = describe_vectors(plan_model(tmp_path))
     assert told["pooling"] == "last" and told["source"] == "modules.json" and told["prompts"] == ["query"]
+
+
+def test_packed_folders_keep_what_is_said(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    places = write_modules(source, ["Transformer", "Pooling", "Dense"], old=False)
+    write_pooling(places[1], "max", SIZE, old=False)
+    write_dense(places[2], WEIGHTS[0], BIAS, IDENTITY)
+    with open_llm(source) as model, open_llm(pack_model(source, tmp_path / "packed")) as packed:
+        assert packed.embed(TEXTS).tobytes() == model.embed(TEXTS).tobytes()

@@ -104,7 +104,7 @@ def test_what_an_embedder_refuses(embedder: LLM) -> None:
         assert ask(host, "/v1/embeddings", input="x")
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
 def test_rerank(reranker: LLM, path: str) -> None:
     expected = reranker.rerank(QUERY, DOCUMENTS)
     with hosted(reranker) as host:
