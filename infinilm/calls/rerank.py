@@ -74,6 +74,16 @@ class RerankMethods:
             self, prompts: Sequence[PromptDict], *, lora: str | None = None
         ) -> list[Classification]: ...
 
+    @property
+    def task(self) -> str:
+        """What the checkpoint is made for, by its class and its files: "generate", "embed", "classify" or "rerank"."""
+        if self._labels is not None:
+            return "rerank" if len(self._labels.recipe.names) == 1 else "classify"
+        recipe = self.vectors.recipe
+        if recipe.yes_no is not None:
+            return "rerank"
+        return "embed" if recipe.source or self.config.head == "none" else "generate"
+
     def rerank(
         self,
         query: str,
@@ -165,12 +175,11 @@ class RerankMethods:
         truncate: bool | int = False,
     ) -> list[PromptDict]:
         """Prompts of a query with each document, checked and tokenised; arguments and errors are those of `rerank`."""
-        recipe = self.vectors.recipe
-        if self._labels is not None and len(self._labels.recipe.names) != 1:
+        if self.task == "classify" and self._labels is not None:
             raise RequestError(
                 f"a reranker has one label, and this model has {len(self._labels.recipe.names)}: use classify()"
             )
-        if self._labels is None and (self.config.head != "lm_head" or (recipe.source and recipe.yes_no is None)):
+        if self.task == "embed":
             raise RequestError("this checkpoint makes vectors and reads no pairs: use embed() and similarity()")
         if self._labels is None:
             self._yes_no()

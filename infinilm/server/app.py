@@ -399,6 +399,7 @@ def _model_entry(service: Service, name: str) -> dict[str, Any]:
         "root": base,
         **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": service.llm.max_model_len,
+        "task": service.llm.task,
     }
 
 

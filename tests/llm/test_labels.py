@@ -80,6 +80,7 @@ def test_scores_of_labels(labelled: LLM, folder: Path) -> None:
 
 
 def test_what_a_model_with_labels_refuses(labelled: LLM, llm: LLM) -> None:
+    assert (labelled.task, llm.task) == ("classify", "generate")
     with pytest.raises(RequestError, match=r"LlamaForSequenceClassification has no lm_head.*classify\(\) or rerank"):
         labelled.generate("the")
     with pytest.raises(RequestError, match=r"has 3: use classify\(\)"):
@@ -137,6 +138,7 @@ def test_rerank_by_one_label(folder: Path, tmp_path: Path) -> None:
     )
     tokenizer.save(str(made / "tokenizer.json"))
     with LLM(made, use_tqdm=False) as model:
+        assert model.task == "rerank"
         ranking = model.rerank(QUERY, DOCUMENTS)
         by_index = {one.index: one for one in ranking}
         for i, document in enumerate(DOCUMENTS):

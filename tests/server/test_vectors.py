@@ -61,6 +61,7 @@ def refused(host: Hosted, path: str, **body: Any) -> tuple[str, str]:
 def test_vectors_by_the_checkpoint(embedder: LLM) -> None:
     texts = ["the ant", "an inn"]
     with hosted(embedder) as host:
+        assert httpx.get(f"{host.url}/v1/models").json()["data"][0]["task"] == "embed"
         client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="x")
         got = client.embeddings.create(model="tiny", input=texts, dimensions=9, extra_body={"prompt_name": "query"})
         expected = embedder.embed(texts, dimensions=9, prompt_name="query")
