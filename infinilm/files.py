@@ -17,7 +17,16 @@ from typing import Any, BinaryIO
 
 from infinilm.errors import ConfigError, InfinilmError
 
-__all__ = ["open_regular", "os_errors", "parse_json", "read_bytes", "read_json", "read_optional_json", "read_text"]
+__all__ = [
+    "open_regular",
+    "os_errors",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "read_json_list",
+    "read_optional_json",
+    "read_text",
+]
 
 MAX_BYTES = 64 * 1024 * 1024
 """The limit of a file that is read whole. The largest ones in use, indexes of shards, have a few megabytes."""
@@ -97,6 +106,14 @@ def read_json(path: Path, *, error: type[InfinilmError] = ConfigError, strict: b
     return parse_json(read_bytes(path, error=error), str(path), error=error, strict=strict)
 
 
+def read_json_list(path: Path) -> list[Any]:
+    """Return the JSON list in a file; raises as `read_json`."""
+    value = _parse(read_bytes(path), str(path), ConfigError, {})
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: must hold a JSON list; got a {type(value).__name__}; {FETCH_AGAIN}")
+    return value
+
+
 def read_optional_json(path: Path) -> dict[str, Any]:
     """Return what `read_json` returns, or `{}` when there is no such file."""
     try:
@@ -121,8 +138,15 @@ def parse_json(
         Refuse what JSON leaves open, too: keys that appear twice, NaN and infinities.
     """
     hooks: dict[str, Any] = {"object_pairs_hook": _no_duplicates, "parse_constant": _no_constant} if strict else {}
+    value = _parse(raw, where, error, hooks)
+    if not isinstance(value, dict):
+        raise error(f"{where}: must hold a JSON object; got a {type(value).__name__}; {FETCH_AGAIN}")
+    return value
+
+
+def _parse(raw: bytes, where: str, error: type[InfinilmError], hooks: dict[str, Any]) -> Any:
     try:
-        value = json.loads(raw.decode("utf-8-sig"), **hooks)
+        return json.loads(raw.decode("utf-8-sig"), **hooks)
     except UnicodeDecodeError as cause:
         raise error(f"{where}: not UTF-8 at byte {cause.start}; {FETCH_AGAIN}") from cause
     except json.JSONDecodeError as cause:
@@ -133,9 +157,6 @@ def parse_json(
         raise error(f"{where}: not valid JSON: nested too deeply; {FETCH_AGAIN}") from cause
     except ValueError as cause:  # an integer of thousands of digits, and our own
         raise error(f"{where}: not valid JSON: {cause}; {FETCH_AGAIN}") from cause
-    if not isinstance(value, dict):
-        raise error(f"{where}: must hold a JSON object; got a {type(value).__name__}; {FETCH_AGAIN}")
-    return value
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -179,7 +179,6 @@ _ATTRIBUTES = MappingProxyType(
     {
         "LLM": {
             "encode": "tokenize() gives token ids, embed() gives vectors",
-            "classify": "classification heads are not available in this version; score() compares labels",
             "beam_search": "beam search is not available in this version",
             "sleep": "close() frees everything, and another LLM loads it again",
             "wake_up": "close() frees everything, and another LLM loads it again",

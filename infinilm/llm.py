@@ -24,7 +24,10 @@ from infinilm.cache import CacheConfig
 from infinilm.calls import streams
 from infinilm.calls.chats import ChatMethods
 from infinilm.calls.handle import Request
+from infinilm.calls.labels import LabelMethods, LabelScorer
+from infinilm.calls.rerank import RerankMethods
 from infinilm.calls.scores import ScoreMethods
+from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class LLM(ChatMethods, ScoreMethods, OfThisProcess):
+class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -237,6 +240,7 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
+        self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
         spec = build_spec(
             plan.config,
             dtype=plan.dtype,
@@ -269,6 +273,8 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
             self._engine.finish_loading()
             if others:
                 self._engine = others.engine(self._engine)
+            has_labels = plan.config.head == "score"
+            self._labels = LabelScorer.from_model(plan.path, plan.config.hidden_size) if has_labels else None
             self._adapters = Adapters(self._engine)
             self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():

@@ -18,10 +18,12 @@ from infinilm.errors import RequestError
 __all__ = [
     "AnswerPart",
     "AnswerPiece",
+    "Classification",
     "CompletionOutput",
     "Delta",
     "EngineMetrics",
     "Logprob",
+    "RankedDocument",
     "RequestMetrics",
     "RequestOutput",
     "Score",
@@ -512,6 +514,56 @@ def perplexity_of(total: float, count: int) -> float:
     """Perplexity of `count` tokens whose log-probabilities sum up to `total`; infinite beyond what a float holds."""
     mean = -total / count
     return math.exp(mean) if mean < 709 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a head of labels says of a text.
+
+    Attributes
+    ----------
+    scores : tuple of float
+        One for each label, in the order of `labels`.
+    labels : tuple of str
+        Those of `id2label` in config.json.
+    num_tokens : int
+        Tokens of the text.
+    """
+
+    scores: tuple[float, ...]
+    labels: tuple[str, ...]
+    num_tokens: int
+
+    @property
+    def label(self) -> str:
+        """The label with the highest score, of equal ones the first."""
+        return self.labels[self.scores.index(self.score)]
+
+    @property
+    def score(self) -> float:
+        """The highest score."""
+        return max(self.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """How well a document fits a query.
+
+    Attributes
+    ----------
+    index : int
+        Its number among the documents of the call.
+    score : float
+        The larger, the better; of most models in [0, 1].
+    document : str
+    num_tokens : int
+        Tokens of query, document and what stands around them.
+    """
+
+    index: int
+    score: float
+    document: str
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.calls.streams import arun_prompts, run_prompts
+from infinilm.pooling.recipe import TextRules
 from infinilm.progress import progress_bar
-from infinilm.requests.prompts import Prompt, Prompts, RequestMaker, as_prompts
+from infinilm.requests.prompts import PLAIN, Prompt, Prompts, RequestMaker, as_prompts
 from infinilm.requests.reducers import HiddenPool, PromptLogprobs
 from infinilm.requests.request import PromptRequest
 from infinilm.requests.source import RequestSource
@@ -34,6 +35,7 @@ def reduce_prompts(
     *,
     lora: str | None,
     hidden: bool = False,
+    rules: TextRules = PLAIN,
     description: str = "",
 ) -> Reduced[Reducer]:
     """Run prompts as one batch; returns text (or None), token ids and what took its logits or hidden states.
@@ -46,6 +48,8 @@ def reduce_prompts(
         The adapter that they run through.
     hidden : bool
         Hidden states after the final norm instead of logits.
+    rules : TextRules
+        What becomes of texts.
     description : str
         What a progress bar says is done; empty: none is shown.
 
@@ -54,7 +58,7 @@ def reduce_prompts(
     RequestError
         A prompt that can never be served. Nothing was run then, unless the prompts are source from an iterator.
     """
-    reduced, source = _source_of(requests, prompts, make, lora, hidden)
+    reduced, source = _source_of(requests, prompts, make, lora, hidden, rules)
     with progress_bar(source.total, description, "prompt", wanted=bool(description) and source.total != 0) as advance:
         run_prompts(thread, source, advance)
     return reduced
@@ -68,9 +72,10 @@ async def areduce_prompts(
     *,
     lora: str | None,
     hidden: bool = False,
+    rules: TextRules = PLAIN,
 ) -> Reduced[Reducer]:
     """`reduce_prompts` for asyncio. Cancelling the task cancels the prompts."""
-    reduced, source = _source_of(requests, prompts, make, lora, hidden)
+    reduced, source = _source_of(requests, prompts, make, lora, hidden, rules)
     await arun_prompts(thread, source)
     return reduced
 
@@ -81,14 +86,17 @@ def _source_of(
     make: Callable[[npt.NDArray[np.int32]], Reducer],
     lora: str | None,
     hidden: bool,
+    rules: TextRules,
 ) -> tuple[Reduced[Reducer], RequestSource[PromptRequest]]:
     """A list that gets an entry for each prompt that is read, and the requests that fill these in."""
+    if not hidden:
+        requests.check_writes()
     reduced: Reduced[Reducer] = []
     adapter = requests.adapters.get(lora)
     given = as_prompts(prompts)
 
     def read(numbered: tuple[int, Prompt]) -> Reducing[Reducer]:
-        text, ids = requests.read(numbered[1], f"prompt {numbered[0]}", room=0)
+        text, ids = requests.read(numbered[1], f"prompt {numbered[0]}", room=0, rules=rules)
         reduced.append((text, ids, make(ids)))
         return reduced[-1]
 

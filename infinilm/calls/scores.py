@@ -1,4 +1,4 @@
-"""The methods of `LLM` for prompts without an answer: logits, log-probabilities, perplexity and vectors."""
+"""The methods of `LLM` for prompts without an answer: logits, log-probabilities and perplexity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.calls.reduce import areduce_prompts, reduce_prompts
+from infinilm.calls.reduce import reduce_prompts
 from infinilm.calls.streams import run_prompts
 from infinilm.calls.windows import sliding_windows
 from infinilm.checks import as_integer
@@ -17,7 +17,7 @@ from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import Score, perplexity_of
 from infinilm.requests.prompts import Prompts, RequestMaker
-from infinilm.requests.reducers import HiddenPool, PromptLogprobs
+from infinilm.requests.reducers import PromptLogprobs
 from infinilm.requests.request import PromptRequest
 from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams
@@ -40,7 +40,6 @@ class ScoreMethods:
     _thread: EngineThread
     _requests: RequestMaker
     _adapters: Adapters
-    _has_all_stages: bool
 
     def forward(self, input_ids: TokenIds, *, lora: str | None = None) -> npt.NDArray[np.float32]:
         """Logits of every position of one prompt, float32 [num_tokens, vocab_size]; no cache is kept.
@@ -59,6 +58,7 @@ class ScoreMethods:
         EngineDeadError
             The `LLM` is closed, or a rank has failed.
         """
+        self._requests.check_writes()
         ids = self._requests.check_ids(input_ids, "input_ids", room=0)
         out = np.empty((len(ids), self.config.vocab_size), np.float32)
 
@@ -197,42 +197,3 @@ class ScoreMethods:
             for logprob in score.logprobs[counted - begin :]
         ]
         return perplexity_of(math.fsum(logprobs), len(logprobs))
-
-    def embed(
-        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None, use_tqdm: bool = True
-    ) -> npt.NDArray[np.float32]:
-        """Vectors of texts, of length 1, of hidden states after the final norm: float32 [num_prompts, hidden_size].
-
-        `pooling`: the "mean" of all tokens, or the "last" one, as the model was trained. Vectors do not depend on what
-        else runs. `lora`: the adapter that they run through. `use_tqdm`: show a progress bar on a terminal or in a
-        notebook. RequestError: a prompt that can never be served, another pooling, or no such adapter; nothing has run
-        then.
-        """
-        reduced = reduce_prompts(
-            self._thread,
-            self._requests,
-            prompts,
-            lambda _: self._hidden_pool(pooling),
-            lora=lora,
-            hidden=True,
-            description="embedding" if use_tqdm else "",
-        )
-        return self._vectors([pool for _, _, pool in reduced])
-
-    async def aembed(
-        self, prompts: Prompts, pooling: str = "mean", *, lora: str | None = None
-    ) -> npt.NDArray[np.float32]:
-        """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        done = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: self._hidden_pool(pooling), lora=lora, hidden=True
-        )
-        return self._vectors([pool for _, _, pool in done])
-
-    def _vectors(self, pools: list[HiddenPool]) -> npt.NDArray[np.float32]:
-        vectors = [pool.vector() for pool in pools]  # an empty list without prompts
-        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-
-    def _hidden_pool(self, pooling: str) -> HiddenPool:
-        if not self._has_all_stages:  # the last one has what is pooled
-            raise RequestError("embeddings need all stages of the model in one process")
-        return HiddenPool(pooling)

@@ -19,6 +19,7 @@ from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
+from infinilm.checkpoint.heads import LABEL_TENSORS
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
@@ -157,10 +158,10 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
         )
 
 
-def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mapping[str, str]) -> None:
+def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mapping[str, str], head: str) -> None:
     """Compare headers with the expected set.
 
-    `packed_dtypes`: of the tensors of packed linears; others have any floating dtype.
+    `packed_dtypes`: of the tensors of packed linears; others have any floating dtype. `head`: see `ModelConfig.head`.
 
     Raises
     ------
@@ -170,7 +171,7 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
     stored, expected = checkpoint.tensors, found.shapes
     missing = [name for name in expected if name not in stored]
     skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
-    known = {*expected, *skipped, *found.not_read}
+    known = {*expected, *skipped, *found.not_read, *(LABEL_TENSORS if head == "score" else ())}
     unexpected = [name for name in stored if name not in known]
     if isinstance(checkpoint, QuantisedCheckpoint):
         zeros = [name for name in unexpected if checkpoint.is_zero_bias(name)]
@@ -209,7 +210,7 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
         raise WeightError(
             f"{checkpoint.path}: the weights do not fit the model:{''.join(report)}\n  Likely cause: {causes}"
         )
-    if isinstance(checkpoint, Checkpoint):
+    if isinstance(checkpoint, Checkpoint) and head == "lm_head":
         for name in skipped:
             _check_tied(checkpoint, name, found)
     if skipped:
@@ -294,6 +295,7 @@ def load_weights(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
+    head = "lm_head" if config is None else config.head
     packed_dtypes: Mapping[str, str] = {}
     if checkpoint.packed:
         checkpoint.packed.check_dtype(dtype)
@@ -305,7 +307,7 @@ def load_weights(
         found = checkpoint.find(expected)
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
-    _match(checkpoint, found, packed_dtypes)
+    _match(checkpoint, found, packed_dtypes, head)
     own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None
     # Stages in other processes have the rest: neither read nor converted here.
     sources = {name: source for name, source in found.sources.items() if own is None or name in own}

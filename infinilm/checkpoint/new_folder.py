@@ -17,6 +17,7 @@ from infinilm.errors import ConfigError, DeviceError
 from infinilm.files import read_json
 from infinilm.gguf.file import is_gguf
 from infinilm.model_files import MODEL_FILES, read_model_file
+from infinilm.pooling.recipe import read_modules
 
 __all__ = ["check_room", "copy_texts", "new_folder", "weights_file"]
 
@@ -40,7 +41,7 @@ def new_folder(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         for entry in path.iterdir():
-            entry.unlink()
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         if not existed:
             path.rmdir()
         raise
@@ -58,6 +59,10 @@ def copy_texts(source: Path, out: Path, dtype: str) -> None:
                 continue  # it describes a quantisation that the new weights do not have
             if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
                 shutil.copyfile(entry, out / entry.name)
+        for module in read_modules(source):
+            if module.folder != source:
+                place = out / module.folder.relative_to(source)
+                shutil.copytree(module.folder, place, dirs_exist_ok=True)
     config = read_json(out / "config.json")
     changed = False
     for part in (config, config.get("text_config")):

@@ -122,6 +122,8 @@ def pack_model(
     config = AutoConfig.from_pretrained(source)
     if quantization == "fp8":
         raise ConfigError("quantization='fp8' works on GPUs, and weights are packed for CPUs; pass 'int8' or 'int4'")
+    if config.head == "score":
+        raise ConfigError(f"{source}: packed folders have no room for the scores of labels; load it as it is")
     with open_checkpoint(source) as checkpoint:
         if checkpoint.packed:
             raise ConfigError(f"{source} is packed already; pass the checkpoint that it was packed from")

@@ -36,7 +36,7 @@ from infinilm.hub import (
 
 __all__ = ["Headers", "open_headers"]
 
-_CONFIG = ("*config*.json", "*.index.json")
+_CONFIG = ("*config*.json", "*.index.json", "modules.json")
 _BLOCK = 1 << 17  # bytes of a request; of most safetensors files, the whole header
 _MOST_CONNECTIONS = 8
 _PEEKED = tuple({part for layout in LAYOUTS.values() for part in layout.peek})  # shapes of quantised weights

@@ -21,6 +21,7 @@ from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.planning.memory import ModelPlan, plan_headers
 from infinilm.planning.sizes import format_bytes
 from infinilm.planning.stages import StageMemory
+from infinilm.pooling import VectorRecipe
 from infinilm.sampling_params import SamplingParams
 from infinilm.scheduling.block_manager import DEFAULT_BLOCK_SIZE
 from infinilm.text.generation_config import GenerationConfig
@@ -96,6 +97,22 @@ def describe_model(plan: ModelPlan, name: str | None = None) -> dict[str, Any]:
         **_describe_weights(plan),
         "memory": describe_memory(plan),
         "sampling": describe_sampling(plan),
+        "vectors": describe_vectors(plan),
+    }
+
+
+def describe_vectors(plan: ModelPlan) -> dict[str, Any]:
+    """How the model makes vectors, and which file says so."""
+    recipe = VectorRecipe.from_model(plan.path, plan.config.hidden_size)
+    return {
+        "pooling": recipe.pooling,
+        "size": recipe.size(plan.config.hidden_size),
+        "normalize": recipe.normalize,
+        "prompts": list(recipe.prompts),
+        "default_prompt_name": recipe.default_prompt_name,
+        "similarity": recipe.similarity,
+        "max_tokens": recipe.max_tokens,
+        "source": recipe.source,
     }
 
 
@@ -151,8 +168,17 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             *(["          has an MTP head, which drafts with speculation mtp"] if model["has_mtp_head"] else []),
             *(f"memory    {line}" for line in _fit_lines(model)),
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
+            f"vectors   {_vector_line(model['vectors'])}",
         ]
     return lines
+
+
+def _vector_line(vectors: Mapping[str, Any]) -> str:
+    parts = [f"{vectors['pooling']} pooling", f"{vectors['size']} elements"]
+    parts += ["scaled to length 1"] if vectors["normalize"] else []
+    parts += [f"prompts {', '.join(vectors['prompts'])}"] if vectors["prompts"] else []
+    parts += [f"at most {vectors['max_tokens']} tokens"] if vectors["max_tokens"] else []
+    return f"{', '.join(parts)}, {'as ' + vectors['source'] + ' says' if vectors['source'] else 'by default'}"
 
 
 def _fit_lines(model: Mapping[str, Any]) -> list[str]:

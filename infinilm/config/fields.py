@@ -51,6 +51,11 @@ class ModelFields(LayerShapeConfig, LatentConfig, ShortConvConfig, DeltaConfig, 
         raise NotImplementedError
 
     @property
+    def head(self) -> str:
+        """What the class has behind the last norm: "lm_head", "score" or "none"."""
+        raise NotImplementedError
+
+    @property
     def rope_parameters(self) -> Mapping[str, Any]:
         """The kind of RoPE and its numbers."""
         raise NotImplementedError

@@ -100,7 +100,8 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         residual_multiplier=float(config.residual_multiplier),
         logit_multiplier=1 / float(config.logits_scaling),
         logit_cap=float(config.final_logit_softcapping or 0),
-        tie_word_embeddings=config.tie_word_embeddings,
+        # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
+        tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         ropes=ropes.tables,

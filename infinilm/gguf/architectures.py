@@ -74,7 +74,7 @@ NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 
-# Keys that change nothing, or that `config.py` reads by itself.
+# Keys that change nothing for `config.py`, or that it reads by itself; `infinilm.pooling` reads pooling_type.
 INERT_KEYS = frozenset(
     """
     vocab_size attention.value_length tensor_data_layout rope.dimension_count rope.scaling.type

@@ -114,7 +114,7 @@ def plan_model(
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
-    from infinilm.checkpoint.opening import open_checkpoint
+    from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
     from infinilm.checkpoint.sources import has_mtp_head
@@ -132,6 +132,8 @@ def plan_model(
     path = resolve_model(model, revision, use_tqdm=use_tqdm)
     config = AutoConfig.from_pretrained(path)
     checkpoint = None if load_format == "dummy" else open_checkpoint(path)  # only the headers are read
+    if checkpoint is not None:
+        drop_absent_head(config, checkpoint)
     stored = config.dtype if checkpoint is None else checkpoint.checkpoint_dtype()
     packed = None if checkpoint is None else checkpoint.packed
     _check_num_ranks(config, tensor_parallel_size)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
+from infinilm.pooling.recipe import TextRules
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.request import Completion, GenerationRequest
@@ -49,6 +50,7 @@ Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Iterable[Prompt]
 """One or several. An iterable without a length, such as a generator, is read as the engine has room for more."""
 Conversations = Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
+PLAIN = TextRules()
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts of a call, or one for each prompt; None: the model's defaults."""
 MakeAnswer = Callable[[str], ChoiceMaker]
@@ -148,6 +150,7 @@ class RequestMaker:
         RequestError
             A prompt can never be served.
         """
+        self.check_writes()
         source = as_prompts(prompts)
         each: Iterable[SamplingParams]
         if params is None or isinstance(params, SamplingParams):
@@ -185,16 +188,33 @@ class RequestMaker:
             return self._max_open
         return min(self._max_open, 4 * (self._max_open - self._limits.max_queued_seqs))
 
-    def read(self, prompt: Prompt, name: str, room: int) -> tuple[str | None, npt.NDArray[np.int32]]:
+    def read(
+        self, prompt: Prompt, name: str, room: int, rules: TextRules = PLAIN
+    ) -> tuple[str | None, npt.NDArray[np.int32]]:
         """Text (or None) and token ids [num_tokens] of a prompt; `room` tokens must be left for the output.
 
-        RequestError: see `check_ids`.
+        `rules`: what becomes of the text, and how many tokens it may have. RequestError: see `check_ids`.
         """
         text, ids = _text_and_ids(prompt, name)
+        most = min(rules.max_tokens or self._max_model_len, self._max_model_len)
         if text is not None and ids is None:
-            ids = self._encode(text, name, room, add_special_tokens=True)
-        array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids")
+            text = rules.apply(text)
+            if rules.truncate:
+                ids = self._tokenizer.encode_within([text], most)
+            else:
+                ids = self._encode(text, name, room, add_special_tokens=True)
+        elif rules.truncate and isinstance(cut := host_array(ids), (list, np.ndarray)):
+            ids = cut[:most]
+        array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids", most=most)
         return text, array
+
+    def check_writes(self) -> None:
+        """RequestError: the model has no lm_head, so that no text and no log-probability can come of it."""
+        if self._config.head != "lm_head":
+            makes = "vectors: use embed()" if self._config.head == "none" else "labels: use classify() or rerank()"
+            raise RequestError(
+                f"prompt: {self._config.architectures[0]} has no lm_head and writes no text; it makes {makes}"
+            )
 
     def read_pairs(self, prompts: Prompts, continuations: Prompts) -> list[tuple[PromptDict, int]]:
         """Prompts with continuations behind them, and which of their tokens is the first that counts.
@@ -290,11 +310,21 @@ class RequestMaker:
         return list(prompts) if isinstance(messages, Sized) else prompts
 
     def check_ids(
-        self, ids: TokenIds | None, name: str, room: int, *, expected: str = "a flat list of token ids"
+        self,
+        ids: TokenIds | None,
+        name: str,
+        room: int,
+        *,
+        expected: str = "a flat list of token ids",
+        most: int | None = None,
     ) -> npt.NDArray[np.int32]:
-        """Token ids as an array, or a RequestError; `room` tokens must be left for the output."""
+        """Token ids as an array, or a RequestError; `room` tokens must be left for the output, `most` may there be."""
         array = check_token_ids(ids, name, self._config.vocab_size, expected=expected)
         self._check_length(array.size, f"{array.size}", name, room)
+        if most is not None and array.size > most:
+            raise RequestError(
+                f"{name} has {array.size} tokens; {most} may there be: shorten it, or pass truncate=True"
+            )
         return array
 
     def _encode(self, text: str, name: str, room: int, *, add_special_tokens: bool) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import RequestError
 from infinilm.outputs import Logprob, TokenBytes, name_logprobs
 from infinilm.requests import logits as lg
 
@@ -17,30 +18,42 @@ Float32Array = npt.NDArray[np.float32]
 class HiddenPool:
     """One vector of the hidden states of a prompt, which come in chunks; it does not depend on where these end.
 
+    Sums are made in float64, from the first token to the last.
+
     Parameters
     ----------
     pooling : str
-        "mean" of all tokens, or "last" token. RequestError: neither.
+        "mean" of all tokens; "cls", the first token; "last" token; "max" of each element; "weightedmean", in which
+        token i, from 1 on, counts i times; "mean_sqrt_len", the sum divided by the root of the number of tokens.
     """
 
     def __init__(self, pooling: str) -> None:
-        if pooling not in ("mean", "last"):
-            raise RequestError(f"pooling must be 'mean' or 'last', got {pooling!r}")
-        self._takes_mean = pooling == "mean"
-        self._sum: npt.NDArray[np.float64] | None = None
+        self._pooling = pooling
+        self._kept: npt.NDArray[Any] | None = None  # the sum, or the row that counts
+        self._num_rows = 0
 
     def take(self, first: int, rows: Float32Array) -> None:
         """Read the states of positions `first`..., [num_rows, hidden_size]."""
-        if not self._takes_mean:
-            self._sum = rows[-1].astype(np.float64)
-            return
-        for row in rows:  # one after another: the order of the sum is that of the tokens
-            self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
+        self._num_rows = first + len(rows)
+        kept = self._kept
+        if self._pooling == "last" or (self._pooling == "cls" and kept is None):
+            self._kept = rows[-1 if self._pooling == "last" else 0].copy()
+        elif self._pooling == "max":
+            best = rows.max(0)
+            self._kept = best if kept is None else np.maximum(kept, best)
+        elif self._pooling != "cls":
+            total = np.zeros(rows.shape[1]) if kept is None else kept
+            for position, row in enumerate(rows, first + 1):
+                total += row * np.float64(position) if self._pooling == "weightedmean" else row
+            self._kept = total
 
     def vector(self) -> Float32Array:
-        """The pooled vector, scaled to length 1, [hidden_size]."""
-        assert self._sum is not None
-        return (self._sum / max(float(np.linalg.norm(self._sum)), 1e-300)).astype(np.float32)
+        """The pooled vector, [hidden_size]."""
+        assert self._kept is not None
+        count = self._num_rows
+        divisor = {"mean": count, "weightedmean": count * (count + 1) / 2, "mean_sqrt_len": count**0.5}
+        vector: Float32Array = (self._kept / divisor.get(self._pooling, 1)).astype(np.float32)
+        return vector
 
 
 class PromptLogprobs:

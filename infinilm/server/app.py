@@ -24,11 +24,20 @@ from infinilm.server.blocks import BlockBuilder, BlockStream
 from infinilm.server.bodies import ApiError, UnknownFields
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
-from infinilm.server.embeddings import embeddings, read_embedding
+from infinilm.server.embeddings import EmbeddingCall, embeddings, pooled, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
 from infinilm.server.messages import read_message
 from infinilm.server.openapi import description
 from infinilm.server.page import chat_page
+from infinilm.server.rankings import (
+    PairCall,
+    classified,
+    read_classify,
+    read_rerank,
+    read_score,
+    reranked,
+    scored,
+)
 from infinilm.server.records import NO_HANDLER
 from infinilm.server.replica import Resumption, identity
 from infinilm.server.responses import read_response
@@ -143,16 +152,65 @@ async def _count_tokens(service: Service, request: Request) -> Response:
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
+    return await _vectors(service, request, embeddings)
+
+
+async def _pooling(service: Service, request: Request) -> Response:
+    return await _vectors(service, request, pooled)
+
+
+async def _vectors(
+    service: Service, request: Request, answer: Callable[[EmbeddingCall, Any], dict[str, Any]]
+) -> Response:
     call = await _read(service, request, read_embedding)
-    llm = service.llm
+    llm, adapter = service.llm, service.adapter_of(call.model)
+    work = partial(llm.aembed, call.prompts, **call.settings, lora=adapter)
+    return await _at_once(service, request, call.num_tokens, "input", work, partial(answer, call))
 
-    async def work() -> Response:
-        with bad_request("input"):
-            vectors = await llm.aembed(call.prompts, call.pooling, lora=service.adapter_of(call.model))
-        return await asyncio.to_thread(lambda: JSONResponse(embeddings(call, vectors)))
 
-    with service.admitted(call.num_tokens):
-        return await service.attended(request.receive, work())
+async def _rerank(service: Service, request: Request) -> Response:
+    return await _pairs(service, request, read_rerank, reranked)
+
+
+async def _score(service: Service, request: Request) -> Response:
+    return await _pairs(service, request, read_score, scored)
+
+
+async def _pairs(
+    service: Service,
+    request: Request,
+    read: Reader[PairCall],
+    answer: Callable[[PairCall, list[float]], dict[str, Any]],
+) -> Response:
+    call = await _read(service, request, read)
+    work = partial(service.llm.ascore_pairs, call.pairs, lora=service.adapter_of(call.model))
+    return await _at_once(service, request, call.num_tokens, "documents", work, partial(answer, call))
+
+
+async def _classify(service: Service, request: Request) -> Response:
+    call = await _read(service, request, read_classify)
+    adapter = service.adapter_of(call.model)
+    work = partial(service.llm.aclassify, call.prompts, activation=call.activation, lora=adapter)
+    return await _at_once(service, request, call.num_tokens, "input", work, partial(classified, call))
+
+
+async def _at_once(
+    service: Service,
+    request: Request,
+    num_tokens: int,
+    param: str,
+    work: Callable[[], Awaitable[T]],
+    answer: Callable[[T], dict[str, Any]],
+) -> Response:
+    """Answer with what comes of `work`, about prompts of so many tokens in the field `param`."""
+
+    async def response() -> Response:
+        with bad_request(param):
+            result = await work()
+        return await asyncio.to_thread(lambda: JSONResponse(answer(result)))  # many vectors take time
+
+    with service.admitted(num_tokens):
+        return await service.attended(request.receive, response())
 
 
 async def _blocks(
@@ -341,6 +399,7 @@ def _model_entry(service: Service, name: str) -> dict[str, Any]:
         "root": base,
         **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": service.llm.max_model_len,
+        "task": service.llm.task,
     }
 
 
@@ -451,6 +510,11 @@ _PATHS: Mapping[str, tuple[str, Handler]] = {
     "/v1/messages": ("POST", _message),
     "/v1/messages/count_tokens": ("POST", _count_tokens),
     "/v1/embeddings": ("POST", _embeddings),
+    "/pooling": ("POST", _pooling),
+    "/v1/rerank": ("POST", _rerank),
+    "/v2/rerank": ("POST", _rerank),  # Cohere's
+    "/v1/score": ("POST", _score),
+    "/classify": ("POST", _classify),
     "/v1/models": ("GET", _models),
     "/v1/load_lora_adapter": ("POST", _load_adapter),
     "/v1/unload_lora_adapter": ("POST", _unload_adapter),

@@ -1,8 +1,9 @@
-"""/v1/embeddings: texts in, vectors of the model at hand out."""
+"""/v1/embeddings and /pooling: texts in, vectors of the model at hand out."""
 
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +11,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.server.bodies import ApiError, Body, UnknownFields, one_of, text
+from infinilm.pooling.recipe import POOLINGS
+from infinilm.server.answers import new_id
+from infinilm.server.bodies import ApiError, Body, UnknownFields, boolean, integer, one_of, some_text, text
 from infinilm.server.sampling import HARMLESS
-from infinilm.server.service import PROMPTS, Service
+from infinilm.server.service import PROMPTS, Service, bad_request
 
-__all__ = ["EmbeddingCall", "embeddings", "read_embedding"]
+__all__ = ["EmbeddingCall", "embeddings", "list_answer", "pooled", "read_embedding", "take_truncation", "usage_of"]
 
 _MAX_INPUTS = 2048  # as OpenAI's
 
 
 @dataclass(slots=True)
 class EmbeddingCall:
-    """A checked request for vectors of some texts."""
+    """A checked request for vectors of some texts.
+
+    Attributes
+    ----------
+    prompts : list of lists of int
+    settings : mapping
+        Keywords of `LLM.aembed`.
+    is_base64 : bool
+    model : str
+    """
 
     prompts: list[list[int]]
-    pooling: str
+    settings: Mapping[str, Any]
     is_base64: bool
     model: str
 
@@ -34,18 +46,36 @@ class EmbeddingCall:
         return sum(map(len, self.prompts))
 
 
+def take_truncation(body: Body) -> bool | int:
+    """What `truncate_prompt_tokens` asks for, as vLLM has it: -1 for as many as the model takes."""
+    most = body.take("truncate_prompt_tokens", integer(-1))
+    if most == 0:
+        raise ApiError("truncate_prompt_tokens: expected -1 or at least 1, got 0", param="truncate_prompt_tokens")
+    return False if most is None else True if most == -1 else most
+
+
 def read_embedding(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> EmbeddingCall:
     """Check a body and tokenise its texts; runs outside the event loop. Raises ApiError that names the field."""
     body = Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))
     given = body.need("input", PROMPTS)
     form = body.take("encoding_format", one_of("float", "base64"))
-    pooling = body.take("pooling", one_of("mean", "last")) or "mean"
-    body.refuse("dimensions", "the vectors are those of the model, whole")
+    settings: dict[str, Any] = {
+        "pooling": body.take("pooling", one_of(*POOLINGS)),
+        "normalize": body.take("normalize", boolean),
+        "dimensions": body.take("dimensions", integer(1)),
+    }
+    prompt_name = body.take("prompt_name", some_text)
+    truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()
-    prompts = service.prompts("input", given, _MAX_INPUTS)
-    limit = service.llm.max_model_len
+    vectors = service.llm.vectors
+    with bad_request("model" if settings["dimensions"] is None else "dimensions"):
+        vectors.check(**settings)
+    with bad_request("prompt_name"):
+        rules = vectors.recipe.rules(prompt_name, truncate)
+    prompts = service.prompts("input", given, _MAX_INPUTS, rules=rules)
+    limit = min(rules.max_tokens or service.llm.max_model_len, service.llm.max_model_len)
     for i, ids in enumerate(prompts):
         if len(ids) > limit:
             raise ApiError(
@@ -54,17 +84,46 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
                 param="input",
                 details={"n_prompt_tokens": len(ids), "n_ctx": limit},
             )
-    return EmbeddingCall(prompts, pooling, form == "base64", model)
+    return EmbeddingCall(prompts, settings, form == "base64", model)
+
+
+def _encoded(call: EmbeddingCall, vectors: npt.NDArray[np.float32]) -> list[Any]:
+    if not call.is_base64:
+        listed: list[Any] = vectors.tolist()
+        return listed
+    return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+
+
+def list_answer(prefix: str, model: str, num_tokens: int, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """An answer in vLLM's form; `prefix`: of its id."""
+    return {
+        "id": new_id(prefix),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": usage_of(num_tokens),
+    }
+
+
+def usage_of(num_tokens: int) -> dict[str, int]:
+    """The usage of a call that writes nothing."""
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def embeddings(call: EmbeddingCall, vectors: npt.NDArray[np.float32]) -> dict[str, Any]:
-    """The answer; takes time for many vectors, [num_prompts, hidden_size]."""
-    listed: list[Any] = vectors.tolist()
-    if call.is_base64:
-        listed = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    """The answer; takes time for many vectors, [num_prompts, size]."""
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(listed)],
+        "data": [
+            {"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(_encoded(call, vectors))
+        ],
         "model": call.model,
-        "usage": {"prompt_tokens": call.num_tokens, "total_tokens": call.num_tokens},
+        "usage": usage_of(call.num_tokens),
     }
+
+
+def pooled(call: EmbeddingCall, vectors: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """The answer of /pooling, in vLLM's form."""
+    data = [{"object": "pooling", "index": i, "data": vector} for i, vector in enumerate(_encoded(call, vectors))]
+    return list_answer("pool-", call.model, call.num_tokens, data)

@@ -52,10 +52,16 @@ _GZIP = frozenset({"gzip", "x-gzip"})
 _OF_ZIPPED = frozenset({b"content-encoding", b"content-length"})  # headers that do not hold for the body any more
 
 _UNDER_V1 = frozenset(
-    {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "embeddings", "models"}
+    {
+        *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
+        *("embeddings", "rerank", "score", "models"),
+    }
 )
 _AT_THE_ROOT = frozenset(
-    {"health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics", "openapi.json"}
+    {
+        *("health", "live", "ping", "tokenize", "detokenize", "tokenizer_info", "version", "metrics", "openapi.json"),
+        *("pooling", "classify"),
+    }
 )
 
 OPEN_PATHS = frozenset({"/", "/health", "/live", "/ping"})  # need no key

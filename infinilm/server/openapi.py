@@ -19,6 +19,7 @@ from infinilm.server.completions import read_completion
 from infinilm.server.embeddings import read_embedding
 from infinilm.server.guard import OPEN_PATHS, error_body
 from infinilm.server.messages import read_message
+from infinilm.server.rankings import read_classify, read_rerank, read_score
 from infinilm.server.responses import read_response
 from infinilm.server.service import Service
 from infinilm.server.tokens import detokenize, tokenize
@@ -54,11 +55,18 @@ class _Route:
 
 _TEXT, _NUMBER, _LIST, _OBJECT = ({"type": kind} for kind in ("string", "integer", "array", "object"))
 _OF_CHOICES = {"id": _TEXT, "object": _TEXT, "created": _NUMBER, "model": _TEXT, "choices": _LIST, "usage": _OBJECT}
+_OF_LISTS = {"id": _TEXT, "object": _TEXT, "created": _NUMBER, "model": _TEXT, "data": _LIST, "usage": _OBJECT}
 _STATUS = {"status": {"enum": ["ok", "loading", "draining", "dead"]}}
 _HI = {"messages": [{"role": "user", "content": "Hi"}]}
 _ADAPTER = {"lora_name": "\n", "lora_path": "none"}  # a name that no adapter has or gets
 _THINKING = {"reasoning": {"effort": "low"}, "thinking": {"type": "enabled"}}
 
+_RERANK = _Route(
+    "Order documents by how well they answer a query",
+    {"id": _TEXT, "model": _TEXT, "usage": _OBJECT, "results": _LIST},
+    read_rerank,
+    ({"query": "q", "documents": ["d"]},),
+)
 _ROUTES: Mapping[str, _Route] = {
     "/v1/chat/completions": _Route(
         "Answer a conversation", _OF_CHOICES, read_chat, ({**_HI, **_THINKING, "stream_options": {}},), True
@@ -87,6 +95,11 @@ _ROUTES: Mapping[str, _Route] = {
         read_embedding,
         ({"input": [0]},),
     ),
+    "/pooling": _Route("Make vectors of texts, in vLLM's form", _OF_LISTS, read_embedding, ({"input": [0]},)),
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/v1/score": _Route("Score pairs of texts", _OF_LISTS, read_score, ({"text_1": "q", "text_2": "d"},)),
+    "/classify": _Route("Score the labels of texts", _OF_LISTS, read_classify, ({"input": [0]},)),
     "/v1/models": _Route("List the model and its adapters", {"object": _TEXT, "data": _LIST}),
     "/v1/models/{model}": _Route("Describe one of them", {"id": _TEXT, "object": _TEXT, "max_model_len": _NUMBER}),
     "/v1/load_lora_adapter": _Route("Load an adapter, where --lora-folder allows it", {}, load_adapter, (_ADAPTER,)),

@@ -29,7 +29,8 @@ from infinilm.errors import (
 )
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
-from infinilm.requests.prompts import Prompt
+from infinilm.pooling.recipe import TextRules
+from infinilm.requests.prompts import PLAIN, Prompt
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, Kind, UnknownFields, anything, text
 from infinilm.server.drain import Drainable
@@ -268,20 +269,30 @@ class Service(Drainable):
         """What a token adds to a text, special tokens as their names."""
         return self.tokenizer.token_bytes(token_id)
 
-    def prompts(self, name: str, value: object, most: int, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not."""
+    def prompts(
+        self, name: str, value: object, most: int, add_special_tokens: bool = True, rules: TextRules = PLAIN
+    ) -> list[list[int]]:
+        """Token ids of a field that is a text, a list of token ids, or a list of either; ApiError if it is not.
+
+        `rules`: what becomes of texts.
+        """
         several = isinstance(value, list) and not (value and type(value[0]) is int)
         items = value if isinstance(value, list) and several else [value]
         if not 1 <= len(items) <= most:
             raise ApiError(f"{name}: expected 1 to {most} texts or lists of token ids, got {len(items)}", param=name)
         result: list[list[int]] = []
+        limit = min(rules.max_tokens or self.llm.max_model_len, self.llm.max_model_len)
         for item in items:
             if isinstance(item, str):
-                self._check_length(item, name)
+                given = rules.apply(item)
                 with bad_request(name):
-                    result.append(self.llm.tokenize(item, add_special_tokens=add_special_tokens))
+                    if rules.truncate:
+                        result.append(self.tokenizer.encode_within([given], limit))
+                        continue
+                    self._check_length(given, name)
+                    result.append(self.llm.tokenize(given, add_special_tokens=add_special_tokens))
             elif isinstance(item, list) and all(type(token_id) is int for token_id in item):
-                result.append(item)
+                result.append(item[:limit] if rules.truncate else item)
             else:
                 raise ApiError(f"{name}: expected a text, a list of token ids, or a list of either", param=name)
         return result

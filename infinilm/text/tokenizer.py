@@ -9,7 +9,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -255,19 +255,46 @@ class Tokenizer:
         RequestError
             There is no tokenizer, the text holds lone surrogates (not valid Unicode), or the tokenizer fails on it.
         """
+        return self._encode([text], add_special_tokens=add_special_tokens)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts as one input, by the rules of the tokenizer; raises as `encode`."""
+        return self._encode([first, second], add_special_tokens=True)
+
+    def encode_within(self, texts: Sequence[str], most: int) -> list[int]:
+        """Return the token ids of one text or of a pair, at most so many: the end of the last text is left out.
+
+        Special tokens stay. Raises as `encode`, and RequestError where there is no room for a token of the last text.
+        """
+        whole = self._encode(texts, add_special_tokens=True)
+        if len(whole) <= most:
+            return whole
         backend = self._require()
-        if not isinstance(text, str):
-            raise TypeError(f"text must be str, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as UTF-8"
-            ) from error
+        parts = [backend.encode_batch([text], add_special_tokens=False)[0] for text in texts]
+        room = most - backend.num_special_tokens_to_add(len(parts) > 1) - sum(map(len, parts[:-1]))
+        if room < 1:
+            raise RequestError(f"a text cannot be cut to {most} tokens, as {most - room} of others stand beside it")
+        parts[-1].truncate(room)
+        return backend.post_process(parts[0], parts[1] if len(parts) > 1 else None).ids
+
+    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Token ids of one text, or of a pair."""
+        backend = self._require()
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(f"text must be str, got {type(text).__name__}")
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as "
+                    "UTF-8"
+                ) from error
+        given = texts[0] if len(texts) == 1 else tuple(texts)
         # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
         # of one gives the same ids, lets go of the GIL, and starts no threads.
         try:
-            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            return backend.encode_batch_fast([given], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
             raise RequestError(f"{self.source}: the text cannot be tokenised: {_library_error(error)}") from error
 

@@ -393,8 +393,8 @@ def test_mlp_layer_types_must_be_dense():
             "architecture 'JambaForCausalLM' is not supported: it has state space layers, which are not computed;",
         ),
         (
-            {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "'LlamaForSequenceClass",
+            {"architectures": ["LlamaForTokenClassification"], "model_type": "llama"},
+            "'LlamaForTokenClass",
         ),
         ({"architectures": [["x"]]}, r"architecture \['x'\] is not supported"),
         ({"architectures": 3}, "architectures must be a list of names; got 3"),

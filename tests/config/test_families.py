@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from infinilm._core import param_shapes
-from infinilm.config.families import FAMILIES, family_of, family_of_model_type
+from infinilm.config.families import FAMILIES, family_of, family_of_model_type, head_of
 from infinilm.config.json.model_config import LlamaConfig
 from infinilm.config.spec import build_spec, decoder_spec, shapes_of
 from infinilm.errors import ConfigError
@@ -239,9 +239,27 @@ def test_near_names_are_told() -> None:
     with pytest.raises(ConfigError, match=r"'qwen4' is not supported; did you mean 'qwen[23]'[?] docs/"):
         family_of_model_type("qwen4")
     with pytest.raises(ConfigError, match=r"did you mean 'Qwen2ForCausalLM'[?]"):
-        family_of("Qwen2ForSequenceClassification")
+        family_of("Qwen2ForTokenClassification")
     for family in FAMILIES.values():  # a reason is never that of a family that is supported
         assert "did you mean" in str(unsupported("model_type", f"{family.model_type}x", [family.model_type]))
+
+
+def test_classes_with_the_layers_of_a_family() -> None:
+    """The class of the layers alone, and that with scores of labels; the class with an lm_head is the row itself."""
+    for name, row, head in (
+        ("Qwen3Model", "Qwen3ForCausalLM", "none"),
+        ("LlamaForSequenceClassification", "LlamaForCausalLM", "score"),
+        ("Gemma3TextModel", "Gemma3ForCausalLM", "none"),
+        ("Qwen3ForCausalLM", "Qwen3ForCausalLM", "lm_head"),
+    ):
+        config = LlamaConfig(architectures=[name])
+        assert (config.architecture, config.head) == (row, head) == (family_of(name).architecture, head_of(name))
+        assert config.to_dict()["architectures"] == [name] and LlamaConfig(**config.to_dict()) == config
+        spec = build_spec(config, dtype="float32", max_model_len=8)
+        assert spec.tie_word_embeddings is (head != "lm_head" or config.tie_word_embeddings)
+    for name in ("BertModel", "ForSequenceClassification", "Model", "XForSequenceClassification"):
+        with pytest.raises(ConfigError, match="is not supported"):
+            family_of(name)
 
 
 # ------------------------------------------------------------------------------------------------- build_spec

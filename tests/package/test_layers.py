@@ -22,7 +22,7 @@ FLOORS = (
     ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
     ("gguf",),
     ("model_files", "hub"),
-    ("config", "text", "distributed"),
+    ("config", "text", "distributed", "pooling"),
     ("checkpoint", "cache"),
     ("engine", "generation", "lora", "speculation"),
     ("models", "scheduling"),

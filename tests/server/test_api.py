@@ -534,7 +534,13 @@ def test_embeddings(client: openai.OpenAI, demo: LLM, server: ServerProcess, hea
     np.testing.assert_allclose(by_default[0].embedding, expected[0], rtol=1e-6)
     last = client.embeddings.create(model="demo", input=texts, extra_body={"pooling": "last"}).data
     np.testing.assert_allclose(last[1].embedding, demo.embed(texts, "last")[1], rtol=1e-6)
-    for fields in ({"dimensions": 8}, {"input": []}, {"input": "word " * 600}, {"input": [[]]}, {"pooling": "max"}):
+    for fields in (
+        {"dimensions": 8000},
+        {"input": []},
+        {"input": "word " * 600},
+        {"input": [[]]},
+        {"pooling": "middle"},
+    ):
         answer = post(server, headers, "/v1/embeddings", **({"model": "demo", "input": "x"} | fields))
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == next(iter(fields))

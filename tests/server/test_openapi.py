@@ -18,6 +18,7 @@ from server.test_fields import PATHS
 ALL = {**{f"/v1/{path}": least for path, (_, _, least) in PATHS.items()}}
 ALL |= {
     "/v1/messages/count_tokens": {"messages": PATHS["messages"][2]["messages"]},
+    "/pooling": {"input": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
 }

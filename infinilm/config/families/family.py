@@ -10,7 +10,10 @@ from infinilm.config.families.names import LLAMA, TensorNames
 from infinilm.config.sublayers.experts import Routing
 from infinilm.config.sublayers.windows import WindowRule
 
-__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family"]
+__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family", "Head"]
+
+Head = Literal["lm_head", "score", "none"]
+"""What a class has behind the last norm: logits of the vocabulary, scores of labels, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from infinilm.config.families.dense import DENSE_FAMILIES
 from infinilm.config.families.experts import EXPERT_FAMILIES
-from infinilm.config.families.family import Family
+from infinilm.config.families.family import Family, Head
 from infinilm.config.families.latent import LATENT_FAMILIES
 from infinilm.config.families.multimodal import MULTIMODAL_FAMILIES
 from infinilm.config.families.norms import NORM_FAMILIES
@@ -22,7 +22,7 @@ from infinilm.config.families.shaped import SHAPED_FAMILIES
 from infinilm.config.families.state import STATE_FAMILIES
 from infinilm.unsupported import unsupported
 
-__all__ = ["FAMILIES", "family_of", "family_of_model_type"]
+__all__ = ["FAMILIES", "family_of", "family_of_model_type", "head_of"]
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -41,12 +41,30 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 """The supported families by the name in `architectures` of config.json."""
 
 
+# Ends of the names of other classes with the layers of a row: `Qwen3Model` and `Qwen3ForSequenceClassification` have
+# those of `Qwen3ForCausalLM`. Where a family also sees, the class of its text part may be called `Gemma3TextModel`.
+_OTHER_HEADS: Mapping[str, Head] = {"Model": "none", "ForSequenceClassification": "score"}
+
+
+def head_of(architecture: str) -> Head:
+    """What a class, of a row or another one with its layers, has behind the last norm."""
+    if architecture in FAMILIES:
+        return "lm_head"
+    return next((head for end, head in _OTHER_HEADS.items() if architecture.endswith(end)), "lm_head")
+
+
 def family_of(architecture: str) -> Family:
-    """Return the row of `architecture`. Raises ConfigError naming it, and why it is not supported."""
-    try:
-        return FAMILIES[architecture]
-    except (KeyError, TypeError):
-        raise unsupported("architecture", architecture, FAMILIES) from None
+    """Return the row of a class. Raises ConfigError naming it, and why it is not supported."""
+    if isinstance(architecture, str):
+        names = [architecture]
+        for end in _OTHER_HEADS:
+            if architecture.endswith(end):
+                stem = architecture.removesuffix(end)
+                names += [f"{stem}ForCausalLM", f"{stem.removesuffix('Text')}ForCausalLM"]
+        for name in names:
+            if name in FAMILIES:
+                return FAMILIES[name]
+    raise unsupported("architecture", architecture, FAMILIES)
 
 
 def family_of_model_type(model_type: str) -> Family:

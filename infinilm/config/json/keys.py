@@ -107,12 +107,14 @@ INERT = frozenset(
     forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
     embed_dropout embedding_dropout residual_dropout initial_context_length
     mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings
-    is_decoder keys_to_ignore_at_inference label2id length_penalty mask_token_id max_length
+    is_decoder is_matryoshka keys_to_ignore_at_inference label2id length_penalty mask_token_id matryoshka_dimensions
+    max_length
     min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep
     qk_head_dim
     num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix problem_type
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
     router_aux_loss_coef router_jitter_noise
+    sbert_ce_default_activation_function sentence_transformers
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
     tokenizer_class top_k top_p torchscript transformers_version typical_p unk_token_id
     unsloth_fixed unsloth_version use_bfloat16 use_return_dict

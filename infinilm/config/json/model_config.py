@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infinilm.checks import DTYPES, INT_LIMIT, as_boolean, as_integer, dtype_name, short_repr, token_ids
-from infinilm.config.families import FAMILIES, Family, family_of, family_of_model_type
+from infinilm.config.families import FAMILIES, Family, Head, family_of, family_of_model_type, head_of
 from infinilm.config.fields import COMMON_DEFAULTS, ModelFields
 from infinilm.config.json.field_checks import check_family_keys, check_layer_types, check_positive
 from infinilm.config.json.keys import INERT, UNSUPPORTED
@@ -147,13 +147,14 @@ class ModelConfig(ModelFields):
             keys = sorted(_ACCEPTED_KEYS)
             hint = did_you_mean(unknown[0], keys) or f"; fields: {', '.join(keys)}"
             raise TypeError(f"LlamaConfig has no field '{unknown[0]}'{hint}")
-        family = _family(values.pop("model_type", None), values.pop("architectures", None))
+        architectures = values.pop("architectures", None)
+        family = _family(values.pop("model_type", None), architectures)
         unify_rope(values, family)
         unify_names(values, family)
         _refuse_unsupported(values, family)
         for old, new in _OTHER_NAMES:
             rename(values, old, new)
-        named = {"model_type": family.model_type, "architectures": [family.architecture]}
+        named = {"model_type": family.model_type, "architectures": [_class_name(family, architectures)]}
         defaults = {**COMMON_DEFAULTS, **family.defaults, **named}
         for key, default in defaults.items():
             value = values.get(key, default)
@@ -201,7 +202,7 @@ class ModelConfig(ModelFields):
             values["head_dim"] = self.head_dim
         with contextlib.suppress(ConfigError):
             family = _family(self.model_type, self.architectures)
-            values.update(model_type=family.model_type, architectures=[family.architecture])
+            values.update(model_type=family.model_type, architectures=[_class_name(family, self.architectures)])
             if "topk_method" in family.keys:  # whatever it was, n_group says it now
                 values["topk_method"] = "group_limited_greedy"
         return values
@@ -210,6 +211,14 @@ class ModelConfig(ModelFields):
     def architecture(self) -> str:
         """The Hugging Face architecture, the key into `FAMILIES`."""
         return _family(self.model_type, self.architectures).architecture
+
+    @property
+    def head(self) -> Head:
+        """What the class in `architectures` has behind the last norm: "lm_head", "score" (of labels), or "none".
+
+        `Qwen3Model` and `Qwen3ForSequenceClassification` are classes of the layers of `Qwen3ForCausalLM`.
+        """
+        return head_of(_class_name(family_of(self.architecture), self.architectures))
 
     @property
     def num_layers(self) -> int:
@@ -438,6 +447,13 @@ def _family(model_type: Any, architectures: Any) -> Family:
             f"the model_type of {found[0].architecture} is '{found[0].model_type}'"
         )
     return found[0]
+
+
+def _class_name(family: Family, architectures: Any) -> str:
+    """The name of the class: that of the family's row, unless another one with its layers is named."""
+    names = [architectures] if isinstance(architectures, str) else architectures or ()
+    other = [name for name in names if head_of(name) != "lm_head"]
+    return other[0] if other else family.architecture
 
 
 def _refuse_unsupported(values: dict[str, Any], family: Family) -> None:

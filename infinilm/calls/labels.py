@@ -1,0 +1,147 @@
+"""The methods of `LLM` that give scores of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm.calls.reduce import areduce_prompts, reduce_prompts
+from infinilm.checkpoint.heads import HostLinear, activate, read_label_scores
+from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.config.json.model_config import ModelConfig
+from infinilm.errors import RequestError
+from infinilm.outputs import Classification
+from infinilm.pooling.labels import SCORE_ACTIVATIONS, LabelRecipe
+from infinilm.pooling.recipe import text_rules
+from infinilm.requests.prompts import Prompts, RequestMaker
+from infinilm.requests.reducers import HiddenPool
+from infinilm.serving.engine_thread import EngineThread
+
+__all__ = ["LabelMethods", "LabelScorer"]
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScorer:
+    """The head of labels: the scores of the last token of a text."""
+
+    recipe: LabelRecipe
+    linear: HostLinear
+
+    @classmethod
+    def from_model(cls, model: Path, hidden_size: int) -> LabelScorer:
+        """Read the labels and the head of a checkpoint. ConfigError, WeightError: the files do not have them."""
+        recipe = LabelRecipe.from_model(model)
+        with open_checkpoint(model) as checkpoint:
+            return cls(recipe, read_label_scores(checkpoint, len(recipe.names), hidden_size))
+
+    def classify(
+        self, states: Float32Array, nums_tokens: Sequence[int], activation: str | None
+    ) -> list[Classification]:
+        """Scores of texts, from the hidden states of their last tokens, [num_texts, hidden_size]."""
+        scores = activate(self.linear(states), activation or self.recipe.activation)
+        return [
+            Classification(tuple(row), self.recipe.names, count)
+            for row, count in zip(scores.tolist(), nums_tokens, strict=True)
+        ]
+
+
+class LabelMethods:
+    """What `LLM` has for labels of texts."""
+
+    config: ModelConfig
+    _thread: EngineThread
+    _requests: RequestMaker
+    _labels: LabelScorer | None
+    _has_all_stages: bool
+
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        activation: str | None = None,
+        truncate: bool | int = False,
+        lora: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Classification]:
+        """Scores of the labels of texts, by a model of the class `...ForSequenceClassification`.
+
+        Its head reads the last token of a text. A result has the same bits alone and in any batch.
+
+        Parameters
+        ----------
+        prompts
+            As in `generate`.
+        activation
+            What scores go through: "softmax" over all labels, "sigmoid", or "identity", the scores as they are. None:
+            as config.json says; where it says nothing, sigmoid for one label and softmax for several.
+        truncate, lora, use_tqdm
+            As in `embed`.
+
+        Returns
+        -------
+        list[Classification]
+            One per prompt, in order.
+
+        Raises
+        ------
+        RequestError
+            The model has no labels, a prompt can never be served, or there is no such activation; nothing has run then.
+
+        Examples
+        --------
+        >>> [result.label for result in llm.classify(["I like it", "no"])]  # doctest: +SKIP
+        """
+        labels = self.check_labels(activation)
+        reduced = reduce_prompts(
+            self._thread,
+            self._requests,
+            prompts,
+            lambda _: HiddenPool("last"),
+            lora=lora,
+            hidden=True,
+            rules=text_rules(truncate),
+            description="classifying" if use_tqdm else "",
+        )
+        return labels.classify(self._states(reduced), [len(ids) for _, ids, _ in reduced], activation)
+
+    async def aclassify(
+        self,
+        prompts: Prompts,
+        *,
+        activation: str | None = None,
+        truncate: bool | int = False,
+        lora: str | None = None,
+    ) -> list[Classification]:
+        """`classify` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
+        labels = self.check_labels(activation)
+        rules = text_rules(truncate)
+        reduced = await areduce_prompts(
+            self._thread, self._requests, prompts, lambda _: HiddenPool("last"), lora=lora, hidden=True, rules=rules
+        )
+        return labels.classify(self._states(reduced), [len(ids) for _, ids, _ in reduced], activation)
+
+    def check_labels(self, activation: str | None = None) -> LabelScorer:
+        """The head of labels. RequestError: the model has none, or there is no such activation."""
+        if self._labels is None:
+            name = self.config.architectures[0]
+            raise RequestError(
+                f"{name} has no labels: classify() is for models of the class ...ForSequenceClassification"
+            )
+        if not self._has_all_stages:
+            raise RequestError("labels need all stages of the model in one process")
+        if activation not in (None, *SCORE_ACTIVATIONS):
+            raise RequestError(
+                f"activation: expected one of {', '.join(SCORE_ACTIVATIONS)}, or None, got {activation!r:.80}"
+            )
+        return self._labels
+
+    def _states(self, reduced: list[tuple[Any, Any, HiddenPool]]) -> Float32Array:
+        states = [pool.vector() for _, _, pool in reduced]
+        return np.array(states, np.float32).reshape(-1, self.config.hidden_size)

@@ -1,0 +1,111 @@
+"""Linears behind the model, which the host computes: those of a pooled vector, and the scores of labels.
+
+They are small beside the model, and their input is one vector of a text.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infinilm import _core
+from infinilm.checkpoint.dtype_conversion import convert
+from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.errors import WeightError
+from infinilm.pooling.recipe import Dense
+
+__all__ = ["LABEL_TENSORS", "HostLinear", "read_dense", "read_label_scores"]
+
+Float32Array = npt.NDArray[np.float32]
+
+LABEL_TENSORS = ("score.weight", "score.bias")
+"""The tensors of a head of labels."""
+
+
+class HostLinear:
+    """A linear and an activation, in float32. A row of its result depends on its own input alone.
+
+    Parameters
+    ----------
+    weight : float32 array, [out_features, in_features]
+    bias : float32 array, [out_features], optional
+    activation : str
+        "identity", "tanh", "relu", "gelu" (of erf) or "sigmoid".
+    """
+
+    def __init__(self, weight: Float32Array, bias: Float32Array | None = None, activation: str = "identity") -> None:
+        self._backend = _core.Backend("cpu", num_threads=1)
+        self._lock = threading.Lock()  # a backend is of one thread at a time
+        tensors = [None if array is None else _core.from_numpy(np.ascontiguousarray(array)) for array in (weight, bias)]
+        self._linear = self._backend.prepare_linear([(tensors[0], tensors[1])])  # type: ignore[list-item]
+        self._activation = activation
+        self.out_features: int = weight.shape[0]
+
+    def __call__(self, x: Float32Array) -> Float32Array:
+        """[num_rows, in_features] to [num_rows, out_features]."""
+        out = np.empty((len(x), self.out_features), np.float32)
+        if len(x):
+            with self._lock:
+                tensors = [_core.from_numpy(array) for array in (np.ascontiguousarray(x), out)]
+                self._backend.linear(tensors[0], self._linear, tensors[1])
+        return activate(out, self._activation)
+
+
+def activate(x: Float32Array, activation: str) -> Float32Array:
+    """What an activation makes of x, computed in float64."""
+    wide = x.astype(np.float64)
+    if activation == "tanh":
+        wide = np.tanh(wide)
+    elif activation == "relu":
+        wide = np.maximum(wide, 0)
+    elif activation == "gelu":
+        wide = wide / 2 * (1 + np.vectorize(math.erf, otypes=[np.float64])(wide / math.sqrt(2)))
+    elif activation == "sigmoid":
+        wide = 1 / (1 + np.exp(-np.clip(wide, -700, None)))
+    elif activation == "softmax":  # of each row
+        wide = np.exp(wide - wide.max(-1, keepdims=True))
+        wide /= wide.sum(-1, keepdims=True)
+    return wide.astype(np.float32)
+
+
+def read_dense(dense: Dense) -> HostLinear:
+    """Read the weights of a module. WeightError: they are not there, or not as its config.json says."""
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
+    if dense.bias:
+        shapes["linear.bias"] = (dense.out_features,)
+    with Checkpoint(dense.folder) as checkpoint:
+        arrays = _read(checkpoint, shapes, set(checkpoint.tensors))
+    return HostLinear(arrays["linear.weight"], arrays.get("linear.bias"), dense.activation)
+
+
+def read_label_scores(checkpoint: Any, num_labels: int, hidden_size: int) -> HostLinear:
+    """Read the head of labels of a checkpoint. WeightError: it is not there, or not of this size."""
+    weight, bias = LABEL_TENSORS
+    shapes: dict[str, tuple[int, ...]] = {weight: (num_labels, hidden_size)}
+    if bias in checkpoint.tensors:
+        shapes[bias] = (num_labels,)
+    arrays = _read(checkpoint, shapes, set(shapes))
+    return HostLinear(arrays[weight], arrays.get(bias))
+
+
+def _read(checkpoint: Any, shapes: Mapping[str, tuple[int, ...]], there: set[str]) -> dict[str, Float32Array]:
+    path = checkpoint.path
+    arrays: dict[str, Float32Array] = {}
+    if other := sorted(there - set(shapes)):
+        raise WeightError(f"{path}: holds {other[0]!r}, which its config.json does not announce")
+    for name, shape in shapes.items():
+        if name not in checkpoint.tensors:
+            raise WeightError(f"{path}: has no tensor {name!r}, of shape {list(shape)}; is the download complete?")
+        info = checkpoint.info(name)
+        if info.dtype not in FLOATS or info.shape != shape:
+            raise WeightError(
+                f"{path}: tensor {name!r}: expected {list(shape)} of a floating dtype, got {list(info.shape)} of "
+                f"{info.dtype}"
+            )
+        arrays[name] = convert(checkpoint.array(name), info.dtype, "float32", name=name)
+    return arrays

@@ -1,0 +1,81 @@
+"""What a checkpoint says of the labels that its head gives scores of: `id2label` and others of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infinilm.checks import as_integer, short_repr
+from infinilm.errors import ConfigError
+from infinilm.files import read_json
+
+__all__ = ["SCORE_ACTIVATIONS", "LabelRecipe"]
+
+SCORE_ACTIVATIONS = ("identity", "sigmoid", "softmax")
+"""What scores of labels go through."""
+
+# By the `problem_type` of transformers.
+_OF_PROBLEMS = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+# By the class of torch that a cross-encoder of sentence-transformers names.
+_OF_CLASSES = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_MOST_LABELS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRecipe:
+    """The labels of a checkpoint.
+
+    Attributes
+    ----------
+    names : tuple of str
+        In the order of their scores.
+    activation : str
+        One of `SCORE_ACTIVATIONS`.
+    """
+
+    names: tuple[str, ...]
+    activation: str
+
+    @classmethod
+    def from_model(cls, model: Path) -> LabelRecipe:
+        """Read config.json. ConfigError: it is damaged, or names an activation that is not supported.
+
+        Where nothing is said, one score goes through a sigmoid, as in rerankers, and several through a softmax.
+        """
+        path = model / "config.json"
+        values = read_json(path)
+        names = _names(path, values)
+        sentence_transformers = values.get("sentence_transformers")
+        said = sentence_transformers if isinstance(sentence_transformers, dict) else {}
+        chosen = said.get("activation_fn") or values.get("sbert_ce_default_activation_function")
+        problem = values.get("problem_type")
+        if chosen is not None:
+            activation = _OF_CLASSES.get(str(chosen).rpartition(".")[2])
+        elif problem is not None:
+            activation = _OF_PROBLEMS.get(problem) if isinstance(problem, str) else None
+        else:
+            activation = "sigmoid" if len(names) == 1 else "softmax"
+        if activation is None:
+            known = ", ".join((*_OF_PROBLEMS, *_OF_CLASSES))
+            raise ConfigError(f"{path}: scores go through {short_repr(chosen or problem)}; supported are {known}")
+        return cls(names, activation)
+
+
+def _names(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
+    given = values.get("id2label")
+    if given is None:
+        count = as_integer(f"{path}: num_labels", values.get("num_labels", 2), below=_MOST_LABELS)
+        return tuple(f"LABEL_{i}" for i in range(count))  # as transformers calls them
+    try:
+        names = tuple(str(given[str(i)]) for i in range(len(given)))
+    except (KeyError, TypeError):
+        names = ()
+    if not names:
+        raise ConfigError(f'{path}: id2label must be an object from "0", "1", ... to labels, got {short_repr(given)}')
+    return names

@@ -1,0 +1,157 @@
+"""Vectors, scores and labels over HTTP, in the forms of OpenAI, Cohere, Jina and vLLM."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from llm import tiny
+from llm.test_labels import DOCUMENTS, QUERY, classifier
+from llm.vector_files import write_json, write_modules, write_pooling, write_prompts
+
+from infinilm import LLM
+from server.support import SECONDS, Hosted, hosted
+
+SIZE = tiny.CONFIG["hidden_size"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    made = tmp_path_factory.mktemp("embedder") / "made"
+    shutil.copytree(tiny_folder, made)
+    write_json(made / "config.json", tiny.CONFIG | {"architectures": ["LlamaModel"]})
+    write_pooling(write_modules(made, ["Transformer", "Pooling", "Normalize"], old=False)[1], "last", SIZE, old=False)
+    write_prompts(made, {"query": "Q: "})
+    with LLM(made, use_tqdm=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reranker(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(classifier(tiny_folder, tmp_path_factory.mktemp("reranker") / "made", 1), use_tqdm=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def labelled(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(classifier(tiny_folder, tmp_path_factory.mktemp("labels") / "made", 3), use_tqdm=False) as llm:
+        yield llm
+
+
+def ask(host: Hosted, path: str, **body: Any) -> Any:
+    answer = httpx.post(f"{host.url}{path}", json={"model": "tiny", **body}, timeout=SECONDS)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(host: Hosted, path: str, **body: Any) -> tuple[str, str]:
+    answer = httpx.post(f"{host.url}{path}", json={"model": "tiny", **body}, timeout=SECONDS)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["param"], error["message"]
+
+
+def test_vectors_by_the_checkpoint(embedder: LLM) -> None:
+    texts = ["the ant", "an inn"]
+    with hosted(embedder) as host:
+        assert httpx.get(f"{host.url}/v1/models").json()["data"][0]["task"] == "embed"
+        client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="x")
+        got = client.embeddings.create(model="tiny", input=texts, dimensions=9, extra_body={"prompt_name": "query"})
+        expected = embedder.embed(texts, dimensions=9, prompt_name="query")
+        assert np.array_equal(np.array([one.embedding for one in got.data], np.float32), expected)
+        assert got.usage.prompt_tokens == sum(len(embedder.tokenize(f"Q: {text}")) for text in texts)
+        raw = ask(host, "/v1/embeddings", input=texts, encoding_format="base64", normalize=False, pooling="max")
+        rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in raw["data"]]
+        assert np.array_equal(rows, embedder.embed(texts, "max", normalize=False))
+        pooled = ask(host, "/pooling", input=texts)
+        assert pooled["object"] == "list" and [one["object"] for one in pooled["data"]] == ["pooling"] * 2
+        assert np.array_equal(np.array([one["data"] for one in pooled["data"]], np.float32), embedder.embed(texts))
+        long = "abc" * 100
+        cut = ask(host, "/v1/embeddings", input=[long, [3] * 300], truncate_prompt_tokens=7)
+        assert cut["usage"]["prompt_tokens"] == 14
+        assert ask(host, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 128
+        many = ask(host, "/v1/embeddings", input=[[3]] * 2048)["data"]
+        assert len(many) == 2048 and many[0]["embedding"] == many[-1]["embedding"]
+
+
+def test_what_an_embedder_refuses(embedder: LLM) -> None:
+    with hosted(embedder) as host:
+        for path, body, param, message in (
+            ("/v1/completions", {"prompt": "the"}, "prompt", "has no lm_head and writes no text; it makes vectors"),
+            ("/v1/embeddings", {"input": "x", "dimensions": SIZE + 1}, "dimensions", f"at most {SIZE}"),
+            ("/v1/embeddings", {"input": "x", "prompt_name": "kwery"}, "prompt_name", "there are 'query'"),
+            (
+                "/v1/embeddings",
+                {"input": "x", "truncate_prompt_tokens": 0},
+                "truncate_prompt_tokens",
+                "-1 or at least 1",
+            ),
+            ("/v1/embeddings", {"input": "x" * 300}, "input", "this server holds 128"),
+            ("/v1/rerank", {"query": "x", "documents": ["y"]}, "documents", "makes vectors and reads no pairs"),
+            ("/classify", {"input": "x"}, "model", "LlamaModel has no labels"),
+        ):
+            got = refused(host, path, **body)
+            assert got[0] == param and message in got[1], got
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        assert "writes no text" in refused(host, "/v1/chat/completions", **body)[1]
+        assert "writes no text" in refused(host, "/v1/chat/completions", **body, stream=True)[1]
+        assert ask(host, "/v1/embeddings", input="x")
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_rerank(reranker: LLM, path: str) -> None:
+    expected = reranker.rerank(QUERY, DOCUMENTS)
+    with hosted(reranker) as host:
+        got = ask(host, path, query=QUERY, documents=DOCUMENTS)
+        assert [(one["index"], one["relevance_score"], one["document"]["text"]) for one in got["results"]] == [
+            (one.index, one.score, one.document) for one in expected
+        ]
+        assert got["usage"]["total_tokens"] == sum(one.num_tokens for one in expected)
+        documents = [{"text": text} for text in DOCUMENTS]
+        best = ask(host, path, query=QUERY, documents=documents, top_n=1, return_documents=False)["results"]
+        assert best == [{"index": expected[0].index, "relevance_score": expected[0].score}]
+        for body, param in (
+            ({"documents": DOCUMENTS}, "query"),
+            ({"query": QUERY}, "documents"),
+            ({"query": QUERY, "documents": []}, "documents"),
+            ({"query": QUERY, "documents": "x"}, "documents"),
+            ({"query": QUERY, "documents": ["x", ""]}, "documents[1]"),
+            ({"query": QUERY, "documents": [{"title": "x"}]}, "documents[0].text"),
+            ({"query": QUERY, "documents": ["x" * 300]}, "documents"),
+            ({"query": QUERY, "documents": DOCUMENTS, "top_n": -1}, "top_n"),
+            ({"query": QUERY, "documents": DOCUMENTS, "topn": 1}, "topn"),
+        ):
+            assert refused(host, path, **body)[0] == param, body
+
+
+def test_score(reranker: LLM) -> None:
+    by_index = {one.index: one.score for one in reranker.rerank(QUERY, DOCUMENTS)}
+    with hosted(reranker) as host:
+        one_to_all = ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS)
+        assert [one["score"] for one in one_to_all["data"]] == [by_index[i] for i in range(len(DOCUMENTS))]
+        each = ask(host, "/v1/score", text_1=[QUERY] * len(DOCUMENTS), text_2=DOCUMENTS)
+        assert each["data"] == one_to_all["data"] and each["object"] == "list"
+        assert ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS[0])["data"][0]["score"] == by_index[0]
+        assert refused(host, "/score", text_1=[QUERY] * 2, text_2=DOCUMENTS)[0] == "text_1"
+
+
+def test_classify(labelled: LLM) -> None:
+    texts = ["the ant", "an inn"]
+    expected = labelled.classify(texts)
+    with hosted(labelled) as host:
+        got = ask(host, "/classify", input=texts)
+        assert [one["label"] for one in got["data"]] == [one.label for one in expected]
+        assert [one["probs"] for one in got["data"]] == [list(one.scores) for one in expected]
+        assert got["data"][0]["num_classes"] == 3 and got["usage"]["prompt_tokens"] == sum(
+            o.num_tokens for o in expected
+        )
+        raw = ask(host, "/classify", input=[3, 4], activation="identity")
+        assert raw["data"][0]["probs"] == list(labelled.classify([3, 4], activation="identity")[0].scores)
+        assert "has 3: use classify" in refused(host, "/rerank", query=QUERY, documents=DOCUMENTS)[1]
