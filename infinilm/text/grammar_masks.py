@@ -117,14 +117,22 @@ class MaskProcess:
             with self._taken() as process:
                 process.close()
 
-    def follow(self, number: int, grammar: str, tokens: list[int]) -> dict[str, Any]:
+    def follow(self, number: int, grammar: str, tokens: list[int], origin: tuple[int, int]) -> dict[str, Any]:
         """The mask of the token behind these, and more, as grammar_worker.py gives it.
+
+        Parameters
+        ----------
+        number : int
+            That of the sequence.
+        grammar : str
+        tokens : list of int
+        origin : tuple of int
+            The number of the sequence that this one was copied from, and how many tokens that one had then.
 
         Raises
         ------
         RequestError
-            The process did not survive it, or took too long. What follows is in the words of no sequence: the caller
-            names it.
+            The process did not survive it, or took too long.
         """
         with self._taken() as process:
             end = time.monotonic() + _WALL_SECONDS
@@ -134,7 +142,7 @@ class MaskProcess:
                     if running.pid != self._pid:
                         self._num_known.clear()
                         self._pid = running.pid
-                    answer = process.exchange(self._order(number, grammar, tokens), end)
+                    answer = process.exchange(self._order(number, grammar, tokens, origin), end)
                     if answer is not None:
                         self._num_known[number] = len(tokens)
                         return dict(answer)
@@ -144,7 +152,7 @@ class MaskProcess:
                 raise RequestError(f"no mask came within {_WALL_SECONDS:g} s: the system is too busy") from None
             raise RequestError("cannot be enforced: llguidance does not survive it")
 
-    def _order(self, number: int, grammar: str, tokens: list[int]) -> dict[str, Any]:
+    def _order(self, number: int, grammar: str, tokens: list[int], origin: tuple[int, int]) -> dict[str, Any]:
         over = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -152,9 +160,15 @@ class MaskProcess:
         for other in over:
             self._num_known.pop(other, None)
         done = self._num_known.pop(number, None)
-        rest = tokens[done or 0 :]
-        seconds = MAX_MASK_SECONDS + _TOKEN_SECONDS * len(rest) + (_OPEN_SECONDS if done is None else 0)
-        opening = {"grammar": grammar} if done is None else {}
+        seconds = MAX_MASK_SECONDS
+        opening: dict[str, Any] = {}
+        if done is None and self._num_known.get(origin[0]) == origin[1]:
+            done, opening = origin[1], {"copy": origin[0]}
+        elif done is None:
+            done, opening = 0, {"grammar": grammar}
+            seconds += _OPEN_SECONDS
+        rest = tokens[done:]
+        seconds += _TOKEN_SECONDS * len(rest)
         return {"follow": number, "tokens": rest, "forget": over, "seconds": seconds, **opening}
 
     @contextlib.contextmanager
@@ -178,25 +192,19 @@ class RemoteMatcher:
         In llguidance's own form.
     name : str
         Begins messages.
-    tokens : sequence of int
-        Those that the sequence has.
-    budget : MaskBudget, optional
+    origin : RemoteMatcher, optional
+        The one that this is a copy of.
     """
 
     _numbers = itertools.count()
 
-    def __init__(
-        self,
-        process: MaskProcess,
-        grammar: str,
-        name: str,
-        tokens: tuple[int, ...] = (),
-        budget: MaskBudget | None = None,
-    ) -> None:
-        self._process, self._grammar, self._name, self._tokens = process, grammar, name, list(tokens)
-        self._budget = budget or MaskBudget()
+    def __init__(self, process: MaskProcess, grammar: str, name: str, origin: RemoteMatcher | None = None) -> None:
+        self._process, self._grammar, self._name = process, grammar, name
         self._number = next(self._numbers)
-        self._answer: dict[str, Any] | None = None  # on these tokens
+        self._tokens: list[int] = [] if origin is None else origin._tokens.copy()
+        self._budget: MaskBudget = MaskBudget() if origin is None else origin._budget.copy()
+        self._answer: dict[str, Any] | None = None if origin is None else origin._answer  # on these tokens
+        self._origin = (-1 if origin is None else origin._number, len(self._tokens))
         weakref.finalize(self, process.forget, self._number)
 
     def open(self) -> None:
@@ -218,7 +226,7 @@ class RemoteMatcher:
 
     def copy(self, name: str | None = None) -> RemoteMatcher:
         """Make another one in the same state, of the same name or another one."""
-        return RemoteMatcher(self._process, self._grammar, name or self._name, tuple(self._tokens), self._budget.copy())
+        return RemoteMatcher(self._process, self._grammar, name or self._name, self)
 
     @property
     def is_finished(self) -> bool:
@@ -228,7 +236,7 @@ class RemoteMatcher:
     def _followed(self) -> dict[str, Any]:
         if self._answer is None:
             try:
-                answer = self._process.follow(self._number, self._grammar, self._tokens)
+                answer = self._process.follow(self._number, self._grammar, self._tokens, self._origin)
             except RequestError as error:
                 raise RequestError(f"{self._name}: {error}") from None
             if answer["error"]:

@@ -9,9 +9,10 @@ input and output are messages: the length, 8 bytes, then JSON. The first one ope
 error or "". Each one after that has "seconds", the CPU time after which this process ends, and either
 
 - "try": a grammar. The answer is llguidance's error, or "".
-- "follow": the number of a sequence; "grammar", with the first message on it; "tokens", which the sequence has had
-  since the message before; "forget", numbers of sequences that are over. The answer has the "mask" of the next token,
-  in base64; "is_finished"; "error", of llguidance, or ""; and "seconds", the CPU time of the mask.
+- "follow": the number of a sequence; with the first message on it "grammar", or "copy", the number of the one that it
+  is a copy of; "tokens", which the sequence has had since; "forget", numbers of sequences that are over. The answer has
+  the "mask" of the next token, in base64; "is_finished"; "error", of llguidance, or ""; and "seconds", the CPU time of
+  the mask.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class _Llguidance:
             self._followed.pop(number, None)
         if "grammar" in order:
             self._followed[order["follow"]] = self._matcher(order["grammar"])
+        elif "copy" in order:
+            self._followed[order["follow"]] = self._followed[order["copy"]].deep_copy()
         matcher = self._followed[order["follow"]]
         for token_id in order["tokens"]:
             matcher.consume_token(token_id)

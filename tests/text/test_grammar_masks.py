@@ -129,6 +129,19 @@ def test_a_process_that_is_killed_is_made_anew(grammars: Grammars) -> None:
         np.testing.assert_array_equal(rest, expected[-len(rest) :])
 
 
+def test_copies_are_apart(grammars: Grammars) -> None:
+    """As drafts make them: in the middle of a text, while the one that they are copies of goes on."""
+    matcher = grammars.matcher(J({"type": "string", "pattern": "^20", "format": "date"}))
+    masks(matcher, '"2024-')
+    copies = [matcher.copy() for _ in range(2)]
+    masks(copies[0], '12-31"')
+    masks(matcher, "02-2")
+    with pytest.raises(RequestError, match="constraint: "):
+        masks(matcher, "x")
+    masks(copies[1], '02-29"')
+    assert [copy.is_finished for copy in copies] == [True, True]
+
+
 def test_sequences_that_are_over_are_forgotten(grammars: Grammars) -> None:
     schema = J({"type": "string", "pattern": "^20", "format": "date"})
     for _ in range(5):
@@ -137,10 +150,11 @@ def test_sequences_that_are_over_are_forgotten(grammars: Grammars) -> None:
 
 
 def test_a_busy_system(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = grammars.matcher(J({"type": "string", "pattern": "^20", "format": "date"}))
+    schema = J({"type": "string", "pattern": "^20", "format": "date"})
+    matcher = grammars.matcher(schema)
     os.kill(grammars._masks._pid, signal.SIGSTOP)
     monkeypatch.setattr(grammar_masks, "_WALL_SECONDS", 0.1)
     with pytest.raises(RequestError, match=r"constraint: no mask came within 0\.1 s: the system is too busy"):
         masks(matcher, '"2024-')
     monkeypatch.undo()
-    masks(matcher, '"2024-')
+    masks(grammars.matcher(schema), '"2024-')
