@@ -34,6 +34,7 @@ import numpy.typing as npt
 from infinilm.constraint import Constraint
 from infinilm.errors import RequestError, TimeLimitError
 from infinilm.json_schema import child_schemas
+from infinilm.json_strings import PATTERNS
 from infinilm.text.grammar_matcher import MAX_MASK_SECONDS, TOO_COSTLY, MaskBudget, reason
 from infinilm.text.grammar_process import GrammarProcess
 
@@ -44,7 +45,7 @@ _TOKEN_SECONDS = 0.001  # and to take in one of its tokens once more
 _WALL_SECONDS = 20.0  # where the system is too busy to give the process its seconds, or the process was stopped
 _NUM_TRIES = 2  # it may die of what other sequences have left in it, or be killed from outside
 
-_TEXT_CONDITIONS = ("pattern", "format")
+_FORMATS = {None, *PATTERNS.values()}  # what a schema has in place of a format, which goes on in few ways
 _MORE_OF_THE_SAME = ("allOf", "anyOf", "oneOf", "$ref")
 _JSON = re.compile(r"%json\s*")
 
@@ -74,13 +75,18 @@ def _may_meet(root: object) -> bool:
         schema = waiting.pop()
         if not isinstance(schema, Mapping):
             continue
-        own = {json.dumps(schema[key]) for key in _TEXT_CONDITIONS if key in schema}
-        conditions |= own
-        more = [key for key in _MORE_OF_THE_SAME if key in schema]
-        several = len(schema.get("allOf", ())) > 1 or len(more) > 1
+        patterns, parts = [schema.get("pattern")], []  # of this value; and what more `allOf` says of it
+        for part in schema.get("allOf", ()):
+            if isinstance(part, Mapping) and part.keys() == {"pattern"}:
+                patterns.append(part["pattern"])
+            else:
+                parts.append(part)
+        conditions |= {f"{key}: {schema[key]}" for key in ("pattern", "format") if key in schema}
+        more = [key for key in _MORE_OF_THE_SAME if (parts if key == "allOf" else key in schema)]
         beside = schema.keys() - {*_MORE_OF_THE_SAME, "$defs", "definitions", "x-guidance"}
         by_pattern = len(schema.get("patternProperties", ()))
-        do_meet |= len(own) > 1 or several or bool(more and beside)
+        do_meet |= len({*patterns} - _FORMATS) > 1
+        do_meet |= len(parts) > 1 or len(more) > 1 or bool(more and beside)
         do_meet |= by_pattern > 1 or bool(by_pattern and "properties" in schema)
         waiting += [child for _, child in child_schemas(schema)]
     return do_meet and len(conditions) > 1

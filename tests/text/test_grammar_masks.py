@@ -53,6 +53,7 @@ def masks(matcher: Matcher, text: str) -> npt.NDArray[np.int32]:
 
 
 J = Constraint.json_schema
+OF_2000 = {"type": "string", "format": "date", "allOf": [{"pattern": "^20"}, {"pattern": "^2"}]}
 DATE = {"type": "string", "format": "date"}
 NAME = {"type": "string", "pattern": "^[a-z]+$"}
 OBJECT = {"type": "object", "properties": {"a": NAME}}
@@ -62,12 +63,15 @@ OBJECT = {"type": "object", "properties": {"a": NAME}}
     ("constraint", "are_unbounded"),
     [
         (J(late(14, 4)), True),
-        (J({"type": "string", "pattern": "^2", "format": "date"}), True),
+        (J(OF_2000), True),
+        (J({"type": "string", "pattern": "^2", "allOf": [{"pattern": "9$"}]}), True),
+        (J({"type": "string", "pattern": "^2", "format": "date"}), False),
+        (J({"type": "string", "format": "date", "pattern": "^2"}), False),
         (J({"allOf": [OBJECT, {"type": "object", "properties": {"a": DATE}}]}), True),
         (J({"type": "string", "pattern": "^2", "anyOf": [DATE, {"type": "string", "pattern": "^1"}]}), True),
         (J({"type": "string", "$ref": "#/$defs/d", "pattern": "2$", "$defs": {"d": DATE}}), True),
         (J({"type": "object", "properties": {"a": NAME}, "patternProperties": {"^a": DATE}}), True),
-        (Constraint.grammar('start: %json {"type": "string", "pattern": "2$", "format": "date"}'), True),
+        (Constraint.grammar('start: %json {"pattern": "2$", "allOf": [{"pattern": "^1"}]}'), True),
         (Constraint.structural_tag([{"begin": "<a>", "end": "</a>", "schema": late(2, 2)}], ["<a>"]), True),
         (J({"type": "object", "properties": {"a": NAME, "b": DATE, "c": {"anyOf": [DATE, {"type": "null"}]}}}), False),
         (J({"$ref": "#/$defs/o", "description": "one", "$defs": {"o": OBJECT}}), False),
@@ -85,7 +89,7 @@ def test_which_they_are(constraint: Constraint, are_unbounded: bool) -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({"type": "string", "pattern": "^20", "format": "date"}, '"2024-02-29"'),
+        (OF_2000, '"2024-02-29"'),
         ({"allOf": [OBJECT, {"type": "object", "properties": {"a": {"pattern": "^.{2,9}$"}}}]}, '{"a": "fox"}'),
     ],
 )
@@ -105,7 +109,7 @@ def test_masks_are_those_of_this_process(
 
 def test_a_crash_in_the_middle_ends_one_sequence(grammars: Grammars) -> None:
     """Without the process, the mask behind 60 characters takes all memory, or time without end."""
-    other = grammars.matcher(J({"type": "string", "pattern": "^20", "format": "date"}))
+    other = grammars.matcher(J(OF_2000))
     masks(other, '"2024-')
     matcher = grammars.matcher(J(late(14, 4), name="form"))
     first = matcher.copy()
@@ -118,7 +122,7 @@ def test_a_crash_in_the_middle_ends_one_sequence(grammars: Grammars) -> None:
 
 
 def test_a_process_that_is_killed_is_made_anew(grammars: Grammars) -> None:
-    schema = J({"type": "string", "pattern": "^20", "format": "date"})
+    schema = J(OF_2000)
     whole, killed = grammars.matcher(schema), grammars.matcher(schema)
     expected = masks(whole, '"2024-02-29"')
     masks(killed, '"2024-')
@@ -131,7 +135,7 @@ def test_a_process_that_is_killed_is_made_anew(grammars: Grammars) -> None:
 
 def test_copies_are_apart(grammars: Grammars) -> None:
     """As drafts make them: in the middle of a text, while the one that they are copies of goes on."""
-    matcher = grammars.matcher(J({"type": "string", "pattern": "^20", "format": "date"}))
+    matcher = grammars.matcher(J(OF_2000))
     masks(matcher, '"2024-')
     copies = [matcher.copy() for _ in range(2)]
     masks(copies[0], '12-31"')
@@ -143,14 +147,14 @@ def test_copies_are_apart(grammars: Grammars) -> None:
 
 
 def test_sequences_that_are_over_are_forgotten(grammars: Grammars) -> None:
-    schema = J({"type": "string", "pattern": "^20", "format": "date"})
+    schema = J(OF_2000)
     for _ in range(5):
         masks(grammars.matcher(schema), '"2024-')
     assert len(grammars._masks._num_known) <= 3, "the compiled one, the last one, and one that the next order forgets"
 
 
 def test_a_busy_system(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = J({"type": "string", "pattern": "^20", "format": "date"})
+    schema = J(OF_2000)
     matcher = grammars.matcher(schema)
     os.kill(grammars._masks._pid, signal.SIGSTOP)
     monkeypatch.setattr(grammar_masks, "_WALL_SECONDS", 0.1)
