@@ -79,14 +79,14 @@ def app(args: Mapping[str, str]) -> Any:
     for name in args:
         if name not in known:
             raise ConfigError(f"{name}: no such setting{did_you_mean(name, known)}")
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise ConfigError(f"the application needs Ray Serve ({error}); pip install 'ray[serve]'") from None
     given = {name: _value(value) for name, value in args.items()}
     settings = {"model": "demo"} | {name: value for name, value in given.items() if name in _OF_LLM}
     server = {name: as_integer(name, given[name]) for name in _OF_SERVER if name in given}
     limits = RequestLimits(**{name: given[name] for name in _OF_LIMITS if name in given})
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(f"the application needs Ray Serve ({error}); pip install 'ray[serve]'") from None
     size = int(settings.get("tensor_parallel_size", 1))
     on_gpus = str(settings.get("device", "cpu")).startswith("cuda")
     num_cpus = int(given.get("num_cpus") or settings.get("num_threads") or 1)

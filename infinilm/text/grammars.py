@@ -2,7 +2,7 @@
 
 A `Grammars` belongs to a model. It compiles a constraint with llguidance once, without the GIL, in the thread of the
 caller, and hands out copies that follow one sequence each. Before that the grammar is tried in another process, which
-may die of it.
+may die of it. The few grammars whose later masks are not bounded stay in a process of their own (grammar_masks.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from infinilm.constraint import Constraint
 from infinilm.errors import ConfigError, RequestError, TimeLimitError, panics_as_errors
 from infinilm.extras import how_to_install
 from infinilm.json_schema import child_schemas
 from infinilm.logs import logger
+from infinilm.text.grammar_masks import MaskProcess, RemoteMatcher, are_masks_unbounded
+from infinilm.text.grammar_matcher import GrammarMatcher, reason
 from infinilm.text.grammar_trial import GrammarTrial
 from infinilm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["GrammarMatcher", "Grammars", "json_rule", "lark_rule"]
+__all__ = ["Grammars", "json_rule", "lark_rule"]
 
 # At most one space, after commas and colons: as models write JSON, and no room for space without end.
 JSON_OPTIONS: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -43,70 +44,6 @@ _MAX_SECONDS = 3600.0  # where no time limit is said
 # For a mask llguidance's parser may make so many items. It makes some 20,000 in a millisecond where a grammar is not
 # ambiguous, and 400 where it is.
 _LIMITS = {"verbose_errors": False, "step_max_items": 25_000}
-# Masks are made in the engine's thread, where all wait for them. Those of ordinary grammars and of large schemas take
-# less than the first of these; what is beyond it may be the second for one mask, and the third for all of a sequence.
-_MASK_SECONDS = 0.002
-_MAX_MASK_SECONDS = 0.1
-_MAX_ALL_MASKS_SECONDS = 1.0
-
-
-class GrammarMatcher:
-    """What one sequence may say next: a `Matcher` of the requests.
-
-    Parameters
-    ----------
-    matcher : LLMatcher
-        Its state changes, so no other sequence may use it.
-    name : str
-        Begins messages.
-    """
-
-    def __init__(self, matcher: LLMatcher, name: str, beyond: float = 0.0) -> None:
-        self._matcher = matcher
-        self._name = name
-        self._beyond = beyond  # seconds of this thread that masks took beyond what is ordinary
-
-    def fill(self, row: npt.NDArray[np.int32]) -> None:
-        """Write which tokens may come next into `row`, int32 [ceil(vocab_size / 32)].
-
-        RequestError: no token may, or the grammar is too costly at this place.
-        """
-        started = time.thread_time()
-        with panics_as_errors(self._name, RequestError):
-            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self._check()
-        beyond = time.thread_time() - started - _MASK_SECONDS
-        if beyond > 0:
-            self._beyond += beyond
-            if beyond > _MAX_MASK_SECONDS or self._beyond > _MAX_ALL_MASKS_SECONDS:
-                raise RequestError(
-                    f"{self._name}: the grammar is too costly at this place: finding the tokens that may come takes so "
-                    "long that other requests would wait; make it less ambiguous"
-                )
-
-    def advance(self, token_id: int) -> None:
-        """Take in the token that was sampled. RequestError: it does not fit."""
-        with panics_as_errors(self._name, RequestError):
-            self._matcher.consume_token(token_id)
-        self._check()
-
-    def copy(self) -> GrammarMatcher:
-        """Make another one in the same state."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._name, self._beyond)
-
-    def forced_tokens(self) -> list[int]:
-        """Tokens of the text that must come next; the last ones are left out where longer tokens could begin there."""
-        with panics_as_errors(self._name, RequestError):
-            return self._matcher.compute_ff_tokens()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing but an end-of-sequence token may come."""
-        return self._matcher.is_stopped()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise RequestError(f"{self._name}: {_reason(self._matcher.get_error())}")
 
 
 class Grammars:
@@ -122,10 +59,12 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._vocabulary: LLTokenizer | None = None
-        self._trial = GrammarTrial(functools.partial(_trial_order, tokenizer, vocab_size))
+        vocabulary = functools.partial(_trial_order, tokenizer, vocab_size)
+        self._trial = GrammarTrial(vocabulary)
+        self._masks = MaskProcess(vocabulary)
         # Least recently used first. Without a lock, which a child forked while it is held would wait for for ever: two
         # threads may compile the same constraint, and one result is kept.
-        self._compiled: dict[Constraint, LLMatcher] = {}
+        self._compiled: dict[Constraint, GrammarMatcher | RemoteMatcher] = {}
 
     def start(self) -> None:
         """Make ready what the first constraint needs, so that it does not wait."""
@@ -133,10 +72,11 @@ class Grammars:
         self._trial.start()
 
     def close(self) -> None:
-        """End the process in which grammars are tried; the next constraint starts it again."""
+        """End the processes in which grammars are tried; the next constraint starts them again."""
         self._trial.close()
+        self._masks.close()
 
-    def matcher(self, constraint: Constraint, seconds: float | None = None) -> GrammarMatcher:
+    def matcher(self, constraint: Constraint, seconds: float | None = None) -> GrammarMatcher | RemoteMatcher:
         """A matcher at the beginning of a text. Compiling takes a millisecond, or a second or two for the largest.
 
         Parameters
@@ -161,7 +101,7 @@ class Grammars:
             compiled = self._compile(constraint, time.monotonic() + (_MAX_SECONDS if seconds is None else seconds))
         self._compiled[constraint] = compiled
         self._shrink()
-        return GrammarMatcher(compiled.deep_copy(), constraint.name)
+        return compiled.copy(constraint.name)
 
     def _shrink(self) -> None:
         """Drop the least recently used grammars. The one used last stays, however large it is."""
@@ -174,7 +114,7 @@ class Grammars:
             listed = listed[1:]
             num_chars -= len(constraint.text)
 
-    def _compile(self, constraint: Constraint, end: float) -> LLMatcher:
+    def _compile(self, constraint: Constraint, end: float) -> GrammarMatcher | RemoteMatcher:
         library = _llguidance()
         vocabulary = self._open()
         name = constraint.name
@@ -184,17 +124,21 @@ class Grammars:
             except ValueError as error:
                 raise RequestError(f"{name}: {error}") from None
             self._refuse_failing(constraint, grammar, end)
+            if constraint.relaxed:
+                paths = ascii(", ".join(constraint.relaxed))[:_MAX_LOGGED]  # with names of a client
+                logger.warning("%s: not enforced: %s", name, paths)
+            if are_masks_unbounded(constraint):
+                remote = RemoteMatcher(self._masks, grammar, name)
+                remote.open()
+                return remote
             limits = library.LLParserLimits(**_LIMITS)
             matcher: LLMatcher = library.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
             if not matcher.is_error():  # the first mask makes what later ones need
                 row = np.empty(-(-self._vocab_size // 32), np.int32)
                 matcher.deep_copy().unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
-            raise RequestError(f"{name}: {_reason(matcher.get_error())}")
-        if constraint.relaxed:
-            paths = ascii(", ".join(constraint.relaxed))[:_MAX_LOGGED]  # with names of a client
-            logger.warning("%s: not enforced: %s", name, paths)
-        return matcher
+            raise RequestError(f"{name}: {reason(matcher.get_error())}")
+        return GrammarMatcher(matcher, name)
 
     def _refuse_failing(self, constraint: Constraint, grammar: str, end: float) -> None:
         """Raise RequestError if a grammar fails in the other process, or ends it."""
@@ -206,7 +150,7 @@ class Grammars:
             if constraint.kind == "regex":
                 raise RequestError(f"{constraint.name}: {_regex_reason(error)}")
             path = self._locate(json.loads(constraint.text), end) if constraint.kind == "json_schema" else ""
-            raise RequestError(f"{constraint.name}: {path}{_reason(error)}")
+            raise RequestError(f"{constraint.name}: {path}{reason(error)}")
 
     def _locate(self, schema: Mapping[str, Any], end: float) -> str:
         """The path of the innermost part of a schema that fails like the whole: "$.properties.age: "."""
@@ -326,14 +270,4 @@ def lark_rule(rule: str, kind: str, text: str) -> str:
 def _regex_reason(error: str) -> str:
     """Llguidance's message on a regular expression, without the grammar that it makes of it."""
     told = re.search(r"regex parse error:\n(.*)\nerror: ([^\n]*)", error, re.DOTALL)
-    return f"the regular expression cannot be read: {told[2]}\n{told[1]}" if told else _reason(error)
-
-
-def _reason(error: str) -> str:
-    """Llguidance's message, without what is for its developers."""
-    text = error.replace("\n<non-verbose/>", "").strip()
-    if text.startswith("NoExtension") or not text:
-        return "no text satisfies it here"
-    if "coerce_one_of" in text:  # an option of llguidance, with which more than one part could hold
-        return "cannot be enforced: the parts of oneOf are not seen to exclude each other; say anyOf"
-    return f"cannot be enforced: {text[:1].lower()}{text[1:]}" if not text.startswith("at ") else text
+    return f"the regular expression cannot be read: {told[2]}\n{told[1]}" if told else reason(error)

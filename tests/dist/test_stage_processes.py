@@ -97,6 +97,25 @@ def answers(llm: LLM, **sampling: Any) -> list[Any]:
     return [(o.outputs[0].token_ids, repr(o.outputs[0].logprobs)) for o in outputs]
 
 
+def test_a_stage_takes_a_listener_over(folder: Path) -> None:
+    """As those of a Ray cluster do: a port that was closed and opened again could be taken by another in between."""
+    with LLM(folder, **SETTINGS) as one:
+        expected = answers(one)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        settings = {"device": "cpu", "num_threads": 1}
+        call = f"run_stage({str(folder)!r}, 1, [{address!r}], {settings}, listener={listener.fileno()})"
+        command = [sys.executable, "-c", f"from infinilm.pipeline.agent import run_stage; {call}"]
+        process = subprocess.Popen(command, pass_fds=[listener.fileno()])
+    try:
+        with LLM(folder, stages=[address], **SETTINGS) as llm:
+            assert answers(llm) == expected
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def num_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> int:
     """The most steps that were in flight at once."""
     seen: list[int] = []

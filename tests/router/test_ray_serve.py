@@ -50,7 +50,6 @@ def test_unknown_settings_are_refused_by_name() -> None:
         ({"max_queued_requests": "0.5"}, "max_queued_requests must be an integer"),
     ],
 )
-@pytest.mark.skipif(not HAS_SERVE, reason="Ray Serve is not installed")
 def test_limits_are_checked_before_a_replica_is_made(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         app(settings)

@@ -291,6 +291,23 @@ def test_what_is_written_and_not_sent_survives_a_reload(page: Browser) -> None:
     assert page.run("document.getElementById('input').value") == "A long question"
 
 
+def test_an_edit_that_is_not_sent_survives_a_reload_and_a_look_elsewhere(page: Browser) -> None:
+    ask(page, "One", "first")
+    press(page, "Edit")
+    page.run("document.querySelector('.edit textarea').value = 'One, but better'")
+    page.run("document.querySelector('.edit textarea').dispatchEvent(new Event('input'))")
+    unsent = "document.querySelector('.edit textarea')?.value"
+    reload(page)
+    assert page.run(unsent) == "One, but better"
+    press(page, "New conversation")
+    page.run("[...document.querySelectorAll('#list .name')].find(b => b.textContent === 'One').click()")
+    page.wait(f"{unsent} === 'One, but better'")
+    press(page, "Cancel")
+    assert page.run(SHOWN) == ["One", "first"]
+    reload(page)
+    assert page.run(f"[{unsent} ?? null, {SHOWN}]") == [None, ["One", "first"]]
+
+
 def test_two_tabs(page: Browser, server: ServerProcess) -> None:
     ask(page, "Shared", "start")
     with page.tab(server.url + "/" + page.run("location.hash")) as other:

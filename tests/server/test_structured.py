@@ -263,6 +263,17 @@ def test_what_is_left_out_is_told(client: openai.OpenAI) -> None:
             assert raw.headers.get("x-infinilm-relaxed") == path
 
 
+def test_a_schema_that_is_too_costly_in_mid_answer_ends_its_request_alone(client: openai.OpenAI) -> None:
+    """Behind 60 characters its mask would take all memory, or time without end."""
+    ways = [[f"[a-{end}][a-y]{{{3 + 7 * i + 100 * j},}}" for j, end in enumerate("cdef")] for i in range(14)]
+    patterns = [f"^([a-y]{{0,60}}%|[a-y]{{60}}({'|'.join(several)}))$" for several in ways]
+    schema = {"allOf": [{"type": "string", "pattern": pattern} for pattern in patterns]}
+    call: dict[str, Any] = {"model": "demo", "prompt": "x", "max_tokens": 200, "temperature": 0}
+    with pytest.raises(openai.BadRequestError, match=r"too costly at this place|does not survive"):
+        client.completions.create(**call, extra_body={"guided_json": schema})
+    assert client.completions.create(**call).choices
+
+
 def test_a_costly_grammar_ends_its_request_alone(client: openai.OpenAI) -> None:
     """Masks are made in the engine's thread, where all others would wait for them."""
     grammar = 'start: e\ne: e e | e e e | "a" | "b" | " " | e "x"'

@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 import infinilm
 from infinilm import Constraint, DeviceError, InfinilmError, RequestError, TimeLimitError
 from infinilm.errors import panics_as_errors
-from infinilm.text import grammar_trial
+from infinilm.text import grammar_process, grammar_trial
 from infinilm.text.grammar_trial import GrammarTrial
 from infinilm.text.grammars import Grammars
 from infinilm.text.tokenizer import Tokenizer
@@ -102,17 +102,17 @@ def test_no_time_limit_is_too_long(trial: GrammarTrial, monkeypatch: pytest.Monk
 def test_a_process_that_is_killed_says_nothing_of_the_grammar(
     trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, num_kills = grammar_trial._send, 0
+    send, num_kills = grammar_process._send, 0
 
     def killing(process: subprocess.Popen[bytes], order: object, end: float) -> None:
         nonlocal num_kills
-        if isinstance(order, str) and num_kills:  # a grammar
+        if isinstance(order, dict) and "try" in order and num_kills:
             num_kills -= 1
             process.kill()
             process.wait()
         send(process, order, end)
 
-    monkeypatch.setattr(grammar_trial, "_send", killing)
+    monkeypatch.setattr(grammar_process, "_send", killing)
     num_kills = 1
     assert trial.error(schema({"const": "killed"}), later()) == ""
     num_kills = 2

@@ -25,7 +25,10 @@ function show() {
   const path = current.path();
   const nodes = path.map((message, index) => {
     let view = views.get(message.id);
-    if (!view) views.set(message.id, view = new MessageView(message, actions));
+    if (!view) {
+      views.set(message.id, view = new MessageView(message, actions));
+      if (unsentEdit(message) !== undefined) view.edit();
+    }
     view.update(current.siblings(message), index === path.length - 1);
     return view.node;
   });
@@ -202,7 +205,7 @@ function ask(parent, content) {
 }
 
 const actions = {
-  show, contextOf,
+  show, contextOf, unsentEdit, keepEdit,
   edit: (message, content) => ask(current.parentOf(message), content),
   regenerate: message => run(current.add(current.parentOf(message), {role: "assistant", state: "writing"})),
   resume: message => run(message),
@@ -229,6 +232,15 @@ function draftKey() { return current.messages.size ? current.talk.id : ""; }
 function keepDraft() {
   const text = byId("input").value;
   if (text) drafts[draftKey()] = text; else delete drafts[draftKey()];
+  storeDrafts();
+}
+const editKey = message => "edit " + message.id;
+function unsentEdit(message) { return drafts[editKey(message)]; }
+function keepEdit(message, text) {
+  if (text === undefined) delete drafts[editKey(message)]; else drafts[editKey(message)] = text;
+  storeDrafts();
+}
+function storeDrafts() {
   try { sessionStorage.setItem(DRAFTS, JSON.stringify(drafts)); } catch { /* it holds until the page is left */ }
 }
 

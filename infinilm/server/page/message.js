@@ -9,7 +9,10 @@ import { isElsewhere } from "./tabs.js";
 const NOTES = {length: "Cut off by the limit of tokens.", stopped: "Stopped.", lost: "The rest of this answer did not arrive."};
 
 export class MessageView {
-  /** `actions`: what its buttons do: edit, regenerate, resume, choose, keep, answerCalls. */
+  /**
+   * `actions`: what its buttons do (edit, regenerate, resume, choose, keep, answerCalls), and where an edit is kept that
+   * is not sent.
+   */
   constructor(message, actions) {
     Object.assign(this, {message, actions});
     this.node = make("article", "message " + message.role);
@@ -108,7 +111,7 @@ export class MessageView {
   edit() {
     const form = make("form", "edit"), area = form.appendChild(make("textarea"));
     area.rows = 1;
-    area.value = this.message.content;
+    area.value = this.actions.unsentEdit(this.message) ?? this.message.content;
     area.setAttribute("aria-label", "Edit the message");
     const cancel = textButton("Cancel", () => this.leave(), "ghost"), send = make("button", "main", "Send");
     form.append(cancel, send);
@@ -119,7 +122,7 @@ export class MessageView {
       this.leave();
       if (content !== this.message.content) this.actions.edit(this.message, content);
     };
-    area.oninput = () => fit(area);
+    area.oninput = () => { fit(area); this.actions.keepEdit(this.message, area.value); };
     area.onkeydown = event => {
       if (event.key === "Escape") { event.stopPropagation(); this.leave(); }
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
@@ -134,6 +137,7 @@ export class MessageView {
 
   leave() {
     this.isEdited = false;
+    this.actions.keepEdit(this.message, undefined);
     this.node.classList.remove("edited");
     this.actions.show();
     byId("input").focus();
