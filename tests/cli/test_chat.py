@@ -312,7 +312,7 @@ class Person:
         os.close(self.master)
 
     def wait(self) -> int:
-        while self.process.poll() is None:  # somebody must read
+        while self.process.poll() is None:  # what it writes must be read
             if select.select([self.master], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self.master, 65536).decode(errors="replace")

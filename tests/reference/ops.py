@@ -362,7 +362,7 @@ def find_best(logits: Array, k: int, first_id: int) -> tuple[Array, Array]:
     """The k best logits of each row of [num_rows, n] float32 and their ids, as FindBestParams has them: [num_rows, k]
     each.
 
-    Of a row that holds NaN only the first is defined: see `assert_best`.
+    In a row that holds NaN only the first is defined: see `assert_best`.
     """
     best = np.full((len(logits), k), -np.inf, np.float32)
     ids = np.full((len(logits), k), first_id, np.int32)
