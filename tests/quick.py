@@ -48,7 +48,7 @@ CPU_SECONDS = {
     "tests/speculation/test_scheduling.py": 1.4,
     "tests/test_checks.py": 0.2,
     "tests/test_covering.py": 0.1,
-    "tests/test_facts.py": 1.5,
+    "tests/test_facts.py": 3.5,
     "tests/test_files.py": 0.3,
     "tests/test_goldens.py": 0.6,
     "tests/test_outputs.py": 0.1,
