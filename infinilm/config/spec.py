@@ -52,7 +52,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 def decoder_spec(config: ModelFields, max_model_len: int) -> ModelSpec:
     """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
 
-    Called by `LlamaConfig.validate` after the checks of single fields, so that both accept the same.
+    Called by `ModelConfig.validate` after the checks of single fields, so that both accept the same.
 
     Raises
     ------
