@@ -21,6 +21,7 @@ FOLDERS = ("infinilm", "src", "cuda", "bench", "tools", "tests")
 HABITS = {
     "fragment": re.compile(r"^(Of|That of|Those of|Whose)\b"),
     "pronoun": re.compile(r"\b(nobody|no one(?!-)|somebody|whoever)\b", re.IGNORECASE),  # a comment names who is meant
+    "equation": re.compile(r"\bwhat\b[^,.;:()]*\b(is|are) (always )?what\b", re.IGNORECASE),  # of two unnamed things
 }
 
 
@@ -106,6 +107,8 @@ def test_comments_have_subjects(folder: str) -> None:
         (".py", 'def f():\n    """A row.\n\n    x : int\n        Of the row.\n    """\n', 1),
         (".py", 'def f():\n    """A row\n    Of a matrix, made with no one-shot sum.\n    """\n', 0),
         (".py", 'a = 1\n"""Whose it is."""\n', 1),
+        (".py", "# What is read is what was written.\n", 1),
+        (".py", "# What is read, and what is not.\n", 0),
     ],
 )
 def test_a_habit_is_found(suffix: str, text: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Schemas as pydantic and zod write them: what the bundled model answers is what these take."""
+"""Schemas as pydantic and zod write them, which take the answers of the bundled model."""
 
 from __future__ import annotations
 
