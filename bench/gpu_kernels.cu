@@ -152,12 +152,12 @@ cudaError_t run(int kernel, const LinearArgs& args, cudaStream_t stream) {
     return launch_linear(choose_linear(args, major == 9, num_sms), args, stream);
 }
 
-// That of linear_prefill, as the backend makes it.
+// The workspace of linear_prefill, as the backend makes it.
 struct SplitWorkspace : Memory {
     SplitWorkspace() : Memory(split_workspace_bytes) { check(cudaMemset(as<void>(), 0, split_counter_bytes)); }
 };
 
-// That of rows of logits, as the backend makes it: on a device without clusters several blocks share a row by it.
+// The workspace of rows of logits: on a device without clusters several blocks share a row by it.
 struct RowWorkspace {
     RowBlocks blocks;
     std::unique_ptr<Memory> memory;

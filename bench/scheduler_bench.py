@@ -152,7 +152,7 @@ class NoEngine:
     Attributes
     ----------
     seconds : list of float
-        Of each turn.
+        Seconds of each turn.
     """
 
     def __init__(self, num_seqs: int, between: Callable[[], object]) -> None:

@@ -28,7 +28,7 @@ class Exclusions:
     Parameters
     ----------
     references : References
-        Those of the schema.
+        The references of the schema.
     """
 
     def __init__(self, references: References) -> None:

@@ -575,8 +575,8 @@ class EngineMetrics:
     num_running, num_waiting : int
         Sequences with a part in the KV cache; sequences not begun yet. A request with n > 1 has several.
     num_deferred : int
-        Those of `num_waiting` that do not wait for room: they follow another sequence of their prompt, or the engine
-        has not looked at them yet.
+        The part of `num_waiting` that does not wait for room: these follow another sequence of their prompt, or the
+        engine has not looked at them yet.
     num_finished : int
         Sequences that ended, for any reason.
     num_steps : int

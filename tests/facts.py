@@ -91,6 +91,46 @@ def _choices(spec: Any, name: str) -> list[str]:
     raise AssertionError(f"{type(spec).__name__}.{name} takes any text, so it is no choice; leave it out of the facts")
 
 
+# ---- what a model is without one of its facts ----
+
+
+def wrong_facts() -> Iterator[tuple[str, str, Any, Any]]:
+    """(room, field, value, wrong value) of each fact that a golden has: as if what makes the fact true did not exist.
+
+    A switch that is on is off then, a choice is the default or else the first other one, and a number that is the
+    default in some golden is that in all of them; its value here is None, which is any. Left out are sizes, which
+    all models set, and facts of being off or the default.
+    """
+    for room in ROOMS:
+        for name in field_names(room):
+            default, field = getattr(room(), name), f"{room.__name__}.{name}="
+            found = sorted(fact.removeprefix(field) for fact in all_facts() if fact.startswith(field))
+            if isinstance(default, bool):
+                if "True" in found:
+                    yield room.__name__, name, True, False
+            elif isinstance(default, str):
+                for value in found if len(found) > 1 else ():
+                    others = [other for other in (default, *found) if other != value]
+                    yield room.__name__, name, value, others[0]
+            elif isinstance(default, (int, float)) and found == ["default", "set"]:
+                yield room.__name__, name, None, default
+
+
+def change_field(spec: Any, room: str, name: str, value: Any, wrong: Any) -> bool:
+    """Set a field to `wrong` where it is `value` (None: anything), in all parts of `spec`; tells if any was changed."""
+    changed = False
+    if type(spec).__name__ == room and getattr(spec, name) != wrong and value in (None, getattr(spec, name)):
+        setattr(spec, name, wrong)
+        changed = True
+    for own in field_names(type(spec)):
+        part = getattr(spec, own)  # a copy, which is written back
+        parts = part if isinstance(part, list) else [part]
+        if any([change_field(each, room, name, value, wrong) for each in parts if isinstance(each, ROOMS)]):
+            setattr(spec, own, part)
+            changed = True
+    return changed
+
+
 # ---- facts that several fields say together ----
 
 
@@ -108,6 +148,12 @@ def _differ(value: Callable[[Any], Any]) -> Callable[[Any], bool]:
     return lambda spec: len({value(layer) for layer in spec.layers}) > 1
 
 
+def _groups_matter(layer: Any) -> bool:
+    """A token's best experts are always in as many groups as are best by their best one."""
+    experts = layer.experts
+    return bool(experts) and experts.num_groups > 1 and (experts.group_best > 1 or experts.top_k > experts.top_groups)
+
+
 LAYOUTS: dict[str, Callable[[Any], bool]] = {
     "every query head has keys of its own": _of_attention(lambda mixer, _: mixer.num_kv_heads == mixer.num_heads),
     "some query heads share keys": _of_attention(lambda mixer, _: 1 < mixer.num_kv_heads < mixer.num_heads),
@@ -123,6 +169,7 @@ LAYOUTS: dict[str, Callable[[Any], bool]] = {
     "layers have several kinds of mixers": _differ(lambda layer: type(layer.mixer)),
     "layers have MLPs of several sizes": _differ(lambda layer: layer.mlp and layer.mlp.intermediate_size),
     "some layers have experts": _differ(lambda layer: layer.experts is not None),
+    "groups rule out experts that are among the best": lambda spec: any(map(_groups_matter, spec.layers)),
     "experts beside an MLP": lambda spec: any(layer.mlp and layer.experts for layer in spec.layers),
 }
 

@@ -19,7 +19,7 @@ VALUES = ["0x1.1eca378140e61p+0", "0x1.220ecc1f8871fp+0", "0x1.4508cea5722d4p+0"
 
 
 def test_known_words_of_philox() -> None:
-    """Those of Philox4x64-10 with the key BLAKE2b("3 layers.0.weight"), whatever the version of numpy."""
+    """The words of Philox4x64-10 with the key BLAKE2b("3 layers.0.weight"), whatever the version of numpy."""
     words = [f"{int(word):016x}" for word in random_bits("layers.0.weight", 3, 5)]
     assert words == WORDS
     assert [f"{int(word):016x}" for word in random_bits("layers.0.weight", 3, 2)] == WORDS[:2]

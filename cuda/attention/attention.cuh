@@ -360,7 +360,7 @@ __device__ __forceinline__ void add_weights(uint32_t (&weights)[kChunk / 16][4],
         if (piece > 0) lower_weights<T>(weights, piece, h, before, m);
     }
 }
-// Those of a piece that no row sees: as add_weights() would have it.
+// Adds the weights of a piece that no row sees: as add_weights() would have it.
 __device__ __forceinline__ void add_no_weights(uint32_t (&weights)[kChunk / 16][4], int piece) {
 #pragma unroll
     for (int j = 0; j < kPiece / 16; ++j)
@@ -497,7 +497,7 @@ struct RowKeeper {
         }
         return merged.merge({keep(chunk_m), keep(chunk_l)});
     }
-    // Those of all rows.
+    // Gives the factors of all rows.
     static __device__ __forceinline__ void give_all(Factors (&factors)[kTiles][2], const Factors& mine) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)

@@ -1,6 +1,6 @@
 """Builds kernels for the host compiler: `build(sources, out_dir, sanitize)` gives a shared library to load with ctypes.
 
-Called by the fixtures of tests/cuda and by whoever debugs a kernel; needs only a C++ compiler, which is called through
+Called by the fixtures of tests/cuda, and by hand to debug a kernel; needs only a C++ compiler, which is called through
 ccache where that is installed. Objects are cached in out_dir by the content of the source, of every header it includes
 and of the command; processes that share out_dir take turns. The runtime of the emulator is compiled without sanitizers
 on purpose and linked into every library.

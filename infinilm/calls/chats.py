@@ -27,7 +27,7 @@ __all__ = ["ChatMethods"]
 
 
 class ChatMethods:
-    """What `LLM` has for conversations, made of what it has for prompts."""
+    """The calls of `LLM` for conversations, made of those for prompts."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate

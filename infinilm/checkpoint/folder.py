@@ -212,7 +212,7 @@ class Checkpoint(MappedTensors):
     def checkpoint_dtype(self) -> str:
         """Return the floating dtype that holds most bytes: float32, bfloat16, float16 or float64.
 
-        Of packed weights, that of the checkpoint they were packed from.
+        For packed weights it is that of the checkpoint they were packed from.
 
         Raises
         ------

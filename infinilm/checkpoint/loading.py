@@ -270,7 +270,8 @@ def load_weights(
     dtype : str
         The compute dtype: `"float32"`, `"bfloat16"` or `"float16"`.
     config : ModelConfig, optional
-        Of the model, whose family says what its checkpoints call the parameters. None: as the engine does.
+        The configuration of the model, whose family says what its checkpoints call the parameters. None: as the engine
+        does.
     progress : bool
         Show a progress bar on stderr, if that is a terminal.
     from_numpy : callable, optional

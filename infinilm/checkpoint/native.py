@@ -40,7 +40,7 @@ def choose_native(linears: Linears, types: Mapping[str, str], device: str) -> di
     ----------
     linears : Linears
     types : mapping of str to str
-        Of the weights that are stored in blocks, or can be.
+        The type of each weight that is stored in blocks, or can be.
     device : str
         "cpu" or "cuda".
     """

@@ -97,7 +97,7 @@ def pack_model(
     quantization
         None, "int8" or "int4".
     dtype
-        Of weights that are not quantised: "bfloat16" or "float16"; "auto" keeps the checkpoint's, and so does
+        The dtype of weights that are not quantised: "bfloat16" or "float16"; "auto" keeps the checkpoint's, and so does
         "float32" with 16 bits, which are exact in it.
     revision, num_threads
         See `LLM`.

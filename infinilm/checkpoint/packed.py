@@ -41,7 +41,7 @@ class PackedInfo:
     quantization : str or None
         None, "int8" or "int4".
     dtype : str
-        Of the weights before they were quantised: "float32", "bfloat16" or "float16".
+        The dtype that the weights had before they were quantised: "float32", "bfloat16" or "float16".
     """
 
     file: Path

@@ -105,7 +105,7 @@ class FoundTensors:
     sources : dict of str to Source
         By parameter.
     shapes : dict of str to shape
-        Of the whole tensors that the files must hold.
+        The shapes of the whole tensors that the files must hold.
     not_read : tuple of str
         Names in the files that belong to parts of the model which are not computed.
     """
@@ -123,7 +123,7 @@ def find_tensors(
     Parameters
     ----------
     config : ModelConfig, optional
-        Of the model; None: the files call tensors as the engine does.
+        The configuration of the model; None: the files call tensors as the engine does.
     expected : mapping of str to shape
         The parameters.
     stored : collection of str

@@ -56,7 +56,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
     """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
 
     `mtp`: with the MTP head of the checkpoint, whose layer is as the last one of the model that has attention.
-    Called by `LlamaConfig.validate` after the checks of single fields, so that both accept the same.
+    Called by `ModelConfig.validate` after the checks of single fields, so that both accept the same.
 
     Raises
     ------

@@ -76,7 +76,7 @@ class Calibration:
     def gram(self, param: str) -> npt.NDArray[np.float32] | None:
         """Return the sums of products of a linear's inputs over the tokens, [inputs, inputs]; None: they are not seen.
 
-        Those of some layers at a time are kept: asking for layers in their order computes the text seldom.
+        The sums of some layers are kept at a time: asking for layers in their order computes the text seldom.
         """
         match = _PARAM.fullmatch(param)
         site = self._site(int(match[1]), match[2]) if match else None

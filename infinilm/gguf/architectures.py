@@ -192,7 +192,7 @@ class Architecture:
     Attributes
     ----------
     model_type : str
-        Of config.json: the key into the families.
+        The `model_type` of config.json, which is the key into the families.
     where : Mapping of str to (Mapping of str to object)
         Keys of config.json where the metadata have a key that is not 0; of "key=value", where it has that value; of
         "!key", where it is absent; of "tensor name", where a layer has that tensor. Those that hold are written over

@@ -114,11 +114,11 @@ class GgufFile:
     Attributes
     ----------
     path : Path
-        Of the first part, whose metadata count.
+        The first part, whose metadata count.
     parts : tuple of Path
     metadata : Mapping of str to bool, int, float, str, or list of these
     tensors : Mapping of str to GgufTensor
-        Of all parts.
+        The tensors of all parts.
 
     Raises
     ------

@@ -117,7 +117,7 @@ def read_adapter(folder: str | os.PathLike[str], config: ModelConfig, *, merged:
     folder : path
         Or a hub id, of which it is fetched.
     config : ModelConfig
-        Of the model.
+        The configuration of the model.
     merged : bool
         It becomes part of the weights, which all linears of layers can take. Else requests have it.
 

@@ -128,7 +128,7 @@ class PrefixIndex:
     capacity : int
         Blocks. More than that are forgotten, those longest unused first.
     table : PrefixTable, optional
-        That of all replicas that are chosen from; default: one of its own.
+        The table of all replicas that are chosen from; default: one of its own.
 
     Attributes
     ----------

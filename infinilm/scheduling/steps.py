@@ -53,7 +53,7 @@ class Step:
     num_left : int
         `RunningSequences.num_left` when the step was made.
     drafts : list of int, [len(samples)], or None
-        Of each row the token that it computes, if this is a draft; `KNOWN`: the token is known. `VOID`: the row cannot
+        For each row the token that it computes, if this is a draft; `KNOWN`: the token is known. `VOID`: the row cannot
         count. None: no sequence has a draft.
     num_newest : int
         Sequences whose newest token it computes.

@@ -119,7 +119,7 @@ class ChunkWriter:
         self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
 
     def count(self, num_prompt: int, num_new: int) -> None:
-        """From now on chunks tell a usage, of so many tokens of the prompt and of the choice."""
+        """Add `usage` to every later chunk, with so many tokens of the prompt and of the choice."""
         counted = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
         self._end = f',"usage":{_to_json(counted)}}}\n\n'
 

@@ -165,7 +165,7 @@ class Service(Drainable):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of the model, also for answers that end when nothing new may begin."""
+        """The model's tokenizer, also for answers that end when nothing new may begin."""
         assert self._llm is not None
         return self._llm.tokenizer
 

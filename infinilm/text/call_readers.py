@@ -31,7 +31,7 @@ class WholeCalls:
     mark : str
         What began the calls.
     index : int
-        Of the first call.
+        The index of the first call.
 
     Attributes
     ----------

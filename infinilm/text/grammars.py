@@ -53,7 +53,7 @@ class Grammars:
     ----------
     tokenizer : Tokenizer
     vocab_size : int
-        That of the model, which may be more than the tokenizer has.
+        The model's size, which may be more than the tokenizer has.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -38,9 +38,9 @@ class HarmonyPart:
     kind : str
         "reasoning", "content" or "call".
     text : str
-        Of a call: of its arguments.
+        The text; in a call, a piece of its arguments.
     name : str or None
-        Of the function, with the first piece of a call.
+        The name of the function, with the first piece of a call.
     """
 
     kind: str

@@ -63,7 +63,7 @@ class TaggedCall:
     Attributes
     ----------
     name : str or None
-        That of a tool, once something of a call follows it; a call that has one is given out.
+        The name of a tool, once something of a call follows it; a call that has one is given out.
     raw : str
         What was read before that: the content, if this is no call.
     """

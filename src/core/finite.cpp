@@ -9,7 +9,7 @@ namespace infinilm {
 
 namespace {
 
-// Those of the exponent: all are set in NaN and infinities alone.
+// The bits of the exponent: all are set in NaN and infinities alone.
 template <class Bits>
 int64_t find(const Bits* values, int64_t begin, int64_t end, Bits exponent) {
     constexpr int64_t block = 4096;  // a loop that may end early is no loop of vectors

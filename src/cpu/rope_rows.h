@@ -7,7 +7,7 @@
 
 namespace infinilm::cpu {
 
-// Those of tokens [begin, end). Angles in double: at position 100000 a float32 angle is off by 0.004.
+// The rows of tokens [begin, end). Angles in double: at position 100000 a float32 angle is off by 0.004.
 inline void rope_rows(const RopeTableParams& p, int64_t begin, int64_t end) {
     const int64_t half = p.inv_freq.shape(0);
     const float* const inv_freq = p.inv_freq.as<const float>();  // [half]

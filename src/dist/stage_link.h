@@ -78,7 +78,7 @@ private:
     uint64_t sent_ = 0, received_ = 0;  // steps
 };
 
-// Those of each stage that is in this process; none where there is one stage. DeviceError: there are no more sockets.
+// The connections of each stage in this process; none where there is one stage. DeviceError: no more sockets.
 std::vector<std::shared_ptr<StageConnections>> connect_stages(const PipelineOptions& options);
 
 }  // namespace infinilm

@@ -104,7 +104,7 @@ LoraStep::LoraStep(const Adapters& adapters, const Batch& batch) {
         if (is_new) groups_.push_back({.adapter = found->second.get(), .rows = {}});
         for (int32_t row = starts[s]; row < starts[s + 1]; ++row) groups_[group->second].rows.push_back(row);
     }
-    // Those of one rank side by side: a device computes them together.
+    // Groups of one rank lie side by side: a device computes them together.
     std::ranges::stable_sort(groups_, {}, [](const Group& group) { return group.adapter->most_rank(); });
     for (const Group& group : groups_) {
         num_rows_ += static_cast<int64_t>(group.rows.size());

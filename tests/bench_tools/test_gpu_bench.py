@@ -29,7 +29,7 @@ def test_everything_is_measured(request: pytest.FixtureRequest, tmp_path: Path) 
     if cache:  # what tests/cuda has compiled need not be compiled again
         (tmp_path / "emulator").symlink_to(cache.mkdir("cuda-emulator"))
     out = tmp_path / "out.json"
-    done = run("--simulate", "--quick", f"--build-dir={tmp_path}", f"--out={out}")
+    done = run("--simulate", "--quick", "--budget=3000", f"--build-dir={tmp_path}", f"--out={out}")
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     rows = result["rows"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+
+from llm.support import PATIENCE
 
 from infinilm.cli.main import main
 
@@ -29,3 +32,13 @@ def start(*arguments: str | Path, **kwargs: Any) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         **kwargs,
     )
+
+
+def wait_until_at_rest(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the main thread of a program sleeps, as it does at a prompt: five times in a row, 10 ms apart."""
+    stat = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
+    end, num_at_rest = time.monotonic() + PATIENCE, 0
+    while num_at_rest < 5:
+        assert time.monotonic() < end, "the program does not come to rest"
+        num_at_rest = num_at_rest + 1 if stat.read_text().rsplit(")", 1)[1].split()[0] == "S" else 0
+        time.sleep(0.01)

@@ -40,7 +40,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert name in captured.out
     assert "prefix hit rate         0.0 %" in captured.out
-    assert captured.err == "loading demo\n"  # no progress bar where nobody sees it
+    assert captured.err == "loading demo\n"  # no progress bar without a terminal
 
 
 def test_default_lengths_follow_the_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

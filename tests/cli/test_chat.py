@@ -24,7 +24,7 @@ from hypothesis import given, strategies as st
 from llm import tiny
 from llm.support import PATIENCE
 
-from cli.support import PROGRAM, run
+from cli.support import PROGRAM, run, wait_until_at_rest
 from infinilm import LLM, Constraint
 from infinilm.cli.answer import AnswerPrinter
 from infinilm.cli.prompt import history_file
@@ -424,12 +424,7 @@ class Person:
         Python's `input` notices a signal that comes between its echo of a key and its wait for the next only with that
         next key.
         """
-        stat = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat")
-        end, num_at_rest = time.monotonic() + PATIENCE, 0
-        while num_at_rest < 5:  # in a row, 10 ms apart
-            assert time.monotonic() < end, "the program does not come to rest"
-            num_at_rest = num_at_rest + 1 if stat.read_text().rsplit(")", 1)[1].split()[0] == "S" else 0
-            time.sleep(0.01)
+        wait_until_at_rest(self.process)
         self.process.send_signal(signal.SIGINT)
 
     def wait_for(self, pattern: str) -> str:
@@ -448,7 +443,7 @@ class Person:
         os.close(self.master)
 
     def wait(self) -> int:
-        while self.process.poll() is None:  # somebody must read
+        while self.process.poll() is None:  # what it writes must be read
             if select.select([self.master], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self.master, 65536).decode(errors="replace")

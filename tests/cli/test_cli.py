@@ -22,7 +22,7 @@ from llm import tiny
 from llm.support import PATIENCE
 
 import infinilm
-from cli.support import run, start
+from cli.support import run, start, wait_until_at_rest
 from infinilm import LLM
 from infinilm.bench import limits as bench
 from infinilm.bench.work import Work, count_work
@@ -498,7 +498,7 @@ def test_ctrl_c_stops_an_answer_and_ends_the_prompt(endless: Path) -> None:
         process.stdin.write(b"/reset\n")
         process.stdin.flush()
         assert process.stderr.readline() == b"[the conversation starts anew]\n"
-        time.sleep(0.2)  # at the prompt again
+        wait_until_at_rest(process)  # at the prompt again
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -469,7 +469,7 @@ def test_build_spec_of_layers_that_differ_in_shape():
     assert [len(rope.inv_freq) for rope in spec.ropes] == [6, 4] and spec.ropes[0].inv_freq[1:] == [0.0] * 5
     assert spec.layers[0].mixer.softmax_scale == 1 and spec.layers[0].mixer.v_norm and spec.layer_scalars
     assert (spec.own_vectors.size, spec.own_vectors.vocab_size, spec.layers[0].experts) == (5, 60, None)
-    assert spec.kv_bytes_per_token("float32") == 4 * 2 * (2 * 2 * 8 + 12)  # each cache once, whoever reads it
+    assert spec.kv_bytes_per_token("float32") == 4 * 2 * (2 * 2 * 8 + 12)  # each cache once
     assert [shape.values_are_keys for shape in shapes_of(config)] == [False, False, True, False, False]
     names = set(param_shapes(spec))
     assert "model.layers.4.self_attn.q_norm.weight" in names

@@ -223,7 +223,7 @@ def test_the_owner_is_kept_alive() -> None:
 
 
 class Owner(np.ndarray):
-    """An array that tells when it goes, and that nobody keeps a hidden reference to."""
+    """An array that tells when it goes, and to which there is no hidden reference."""
 
 
 HOLDERS: dict[str, Callable[[Any], Any]] = {

@@ -181,7 +181,7 @@ SHAPED: dict[str, dict[str, Any]] = {
 def make_model(name: str, folder: Path, **changes: Any) -> Path:
     """A checkpoint with random weights, all of deviation 1 / sqrt(in_features), norms around 1.
 
-    Of a name that is none of MODELS the golden, resized if it is one of SHAPED; `changes` do not count then, since its
+    A name that is none of MODELS is a golden, resized if it is one of SHAPED; `changes` do not count then, since its
     layers are not alike.
     """
     if name not in MODELS:

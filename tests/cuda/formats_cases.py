@@ -132,7 +132,7 @@ def _check(stored: Path, exact: Path, dtype: str, tp_size: int, native: bool, nc
 
 
 def block_types(gpu: Gpu) -> None:
-    """What the package plans with is what the library has."""
+    """The package plans with the formats that the library has."""
     for name in (*CUDA_BLOCKS, "Q4_K", "Z4_32", "IQ4_NL"):
         assert gpu.lib.block_bytes_on_device(name.encode()) == CUDA_BLOCKS.get(name, 0), name
         assert name not in CUDA_BLOCKS or gpu.lib.size_of_block(name.encode()) == _core.gguf_type(name)[0], name

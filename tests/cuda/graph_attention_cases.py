@@ -62,7 +62,7 @@ def windows_of_their_own(_: Gpu, folder: str) -> None:
         at = arrays["positions"]
         slots = windows[np.repeat(np.arange(len(seqs)), count), at // size].astype(np.int64) * size + at % size
         behind = columns < (sequences.lengths[seqs] - count)[:, None] // size - 1
-        windows[behind & (sequences.rng.random(windows.shape) < 0.3)] = -1  # which nobody reads
+        windows[behind & (sequences.rng.random(windows.shape) < 0.3)] = -1  # which are not read
         arrays["block_table"] = np.stack([arrays["block_table"], windows])
         arrays["slot_mapping"] = np.stack([arrays["slot_mapping"], slots])
         got = outputs(twins.recording, _core.Batch(**arrays))

@@ -28,7 +28,7 @@ def make_adapters(folder: Path, model: Path) -> dict[str, Path]:
 
 
 def logits(_: Gpu, name: str, folder: str, dtype: str, tp_size: int, nccl: str) -> None:
-    """Those of a model in which the adapter is part of the weights; without one, what the model has without any."""
+    """The logits of a model in which the adapter is part of the weights; without one, those of the plain model."""
     model = make_model(name, Path(folder))
     adapters = make_adapters(Path(folder), model)
     (prompt,) = prompts(131, 75)

@@ -2,7 +2,7 @@
 
 With INFINILM_TEST_GPU=1 the fixture `emulate` builds by this, and the cases run on the GPU. INFINILM_TEST_GPU_OBJECTS
 names a folder where Meson has compiled cuda/*/*.cu for this GPU (<build folder>/cuda): those objects are taken as they
-are, so that what is tested is what is installed. INFINILM_TEST_GPU_PREPARE=90a stands for a GPU that is elsewhere: the
+are, so that the tests run the installed library. INFINILM_TEST_GPU_PREPARE=90a stands for a GPU that is elsewhere: the
 libraries of all cases are built and no case runs. They are found again in another folder of another machine, whose
 time is then spent on running.
 """

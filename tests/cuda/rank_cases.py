@@ -92,7 +92,7 @@ def make_step(
 ) -> _core.Batch:
     """tokens: [2, length], the first row greedy, the second sampled.
 
-    Of two states of each row, the second is written by steps that read the first, which can be run again.
+    Each row has two states: steps read the first and write the second, so that they can be run again.
     """
     length = tokens.shape[1]
     states: dict[str, Any] = {}

@@ -154,7 +154,7 @@ def test_as_on_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> Non
 
 
 def test_experts_in_mxfp4(simulate: Run, tmp_path: Path) -> None:
-    """Those of gpt-oss as they are downloaded, beside biases and the clamped SwiGLU."""
+    """Experts of gpt-oss as they are downloaded, beside biases and the clamped SwiGLU."""
     source = resized(golden("gpt-oss"), tmp_path / "source", hidden_size=64, intermediate_size=96)
     folder = tmp_path / "mxfp4"
     quantise_experts(source, folder)

@@ -265,7 +265,7 @@ def hopper_code(emulator_cache: Path) -> tuple[Path, str]:
 def test_wgmma_stays_asynchronous(emulator_cache: Path, name: str) -> None:
     """ptxas neither serializes wgmma nor adds waits of its own.
 
-    An audit found: The same compilers serialize wgmma, in a note that nobody reads. Now: Accumulators are defined
+    An audit found: The same compilers serialize wgmma, in a note that is easily missed. Now: Accumulators are defined
     before the first wgmma; such a note is a failure; attention_sm90 is built from CUDA 12.8 on.
     """
     log = compile_kernels(ROOT / f"cuda/{name}.cu", "90a", emulator_cache)[1]

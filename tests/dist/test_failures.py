@@ -139,7 +139,7 @@ def test_a_rank_that_fails(config: LlamaConfig, pattern: str, tp_size: int, rank
 
 
 def test_the_first_cause_counts(config: LlamaConfig) -> None:
-    steps: list[Any] = []  # kept: a step that nobody holds is waited for, here by a rank that has a part in it
+    steps: list[Any] = []  # kept: a step that no variable holds is waited for, here by a rank that has a part in it
 
     def is_dead() -> bool:
         try:

@@ -351,7 +351,7 @@ def test_frames_bring_arrays_as_they_are() -> None:
 
 
 class _Steps(dict[int, Any]):
-    """Steps of a stage, of which the last one ends right after somebody has seen that it is there."""
+    """Steps of a stage, of which the last one ends right after it was seen that it is there."""
 
     def __contains__(self, number: object) -> bool:
         return self.pop(number, None) is not None

@@ -1,4 +1,4 @@
-"""Examples of docstrings: what they show is what comes out."""
+"""Examples of docstrings show the output that they have."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def write(path: Path, **tensors: Stored) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_directions_move_the_residual_stream(tmp_path: Path, dtype: str) -> None:
-    """Those of layers before are as they were, that of the layer is moved, and the logits are those of what is left."""
+    """Values of earlier layers are as they were, that of the layer is moved, and the logits follow from it."""
     folder = tiny.make_checkpoint(tmp_path, num_hidden_layers=3, torch_dtype="float32")
     rng = np.random.default_rng(0)
     one, two = (rng.normal(size=32).astype(np.float32) for _ in range(2))

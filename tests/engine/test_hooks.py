@@ -113,7 +113,7 @@ def test_every_point_can_be_replaced(golden_engine: InferEngine, site: Site) -> 
     assert not np.array_equal(logits(golden_engine), without)
     handle.remove()
     assert np.array_equal(logits(golden_engine), without)
-    # The same values in place of themselves: what is replaced is what goes on.
+    # The same values in place of themselves: the model goes on with the replacement.
     registry.register_hook(pattern, lambda _name, t, _layer: t.numpy().copy())
     assert np.array_equal(logits(golden_engine), without)
     golden_engine.set_hook_registry(None)

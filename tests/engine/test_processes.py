@@ -184,7 +184,7 @@ from infinilm.config import spec as specs
 weights = {{}}
 spec = specs.build_spec(AutoConfig.from_pretrained({folder!r}), dtype="float32", max_model_len=64)
 
-def make():  # engines that nobody closes at the end, whose weights are arrays of Python
+def make():  # engines that are not closed at the end, whose weights are arrays of Python
     shapes = _core.param_shapes(spec)
     while True:
         engine = _core.InferEngine(spec, num_threads=2)

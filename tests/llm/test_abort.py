@@ -150,7 +150,7 @@ def test_a_step_for_others_too_goes_on(llm: LLM, registry: HookRegistry) -> None
 
 @pytest.mark.parametrize("ahead", [0.0, 1e9], ids=["one by one", "ahead"])
 def test_cancelling_at_any_time(folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
-    """Whoever is not cancelled gets the tokens of a request that is alone, with company, prefixes and short steps."""
+    """A request that is not cancelled gets the tokens that it has alone, with company, prefixes and short steps."""
     monkeypatch.setattr("infinilm.serving.engine_thread._AHEAD_BELOW_SECONDS", ahead)
     monkeypatch.setattr("infinilm.serving.engine_thread._LOOK_EVERY_SECONDS", 0.0)
     rng = random.Random(int(ahead > 0))

@@ -54,7 +54,7 @@ def test_astream_is_stream(llm: LLM) -> None:
 
 
 def test_a_stream_keeps_its_llm(folder: Path) -> None:
-    """Whoever writes `for event in LLM(...).stream(...)` holds nothing but the iterator."""
+    """A program that writes `for event in LLM(...).stream(...)` holds nothing but the iterator."""
 
     async def last() -> infinilm.TokenEvent:
         return [event async for event in LLM(folder).astream("the", **SETTINGS)][-1]

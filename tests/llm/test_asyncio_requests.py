@@ -307,7 +307,7 @@ def test_messages_name_what_was_expected(llm: LLM) -> None:
 
 
 def test_a_long_text_does_not_stop_other_threads(llm: LLM) -> None:
-    """Whoever waits for the GIL gets it while a text is tokenised: this thread counts all the while."""
+    """A thread that waits for the GIL gets it while a text is tokenised: this thread counts all the while."""
     text = "the inner end of an other thing " * 20_000
     during: list[int] = []
     count = 0

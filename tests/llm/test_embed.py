@@ -68,7 +68,7 @@ def test_a_cancelled_aembed_is_not_computed(llm: LLM) -> None:
 
     holder = llm.submit("the", logits_processor=wait, **(SETTINGS | {"max_tokens": 2}))
     try:
-        wait_for(lambda: llm.metrics().num_running > 0)  # in a step that is held up, which nobody can join
+        wait_for(lambda: llm.metrics().num_running > 0)  # in a step that is held up, which no request can join
         before = llm.metrics().num_prompt_tokens
         asyncio.run(main())
     finally:
@@ -120,7 +120,7 @@ def test_beside_masks(folder: Path) -> None:
 
 
 def test_under_hooks(folder: Path) -> None:
-    """Those of the user go on, and what they change is embedded."""
+    """The user's hooks go on, and what they change is embedded."""
     registry = HookRegistry()
     seen: list[int] = []
 

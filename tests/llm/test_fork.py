@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm.support import run_program
+from llm.support import PATIENCE, run_program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
@@ -23,7 +23,7 @@ stream = llm.stream("the", **settings)
 next(stream)
 unused = infinilm.LLM({folder!r})
 done = llm.submit("the", **settings)
-done.result(100)
+done.result({limit})
 child_ended = threading.Event()
 running = llm.submit("the", logits_processor=lambda ids, logits: child_ended.wait() and logits, **settings)
 
@@ -35,7 +35,7 @@ if pid == 0:
         words = f"made in process {{os.getppid()}}", "fork", "'spawn' start method"
         sys.exit(3 if all(word in str(error) for word in words) else 4)
     sys.exit(0)
-end = time.monotonic() + 100
+end = time.monotonic() + {limit}
 ended = 0
 while not ended and time.monotonic() < end:
     ended, status = os.waitpid(pid, os.WNOHANG)
@@ -46,14 +46,14 @@ if not ended:
 else:
     print(os.waitstatus_to_exitcode(status))
 child_ended.set()
-assert running.result(100).outputs == expected
+assert running.result({limit}).outputs == expected
 assert llm.generate("the", use_tqdm=False, **settings)[0].outputs == expected
 """
 
 
 def in_child(folder: Path, lines: str) -> str:
     """How a child ends that runs these lines: its exit code, 3 for an EngineDeadError that explains, or "hangs"."""
-    return run_program(PROGRAM.format(folder=str(folder), lines=lines)).strip()
+    return run_program(PROGRAM.format(folder=str(folder), lines=lines, limit=PATIENCE)).strip()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_plan_counts_one_row_of_a_token() -> None:
 
 
 def test_hooks_see_queries_and_rows() -> None:
-    """Those of the numpy model, and what they leave there counts."""
+    """They see what the numpy model computes, and what they leave there counts."""
     ids, _ = prompt_and_answer("deepseek-v3")
     names = ("q_proj", "k_proj", "q_rope", "k_rope", "attention")
     shapes = {"q_proj": (4, 20), "k_proj": (1, 32), "q_rope": (4, 32), "k_rope": (1, 32), "attention": (4, 10)}

@@ -1,4 +1,4 @@
-"""Schemas as pydantic and zod write them: what the bundled model answers is what these take."""
+"""Schemas as pydantic and zod write them, which take the answers of the bundled model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llm() -> Iterator[LLM]:
 
 
 def answers(llm: LLM, constraint: Constraint) -> list[str]:
-    """Those of a few answers that came to an end."""
+    """The texts of a few answers that came to an end."""
     (output,) = llm.generate("x", constraint=constraint, n=4, seed=3, max_tokens=300, use_tqdm=False)
     return [choice.text for choice in output.outputs if choice.finish_reason == "stop"]
 

@@ -203,7 +203,7 @@ class _Model:
         for before, out, text, count in zip(read, state_out.tolist(), texts, counts, strict=True):
             assert before == text[: len(text) - count]  # what it goes on from is its own past
             others = [s for s, o in zip(state_in.tolist(), state_out.tolist(), strict=True) if o != out]
-            assert out not in others  # nobody reads what another writes
+            assert out not in others  # no sequence reads the state that another writes
         for out, text in zip(state_out.tolist(), texts, strict=True):
             self.held[out] = text
 

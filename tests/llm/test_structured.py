@@ -1,4 +1,4 @@
-"""Constrained texts of the bundled model, which knows nothing of JSON: what ends is always what was asked for."""
+"""Constrained texts of the bundled model, which knows nothing of JSON: an answer that ends is as it was asked for."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_in_time(folder: Path, clock: Clock) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_ending_at_any_time(folder: Path, clock: Clock, engine: dict[str, Any]) -> None:
-    """What a late request has is the beginning of what it would have said; others say all of it."""
+    """A late request has the beginning of its answer without a limit; others have all of theirs."""
     rng = random.Random(3)
     prompts = [[3], [4, 5, 6], LONG[:40], LONG[:80], [*LONG[:40], 7]]
     with open_llm(folder, max_num_batched_tokens=16, max_num_seqs=3, **engine) as llm:

@@ -32,7 +32,7 @@ def architecture(name):
     return config_of(name)["architectures"][0]
 
 
-# Of each family whose tensors have names of their own.
+# A golden of each family whose tensors have names of their own.
 OTHER_NAMES = [name for name in GOLDENS if FAMILIES[architecture(name)].names is not LLAMA]
 IDS = list(range(3, 43))
 with_other_names = pytest.mark.parametrize("name", OTHER_NAMES)

@@ -88,7 +88,7 @@ def of_next_layer(field: str) -> Change:
 
 
 def of_mlps(**fields: Any) -> Change:
-    """Those of experts, too."""
+    """Change the MLPs of all layers, and of experts."""
 
     def change(layer: Any, _: int) -> None:
         mlp, experts = layer.mlp, layer.experts

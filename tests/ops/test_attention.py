@@ -214,8 +214,8 @@ block_sizes = st.sampled_from((0, 1, 2, 3, 7, 8, 16, 19, 31, 32))
 @each_threads
 @given(case=cases(), block_size=block_sizes)
 def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, block_size: int) -> None:
-    """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN where
-    nobody looks.
+    """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN in
+    what is not read.
     """
     assume(any(n for _, n in case.sequences))
     values = Values(case, dtype)

@@ -44,7 +44,7 @@ def test_import_is_cheap(tmp_path: Path) -> None:
 
 
 def test_type_checkers_and_users_see_the_same_names() -> None:
-    """What is imported for type checkers is what is loaded on first use, from the same modules."""
+    """Names that are imported for type checkers are loaded on first use from the same modules."""
     tree = ast.parse((SOURCE / "__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {

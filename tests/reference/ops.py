@@ -362,7 +362,7 @@ def find_best(logits: Array, k: int, first_id: int) -> tuple[Array, Array]:
     """The k best logits of each row of [num_rows, n] float32 and their ids, as FindBestParams has them: [num_rows, k]
     each.
 
-    Of a row that holds NaN only the first is defined: see `assert_best`.
+    In a row that holds NaN only the first is defined: see `assert_best`.
     """
     best = np.full((len(logits), k), -np.inf, np.float32)
     ids = np.full((len(logits), k), first_id, np.int32)
@@ -376,7 +376,7 @@ def find_best(logits: Array, k: int, first_id: int) -> tuple[Array, Array]:
 
 
 def assert_best(got: tuple[Array, Array], logits: Array, first_id: int) -> None:
-    """What an implementation found is what `find_best` finds, bit for bit."""
+    """An implementation found the same as `find_best`, bit for bit."""
     want = find_best(logits, got[0].shape[1], first_id)
     defined = ~np.isnan(want[0][:, 0])
     assert np.isnan(got[0][~defined, 0]).all()
@@ -401,7 +401,7 @@ def log_probs(logits: Array, drawn: Array, count: int) -> tuple[Array, Array]:
 
 
 def assert_log_probs(got: tuple[Array, Array], logits: Array, drawn: Array, counts: Array, poison: float) -> None:
-    """What an implementation gave, [num_rows, width], is what `log_probs` finds; nothing else was written."""
+    """An implementation gave the same as `log_probs`, [num_rows, width]; nothing else was written."""
     for row, count in enumerate(counts):
         ids, logprobs = (x[row] for x in got)
         assert (ids[count + 1 :] == int(poison)).all() and (logprobs[count + 1 :] == poison).all()

@@ -197,7 +197,7 @@ def test_a_replica_whose_pipes_stay_open_is_killed(
 def test_a_replica_whose_pipes_stay_open_is_known_to_have_ended(
     stand_in: Path, child: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after somebody who waited for its end was cancelled: before it, and between it and the last line."""
+    """Also after a task that waited for its end was cancelled: before it, and between it and the last line."""
     go_on = stand_in.with_suffix(".go")
     ends = f"until [ -e {shlex.quote(str(go_on))} ]; do sleep 0.01; done\nprintf 'last words' >&2\nexit 7\n"
     stand_in.write_text(stand_in.read_text() + CHILD + SERVES + ends)

@@ -132,7 +132,7 @@ def test_stages_on_both_nodes(cluster: TwoNodes, tmp_path: Path, replicas: list[
 
 
 def test_a_node_is_lost_and_another_comes(cluster: TwoNodes, tmp_path: Path, replicas: list[ServerProcess]) -> None:
-    """Streams that ran there go on at the other one and say what they would have said; nobody notices."""
+    """Streams that ran there go on at the other one and say what they would have said; no client notices."""
     bodies = [{**TEXT, "seed": seed, "max_tokens": 300} for seed in range(4)]
     alone = [said(ask(replicas[0].url, "/v1/completions", body, KEY)) for body in bodies]
     arguments = ("--ray-address", cluster.address, "--num-threads", "1", "--routing", "round-robin")

@@ -97,7 +97,7 @@ class Engine:
         return all(sequence.slot >= 0 for step, _ in self.in_flight for sequence in step.sequences)
 
     def abort(self) -> list[Sequence]:
-        """Take back all steps in flight, of which nobody knows what they have written; returns whose they were."""
+        """Take back all steps in flight, which may have written anything; returns whose they were."""
         sequences: list[Sequence] = []
         while self.in_flight:
             step, _ = self.in_flight.pop()

@@ -48,16 +48,21 @@ def test_it_ends_by_itself_or_with_its_client() -> None:
 
 
 def test_its_time_is_over() -> None:
-    """Then it is cancelled; in time it is not, and later nothing is."""
+    """Then it is cancelled; in time it is not, and later nothing is. The clock is one that the test sets."""
 
     async def main() -> None:
-        client, ready, told = _Client(), asyncio.Event(), list[str]()
+        client, ready, told, now = _Client(), asyncio.Event(), list[str](), [0.0]
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: now[0]  # type: ignore[method-assign]
+        loop.call_soon(now.__setitem__, 0, 9.0)
         with pytest.raises(asyncio.TimeoutError):
-            await attended(client.receive, _work(told, ready), 0.01)
+            await attended(client.receive, _work(told, ready), 8)
         assert told == ["over"]
         ready.set()
-        assert await attended(client.receive, _work(told, ready), 0.01) == "done"
-        await asyncio.sleep(0.03)
+        assert await attended(client.receive, _work(told, ready), 8) == "done"
+        now[0] = 99.0
+        for _ in range(3):
+            await asyncio.sleep(0)  # nothing is cancelled now
 
     asyncio.run(main())
 

@@ -482,7 +482,7 @@ def test_the_rest_of_asgi(host: Hosted) -> None:
 
 
 def test_what_comes_together_starts_together(host: Hosted, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are read before the first starts. Who comes alone, or among others that never end, waits for nobody."""
+    """All are read before the first starts. One that comes alone, or among others that never end, waits for none."""
     monkeypatch.setattr(service, "_TOGETHER_SECONDS", SECONDS)
     happened: list[str] = []
     read, start = app.read_completion, llm.asubmit

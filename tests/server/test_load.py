@@ -60,7 +60,7 @@ def post(host: Hosted, **body: Any) -> httpx.Response:
 def test_who_leaves_is_cancelled(host: Hosted, llm: LLM, stream: bool, waiting: bool) -> None:
     """Also one that was never told a token, since others run."""
     with Gate(llm) as gate:
-        num_others = 1 if waiting else 0  # in a step that is held up, which nobody can join
+        num_others = 1 if waiting else 0  # in a step that is held up, which no request can join
         others = [raw(host, "/v1/completions", LONG | {"stream": True}) for _ in range(num_others)]
         wait_for(lambda: gauge(host.url, "num_requests_running") == num_others)
         leaver = raw(host, "/v1/completions", LONG | {"stream": stream})
@@ -136,7 +136,7 @@ def test_a_full_queue(llm: LLM) -> None:
 
 @pytest.mark.parametrize("max_queued", [0, 3])
 def test_requests_that_come_together_fill_the_queue(llm: LLM, max_queued: int) -> None:
-    """Those of which the engine has not heard count as well; as many as it can run at a time do not wait."""
+    """Requests of which the engine has not heard count as well; as many as it can run at a time do not wait."""
 
     names = ("num_requests_running", "num_requests_waiting", "requests_refused_total")
     with hosted(llm, max_queued_requests=max_queued) as host, ThreadPoolExecutor(12) as pool, Gate(llm) as gate:

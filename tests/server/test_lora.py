@@ -89,7 +89,7 @@ def test_an_adapter_can_come_and_go(client: httpx.Client, llm: LLM) -> None:
 
 
 def test_clients_load_and_unload_adapters(llm: LLM, tiny_folder: Path, tmp_path: Path) -> None:
-    """Those of one folder. The words are vLLM's, of its documentation of LoRA adapters."""
+    """Adapters of one folder. The words are vLLM's, of its documentation of LoRA adapters."""
     allowed = tmp_path / "allowed"
     make_adapter(allowed / "good", tiny_folder)
     shutil.copytree(allowed / "good", tmp_path / "outside")

@@ -233,7 +233,7 @@ def test_hostile_constraints_hold_up_nobody(client: openai.OpenAI) -> None:
     assert texts == {expected}
 
 
-# Of a client, each of which ended the server, or held it up, before grammars were tried in another process.
+# Grammars that a client sent. Each ended the server, or held it up, before grammars were tried in another process.
 ENDING: list[dict[str, Any]] = [
     as_schema({"const": -9223372036854775807}),
     as_schema({"type": "integer", "minimum": -9223372036854775807, "maximum": -9223372036854775803}),
@@ -489,7 +489,7 @@ def test_calls_or_json(qwen: Hosted) -> None:
 
 
 def test_arguments_that_cannot_be_enforced(qwen: Hosted) -> None:
-    """Those of a function that is not strict are any object then."""
+    """The arguments of a function that is not strict are any object then."""
     loose = {"name": "loose", "parameters": {"type": "object", "properties": {}, "propertyNames": {"pattern": "a"}}}
     with chat(qwen) as client:
         call: dict[str, Any] = {"tools": [{"type": "function", "function": loose}], "tool_choice": "required"}

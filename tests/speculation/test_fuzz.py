@@ -19,7 +19,7 @@ WINDOW = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sli
 
 
 class Rules(Book):
-    """Of each sequence another mode, by its seed."""
+    """Draft for each sequence in another mode, by its seed."""
 
     def __init__(self) -> None:
         super().__init__()

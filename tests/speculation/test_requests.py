@@ -215,7 +215,7 @@ def test_streams(llm: LLM, book: Book, kind: str, mode: str) -> None:
 
 
 def _events(llm: LLM, sampling: dict[str, Any]) -> dict[Any, list[Any]]:
-    """Of each completion."""
+    """The events of a stream, by completion."""
     events: dict[Any, list[Any]] = {}
     for event in llm.stream(PROMPTS, **sampling):
         what = event.token_id, event.text, event.logprob, event.finish_reason, repr(event.top_logprobs)

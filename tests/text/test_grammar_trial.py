@@ -64,7 +64,7 @@ def references(length: int) -> str:
 
 
 LONG = {"oneOf": [{"type": "integer", "multipleOf": 1e-07}, {"type": "string"}], "multipleOf": 9999}
-# No constraint lets these through; they stand for those that nobody has thought of.
+# No constraint lets these through; they stand for those that were not thought of.
 ENDING = {
     "an integer near the end of int64": (schema({"const": -9223372036854775807}), "does not survive"),
     "a range there": (schema({"type": "integer", "minimum": -(2**63) + 1, "maximum": 5 - 2**63}), "does not survive"),

@@ -229,7 +229,7 @@ def test_arguments_are_what_a_template_reads(arguments: Any) -> None:
 
 
 def test_arguments_of_a_template_that_reads_two_forms_of_calls() -> None:
-    """Those of OpenAI's form go through a filter, as Apertus's, so that no text is needed."""
+    """Messages of OpenAI's form go through a filter, as Apertus's, so that no text is needed."""
     template = (
         "{% for call in messages[0].tool_calls %}{% if call.type == 'function' %}{% set function = call.function %}"
         "{{ '{' + function.name + ': ' + function.arguments | tojson + '}' }}"

@@ -174,7 +174,7 @@ class Story:
         return capitalise(self._introduce_friend(template).format_map(self.fields))
 
     def _introduce_friend(self, template: str) -> str:
-        """Turn the first bare mention of the friend into "his friend Rusty", unless somebody is speaking."""
+        """Turn the first bare mention of the friend into "his friend Rusty", unless a character is speaking."""
         if self.friend_known:
             return template
         if re.search(r"\{(a_friend|A_friend|his_friend)\}|(friend|named) \{f\}", template):

@@ -32,13 +32,13 @@ class Scheme:
     Attributes
     ----------
     method : str
-        Of the config, for messages: "gptq".
+        The method's name in the config, for messages: "gptq".
     layout : str
         Key of `LAYOUTS`.
     kind : str
-        Of numbers: "int4", "fp8", "nf4".
+        The kind of numbers: "int4", "fp8", "nf4".
     bits : int
-        Of a code.
+        Bits of a code.
     group_size : int
         Weights of an output that share a scale; 0: the layout or the scale's shape says it.
     symmetric : bool
@@ -104,7 +104,7 @@ class Codes:
     scales : numpy.ndarray
         [outputs / scale_rows, groups]: float32, or float16, or bfloat16 as uint16.
     zeros : numpy.ndarray of float32, optional
-        Of the shape of the scales.
+        Zero points, in the shape of the scales.
     group_size : int
         Inputs of a group.
     scale_rows : int

@@ -73,7 +73,7 @@ def experts_spec(
     Parameters
     ----------
     config, routing
-        Of the model, and of its family.
+        The model's fields, and what its family says of routers.
     mlp
         Makes an MLP of the model, by its size and `bias`.
 

@@ -262,7 +262,7 @@ struct SignedBytes : QuantisedX<Int8Dot, x_groups> {
     }
 };
 struct Int8 : SignedBytes<int8_x_groups> {
-    // That of the output comes at the end.
+    // The scale of the output comes at the end.
     static INFINILM_MEMBER vec group_scale(const char*, int64_t, int) { return set1(1.0f); }
     static INFINILM_MEMBER vec scaled(vec scale_of_x, vec) { return scale_of_x; }
 };
