@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from infinilm import LLM, ConfigError, Constraint
 from infinilm._core import SuffixAutomaton
+from infinilm.speculation.grammar import follow_grammar
 from infinilm.speculation.lookup import LookupDrafter
 from infinilm.speculation.settings import Lookup, Speculation, read_speculation
 from speculation.drafters import counts, told
