@@ -39,16 +39,18 @@ struct Divider {
     }
 };
 
-// The first key that a row sees of those up to `end`, which is at least 1; negative: all of them.
+// The first key that a row sees of those up to `end`, which is at least 1; negative: all of them. `end` grows by
+// per_query from a query to the next: by 1, or where all see all keys by 0.
 struct FirstKey {
     Divider per_step;
-    int step, behind;
-    FirstKey(int window, bool chunked)
+    int step, behind, per_query;
+    FirstKey(int window, bool chunked, bool two_way)
         : per_step(chunked ? window : 1),
           step(chunked ? window : 1),
           behind(chunked      ? 0
                  : window > 0 ? window - 1
-                              : 1 << 30) {}
+                              : 1 << 30),
+          per_query(two_way ? 0 : 1) {}
     template <class Args>
     __device__ __forceinline__ explicit FirstKey(const Args& p) : FirstKey(p.first_key) {}
     __device__ __forceinline__ int operator()(int end) const { return per_step.quotient(end - 1) * step - behind; }
@@ -57,6 +59,7 @@ struct FirstKey {
 // The same of windows that slide. attention_sm90.cu takes these alone: with the quotient, ptxas finds too few registers
 // for its wgmma.
 struct SlidingFirstKey {
+    static constexpr int per_query = 1;
     int window;
     __device__ __forceinline__ explicit SlidingFirstKey(const AttentionArgs& p)
         : window(p.sliding_window > 0 ? p.sliding_window : 1 << 30) {}
@@ -81,7 +84,7 @@ struct AttentionKernelArgs : AttentionArgs {
           minus_2_cap(-2 * cap),
           cap_scale(2 * kLog2E / cap),
           per_block(a.block_size),
-          first_key(a.sliding_window, a.chunked),
+          first_key(a.sliding_window, a.chunked, a.two_way),
           work(work) {}
 };
 
@@ -118,11 +121,11 @@ struct RowsOf {
         : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p) {
         const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
         count = query_len * group;
-        first_position = p.context_lens[seq] - query_len;
+        first_position = p.context_lens[seq] - (first_key.per_query ? query_len : 1);
         first_head = kv_head * group;
     }
-    // Row r sees keys [begin(r), end(r)); both grow with r.
-    __device__ __forceinline__ int end(int row) const { return first_position + row / group + 1; }
+    // Row r sees keys [begin(r), end(r)); neither shrinks as r grows.
+    __device__ __forceinline__ int end(int row) const { return first_position + row / group * first_key.per_query + 1; }
     __device__ __forceinline__ int begin(int row) const { return max(0, first_key(end(row))); }
     __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
     // The offset of a row's `head_dim` elements in q or out, whose tokens are `stride` apart.

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
     const int seq = blockIdx.z, head = blockIdx.y, token = blockIdx.x * kWarps + warp_id(), lane = lane_id();
     const int first_token = p.cu_seqlens_q[seq], query_len = p.cu_seqlens_q[seq + 1] - first_token;
     if (token >= query_len) return;
-    const int end = p.context_lens[seq] - query_len + token + 1;
+    const int context = p.context_lens[seq], end = p.two_way ? context : context - query_len + token + 1;
     const int window = p.sliding_window > 0 ? p.sliding_window : end;
     const int begin = p.chunked ? (end - 1) / window * window : max(0, end - window);
     const int kv_head = head / (p.num_heads / p.num_kv_heads);

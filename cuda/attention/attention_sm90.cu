@@ -450,7 +450,8 @@ cudaError_t launch_sm90(const AttentionKernelArgs& p, int num_sms, cudaStream_t 
 }
 
 cudaError_t attention_sm90(const AttentionArgs& a, const AttentionWorkArgs& work, cudaStream_t stream) {
-    if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked)
+    if (work.num_prefill == 0 || a.head_dim > 128 || a.value_dim < a.head_dim || a.block_size % 8 != 0 || a.chunked ||
+        a.two_way)
         return attention(a, work, stream);
     const AttentionKernelArgs p(a, work);
     if (work.most_decode > 0)

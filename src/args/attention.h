@@ -49,6 +49,7 @@ struct AttentionArgs {
     float softmax_scale, score_cap;  // score_cap 0: none
     int sliding_window;              // 0: none
     bool chunked;                    // it begins where the position is a multiple of it, and does not slide
+    bool two_way;                    // keys behind the position are seen, too
     Element type;
 };
 

@@ -153,6 +153,7 @@ AttentionArgs attention_args(const AttentionParams& p) {
             .score_cap = p.score_cap,
             .sliding_window = p.sliding_window,
             .chunked = p.chunked,
+            .two_way = p.two_way,
             .type = element(p.q.dtype())};
 }
 

@@ -24,7 +24,8 @@ public:
         : lengths_(lengths),
           group_(layer.heads.group()),
           window_(layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int>::max()),
-          chunked_(layer.chunked) {
+          chunked_(layer.chunked),
+          two_way_(layer.two_way) {
         const AttentionHeads& heads = layer.heads;
         const int most_rows = most_decode_rows(heads, num_sms);
         for (int32_t seq = 0; seq < lengths.num_seqs; ++seq) {
@@ -63,17 +64,19 @@ private:
         }
         return longest * num_sms <= 2 * cut * heads.num_kv_heads ? attention_tile_rows : all;
     }
-    // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk.
+    // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk, or
+    // all.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
-        const int first_end = first_position + row0 / group_ + 1, end = first_position + (row0 + rows - 1) / group_ + 1;
+        const int first_end = first_position + row0 / group_ + 1;
+        const int end = two_way_ ? lengths_.context_lens[seq] : first_position + (row0 + rows - 1) / group_ + 1;
         const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
         return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
     }
 
     const AttentionLengths& lengths_;
     const int group_, window_;
-    const bool chunked_;
+    const bool chunked_, two_way_;
 };
 
 int rounds(const Tile& tile, int width) { return (tile.chunks + width - 1) / width; }

@@ -61,8 +61,9 @@ struct AttentionLayer {
     int sliding_window = 0;  // 0: none
     AttentionHeads heads = {};
     bool chunked = false;  // see AttentionParams
+    bool two_way = false;  // the same; without a window
     bool operator==(const AttentionLayer& o) const {
-        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked;
+        return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way;
     }
 };
 

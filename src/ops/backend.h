@@ -177,9 +177,9 @@ struct RopeStoreParams {
     float eps;
 };
 
-// Causal attention over a block table. Prefill, chunked prefill, decode and any mix of them: the queries of sequence s
-// are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static cache is the case of
-// one block per sequence.
+// Attention over a block table, causal unless it is two_way. Prefill, chunked prefill, decode and any mix of them: the
+// queries of sequence s are the last (cu_seqlens_q[s + 1] - cu_seqlens_q[s]) of its context_lens[s] positions. A static
+// cache is the case of one block per sequence.
 struct AttentionParams {
     TensorView q;        // [num_tokens, num_heads, head_dim] activation; rows may be strided (a part of qkv)
     TensorView k_cache;  // [num_blocks, num_kv_heads, block_size, head_dim]
@@ -196,6 +196,7 @@ struct AttentionParams {
     float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
     bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
+    bool two_way = false;  // it also sees keys p + 1 .. p + sliding_window - 1; 0: all that the sequence has
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array

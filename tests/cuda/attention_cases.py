@@ -75,6 +75,7 @@ def list_work(
     num_sms: int,
     value_dim: int = 0,
     chunked: bool = False,
+    two_way: bool = False,
 ) -> Work:
     """What there is to do for sequences of these contexts, whose queries end at `edges[1:]`."""
     capacity = 1 + sum(contexts) * heads[0] + 2 * len(contexts)
@@ -83,7 +84,8 @@ def list_work(
     listing.restype = ctypes.c_int64
     room = ctypes.c_int64(4 * row_floats(head_dim) * num_rows)
     count = listing(
-        len(contexts), *pointers[:2], *heads, head_dim, value_dim or head_dim, window, int(chunked), num_sms, room,
+        len(contexts), *pointers[:2], *heads, head_dim, value_dim or head_dim, window, int(chunked), int(two_way),
+        num_sms, room,
         pointers[2], ctypes.c_int64(capacity), pointers[3],
     )  # fmt: skip
     assert count == 1 + known.sum(), (count, known)
@@ -93,7 +95,7 @@ def list_work(
         queries = int(edges[seq + 1] - edges[seq])
         last = min(row0 + 16, queries * group) - 1
         first = contexts[seq] - queries + 1 + row0 // group
-        end = contexts[seq] - queries + 1 + last // group
+        end = contexts[seq] if two_way else contexts[seq] - queries + 1 + last // group
         chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
     assert used <= num_rows
@@ -116,6 +118,7 @@ class Case:
     sinks: bool = False
     value_dim: int = 0  # a value is so many elements at the end of its key; 0: it is one of its own
     chunked: bool = False  # the window does not slide
+    two_way: bool = False  # keys behind a query's position are seen, too
 
     @property
     def out_dim(self) -> int:
@@ -179,7 +182,7 @@ class Problem:
         contexts = [case.sequences[s][0] - case.sequences[s][1] + end for s, _, end in parts]
         guard = np.uint32(0x5A5A5A5A) if kind == "f32" else np.uint16(0x5A5A)
         out = gpu.upload(np.full((edges[-1] + 2, out_stride), guard))
-        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.out_dim, case.chunked
+        shape = case.heads, case.head_dim, case.window, num_rows, num_sms, case.out_dim, case.chunked, case.two_way
         work = list_work(gpu, edges, contexts, *shape)
         rows = np.full((max(work.num_rows, 1), row_floats(case.head_dim)), -1, np.int32)  # NaN
         rows[:, -2] = 0  # where blocks are counted
@@ -192,7 +195,7 @@ class Problem:
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
-            float(case.score_cap), case.window, int(case.chunked), sinks,
+            float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
@@ -214,7 +217,7 @@ class Problem:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
             sinks = None if self.sinks is None else self.sinks.astype(F64)
-            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked
+            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked, case.two_way
             want, magnitude = oracle.attention(*inputs, _load(v, case.kind), *scalars)
             rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), *scalars)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude
@@ -248,6 +251,8 @@ def attention(gpu: Gpu, shape: dict[str, Any], cuts: list[float] | None = None, 
     for part in whole[:2]:
         same([part], "alone")
     same(whole[::-1], "backwards, by many blocks", num_sms=200, spare=3)
+    if problem.case.two_way:
+        return  # a part of a text would see that part alone
     edges = [sorted({0, n, *(round(c * n) for c in cuts)}) for _, n in problem.case.sequences]
     same([(s, *pair) for s, e in enumerate(edges) for pair in itertools.pairwise(e)], f"cut at {edges}")
     single = [(s, i, i + 1) for s, _, n in whole for i in {0, n // 2, *range(max(0, n - 5), n)} if i < n]

@@ -55,6 +55,7 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
         block_size=draw(st.sampled_from((4, 8, 16, 37, 64, 0))),
         window=window,
         chunked=window > 0 and draw(st.booleans()),
+        two_way=window == 0 and draw(st.booleans()),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
         sinks=draw(st.booleans()),
@@ -100,6 +101,14 @@ def test_attention(emulate: Run, schedule: str, asynchronous: str, case: dict[st
 @given(case=cases(kinds=("f32",), most_rows=40), cuts=cuts)
 def test_attention_f32(emulate: Run, asynchronous: str, case: dict[str, Any], cuts: list[float]) -> None:
     check(emulate, case, cuts, schedule="random:1", settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
+
+
+@pytest.mark.parametrize(("kind", "head_dim"), [("bf16", 64), ("f16", 128), ("bf16", 256), ("f32", 40)])
+def test_two_ways(emulate: Run, kind: str, head_dim: int) -> None:
+    """Whole texts, and ends of texts, whose rows see what is behind them: one chunk and several, both kernels."""
+    sequences = ((300, 300), (5, 5), (400, 3), (129, 70), (1, 1))
+    case = Case(kind, (3, 1), head_dim, sequences, 16, 0, 8, two_way=True)
+    check(emulate, dataclasses.asdict(case), cuts=[0.5], schedule="random:1")
 
 
 @every_schedule

@@ -42,6 +42,7 @@ class Case:
     pad: tuple[int, int] = (0, 0)
     score_cap: float = 0
     sinks: bool = False
+    two_way: bool = False
 
     @property
     def softmax_scale(self) -> float:
@@ -82,6 +83,7 @@ class Values:
                 q.astype(np.float64), k, v, self.case.softmax_scale, self.case.sliding_window,
                 self.case.score_cap,
                 None if self.sinks is None else self.sinks.astype(np.float64),
+                two_way=self.case.two_way,
             )
             for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
             if len(q)
@@ -156,6 +158,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
         *(layout.scales or (None, None)),
         case.score_cap,
         None if values.sinks is None else framed(values.sinks),
+        case.two_way,
     )
     return np.split(out.check(), edges[1:-1])
 

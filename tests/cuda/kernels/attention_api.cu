@@ -16,11 +16,12 @@ int64_t attention_bytes(int num_heads, int num_kv_heads, int head_dim, int64_t n
 // The array for one window into `array`, where there is room for so many elements; known: the number of items of decode
 // and of prefill. Returns the number of elements, or -1.
 int64_t attention_list(int num_seqs, const int* cu_seqlens_q, const int* context_lens, int num_heads, int num_kv_heads,
-                       int head_dim, int value_dim, int sliding_window, int chunked, int num_sms,
+                       int head_dim, int value_dim, int sliding_window, int chunked, int two_way, int num_sms,
                        int64_t workspace_bytes, int* array, int64_t capacity, int64_t* known) {
     const AttentionWork work = list_attention_work(
         {num_seqs, cu_seqlens_q, context_lens},
-        {{sliding_window, {num_heads, num_kv_heads, head_dim, value_dim}, chunked != 0}}, num_sms, workspace_bytes);
+        {{sliding_window, {num_heads, num_kv_heads, head_dim, value_dim}, chunked != 0, two_way != 0}}, num_sms,
+        workspace_bytes);
     const int64_t count = static_cast<int64_t>(work.array.size()) / 4;
     if (count > capacity) return -1;
     std::copy(work.array.begin(), work.array.end(), array);
@@ -33,7 +34,8 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                   const int* cu_seqlens_q, const int* context_lens, void* out, const void* work, void* workspace,
                   int most_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
                   int num_heads, int num_kv_heads, int head_dim, int value_dim, int block_size, int max_query_len,
-                  float softmax_scale, float score_cap, int sliding_window, int chunked, const float* sinks) {
+                  float softmax_scale, float score_cap, int sliding_window, int chunked, int two_way,
+                  const float* sinks) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -56,6 +58,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           score_cap,
                           sliding_window,
                           chunked != 0,
+                          two_way != 0,
                           static_cast<Element>(type)};
     if (a.type == Element::f32) return attention_f32(a, nullptr);
     const AttentionWorkArgs args{static_cast<const int4*>(work), 0,        most_decode, 1, num_prefill,

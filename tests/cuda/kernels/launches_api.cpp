@@ -120,6 +120,10 @@ struct Launches {
         expect(
             (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
             what + ", chunked");
+        a.chunked = false, a.two_way = true, a.sliding_window = 0;
+        expect(
+            (is_hopper ? attention_sm90 : cuda::attention)(a, value_dim > attention_wide_values ? few : work, nullptr),
+            what + ", two-way");
     }
     void attentions() {
         for (Element type : types) {

@@ -1,0 +1,77 @@
+"""paged_attention in both directions, as encoders have it: against the oracle, and bit for bit in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from ops import support
+from ops.support import assert_bitwise, assert_close, backend, each_isa, each_threads
+from ops.test_attention import HEAD_DIMS, HEADS, LONG, Case, Layout, Values, attend, each_cache_dtype
+
+block_sizes = st.sampled_from((0, 1, 7, 16, 64, 256))
+
+
+def cases(lengths: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    """Whole texts, which are what a step has of them, and ends of texts, which see what stands before them, too."""
+    texts = st.tuples(st.sampled_from(lengths), st.sampled_from(support.SIZES), st.booleans())
+
+    def build(drawn: list[tuple[int, int, bool]]) -> tuple[tuple[int, int], ...]:
+        return tuple((n, n if whole else min(n, queries)) for n, queries, whole in drawn)
+
+    return st.builds(
+        Case,
+        st.sampled_from(HEADS),
+        st.sampled_from(HEAD_DIMS),
+        st.lists(texts, min_size=1, max_size=4).map(build),
+        st.sampled_from((0, 0, 1, 2, 7, 65, 256, 2**31 - 1)),
+        support.seeds,
+        score_cap=st.sampled_from((0.0, 0.0, 4.0)),
+        sinks=st.booleans(),
+        two_way=st.just(True),
+    )
+
+
+@each_isa
+@each_cache_dtype
+@each_threads
+@given(case=cases(support.SIZES), block_size=block_sizes)
+def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, block_size: int) -> None:
+    values = Values(case, dtype)
+    got = np.concatenate(attend(backend(isa, threads), values, Layout(values, block_size, case.seed), values.whole()))
+    want, magnitude = values.expected()
+    longest = max(c for c, _ in case.sequences)
+    assert_close(got, want, length=case.head_dim + longest, scale=magnitude)
+
+
+@each_isa
+@each_cache_dtype
+@given(case=cases(LONG), block_size=block_sizes)
+def test_company_changes_nothing(isa: str, dtype: str, case: Case, block_size: int) -> None:
+    """A text alone, among others in any order, in any layout and with any number of threads: the same bits."""
+    values = Values(case, dtype)
+    whole = values.whole()
+    one, two, three = (backend(isa, threads) for threads in support.THREADS)
+    layout = Layout(values, block_size, case.seed)
+    want = attend(one, values, layout, whole)
+    for s, chunk in enumerate(whole):
+        assert_bitwise(attend(two, values, layout, [chunk])[0], want[s], f"sequence {s} alone")
+    for got, expected in zip(attend(three, values, layout, whole[::-1]), want[::-1], strict=True):
+        assert_bitwise(got, expected, "sequences in reverse order")
+    moved = Layout(values, 5 if block_size == 0 else 0, case.seed + 1)
+    for got, expected in zip(attend(three, values, moved, whole), want, strict=True):
+        assert_bitwise(got, expected, f"block_size {moved.block_size}")
+
+
+@each_isa
+@given(case=cases((1, 2, 16, 31)))
+def test_the_last_query_of_a_text_is_as_in_one_way(isa: str, case: Case) -> None:
+    """It has nothing behind it, so that both give the same bits."""
+    values = Values(case, "float32")
+    layout = Layout(values, 16, case.seed)
+    both = attend(backend(isa, 1), values, layout, values.whole())
+    values.case = replace(case, two_way=False)
+    for got, want in zip(attend(backend(isa, 1), values, layout, values.whole()), both, strict=True):
+        assert_bitwise(got[-1:], want[-1:])
