@@ -72,7 +72,9 @@ class ThinkingControl:
         """Read it off a template, its syntax tree, the variables that it reads and its chat format."""
         switch = next((name for name in _SWITCHES if name in variables), None)
         effort = next((name for name in _LEVELS if name in variables), None)
-        levels = row.efforts or (tuple(sorted(set(_compared(effort, tree)), key=_rank)) if effort is not None else ())
+        levels: tuple[str, ...] = ()
+        if effort is not None:
+            levels = row.efforts or tuple(sorted(set(_compared(effort, tree)), key=_rank))
         hint = next((text for text in _IN_MESSAGES if text in source), "")
         begin, end = row.reasoning or ("", "")
         prompt = source.rpartition("add_generation_prompt")[2]
@@ -105,13 +107,13 @@ class ThinkingControl:
         raise RequestError(f"the chat template, of the format {self.format}, cannot switch reasoning off{way}")
 
     def at(self, level: str) -> dict[str, Any]:
-        """The variables for one of `EFFORTS`. RequestError: the model does not know it, and the levels that it knows.
+        """The variables for one of `EFFORTS` or `levels`. RequestError: the model does not know it, and what it knows.
 
         Where there is nothing but a switch, every level but "none" switches reasoning on.
         """
         if level not in EFFORTS and level not in self.levels:
             raise RequestError(f"expected one of {', '.join(EFFORTS)}; got {level!r:.80}")
-        if level == "none":
+        if level in _OFF:
             return self.turned(False)
         if self.effort is None or (self.levels and not self._grades):
             return self.turned(True)

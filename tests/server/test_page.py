@@ -708,6 +708,8 @@ def test_copy_export_import(page: Browser) -> None:
     page.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
     press(page, "Copy the code")
     page.wait("window.copied === 'code'")
+    ask(page, "How is it?")
+    call_tools(page)
     page.run("URL.createObjectURL = blob => { window.exported = blob; return '#'; }")
     page.run("HTMLAnchorElement.prototype.click = () => {}")
     press(page, "Settings")
@@ -724,7 +726,9 @@ def test_copy_export_import(page: Browser) -> None:
                  f"files.items.add(new File([{json.dumps(text)}], 'x.json')); place.files = files.files; "
                  "place.dispatchEvent(new Event('change')); }")  # fmt: skip
         page.wait(f"document.getElementById('file').files.length === 0 && {TITLES}.length === {count}")
-    assert len(page.run(STORED)) == 4
+    assert len(page.run(STORED)) == 6
+    calls = page.run(STORED.replace("m.content", "(m.calls ?? []).map(call => call.name + call.arguments)"))
+    assert sorted(call for one in calls for call in one) == ["time{}", 'weather{"city": "Zürich"}']
 
 
 def test_keys(page: Browser) -> None:

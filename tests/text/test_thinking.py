@@ -73,7 +73,7 @@ def control(template: str) -> ThinkingControl:
             HUNYUAN3,
             {"reasoning_effort": "no_think"},
             {"reasoning_effort": "high"},
-            {"low": {"reasoning_effort": "low"}, "medium": None},
+            {"low": {"reasoning_effort": "low"}, "medium": None, "no_think": {"reasoning_effort": "no_think"}},
         ),
         (MISTRAL4, {"reasoning_effort": "none"}, {"reasoning_effort": "high"}, {"low": None}),
         (
