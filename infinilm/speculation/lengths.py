@@ -215,7 +215,7 @@ class Lengths:
         self._times = StepTimes()
         self._plain: dict[int, _Times] = {}  # by sequences: of steps for which no drafter was asked
         self._sources: dict[Source, Acceptance] = {}
-        self._gain = 0.5  # of a step with drafts over the same step without: tokens, less time, both in steps
+        self._gain = 0.1  # of a step with drafts over the same step without: tokens, less time, both in steps
         self._until_probe = 0  # steps
         self._until_trial = 0  # steps
         self._since_asked = 0  # steps
