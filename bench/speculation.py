@@ -5,8 +5,8 @@
     python -m bench.speculation --count                        # tokens a step of many edits, without an engine
 
 The model has random weights, so the answers are given: whatever a row draws, it is said to have drawn the next token of
-the text (`Teacher`). All else is as ever: the engine computes each row, drafted ones among them, drafters find what
-they find, and drafts are right or wrong as they are.
+the text (`TaughtThread`). All else is as ever: the engine computes each row, drafted ones among them, drafters find
+what they find, and drafts are right or wrong as they are.
 
 - edits: changes of this repository's own Python files, taken from its history. The prompt is a changed place with 20
   lines around it, as it was; the answer is the same place as it became.
@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import mistral_common
@@ -39,9 +40,18 @@ import numpy as np
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from bench import ROOT
+from bench.requests import request_maker
 from bench.synthetic import SHAPES
-from infinilm import LLM
+from infinilm import LLM, _core
+from infinilm.config.spec import build_spec
+from infinilm.engine.hooks import EngineHooks, ModelSites
+from infinilm.requests.request import EngineRequest
+from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.steps import Step
+from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.request_queue import RequestQueue
 from infinilm.speculation.lookup import LookupDrafter
+from infinilm.speculation.settings import Lookup
 
 _AROUND = 20  # lines of an edit before its first change and behind its last one
 
@@ -102,65 +112,95 @@ def encode(tokenizer: Tekkenizer, text: str, vocab_size: int) -> list[int]:
     return [token_id % vocab_size for token_id in tokenizer.encode(text, bos=False, eos=False)]
 
 
-class Teacher:
+class TaughtScheduler(Scheduler):
+    """Takes the time of steps from a clock of its own."""
+
+    clock: Callable[[], float]
+    _last = 0.0
+
+    def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
+        now = self.clock()
+        super().observe(step, num_tokens, now - self._last)
+        self._last = now
+
+
+class TaughtThread(EngineThread):
     """Says of each row that it has drawn the token which the text has there."""
 
-    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
-        self._texts: dict[bytes, np.ndarray] = {}
-        self._llm = llm
-        self._clock, self._last = clock, 0.0
-        self._observe = llm._thread.scheduler.observe
-        llm._thread.scheduler.observe = self._observe_by_clock  # type: ignore[method-assign]
-        llm._thread._sampled_ids = self._sampled_ids  # type: ignore[method-assign]
+    texts: dict[bytes, list[int]]  # by the bytes of the prompt: prompt and answer
 
-    def _sampled_ids(self, step: Any, output: Any) -> Any:
-        ids = output.ids.numpy().copy() if output.ids is not None else None
+    def _sampled_ids(self, step: Step, output: _core.StepOutput) -> tuple[Any, dict[EngineRequest, BaseException]]:
+        assert output.ids is not None
+        ids = output.ids.numpy().copy()
         for row, (sequence, position) in enumerate(zip(step.samples, step.positions.tolist(), strict=True)):
-            text = self._texts[sequence.prompt_token_ids.tobytes()]
+            text = self.texts[sequence.prompt_token_ids.tobytes()]
             ids[row] = text[min(position, len(text) - 1)]
         return ids, {}
 
-    def _observe_by_clock(self, step: Any, num_tokens: int, _seconds: float) -> None:
-        now = self._clock()
-        self._observe(step, num_tokens, now - self._last)
-        self._last = now
 
-    def seconds(self, texts: Sequence[Text], speculation: str) -> float:
-        """Of all answers to these, at once, from the first step in which all decode."""
-        llm = self._llm
-        for text in texts:
-            self._texts[np.array(text.prompt, np.int32).tobytes()] = np.array(text.prompt + text.answer, np.int32)
-        llm.generate([text.prompt for text in texts], max_tokens=1, use_tqdm=False)  # into the prefix cache
-        num_tokens = min(len(text.answer) for text in texts)
-        started = self._clock()
-        outputs = llm.generate(
-            [text.prompt for text in texts],
-            temperature=0,
-            ignore_eos=True,
-            max_tokens=num_tokens,
-            speculation=speculation,
-            use_tqdm=False,
+class Teacher:
+    """Runs requests on the engine of an `LLM`, with answers that are given."""
+
+    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._maker = request_maker(llm, llm.engine)
+        memory = llm.memory
+        scheduler = TaughtScheduler(
+            memory.num_blocks,
+            memory.block_size,
+            max_num_seqs=memory.max_num_seqs,
+            max_model_len=llm.max_model_len,
+            max_num_batched_tokens=2048,
+            drafters=Lookup(),
+            is_adaptive=True,
+            vocab_size=llm.config.vocab_size,
         )
+        scheduler.clock = clock
+        spec = build_spec(llm.config, dtype=llm.dtype, max_model_len=llm.max_model_len)
+        hooks = EngineHooks(llm.engine, ModelSites(spec), 1)
+        queue = RequestQueue(memory.max_num_seqs, None)
+        self.thread = TaughtThread(llm.engine, scheduler, hooks, self._maker.adapters, queue)
+        self.thread.texts = {}
+
+    def run(self, texts: Sequence[Text], num_tokens: int, speculation: str) -> float:
+        """Seconds in which all of these are answered with so many tokens."""
+        settings = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "speculation": speculation}
+        for text in texts:
+            self.thread.texts[np.array(text.prompt, np.int32).tobytes()] = text.prompt + text.answer
+        requests = self._maker.make([text.prompt for text in texts], None, settings)
+        ends: SimpleQueue[object] = SimpleQueue()
+        for request in requests:
+            request.listen(ends.put, ends_only=True)
+        started = self._clock()
+        self.thread.submit([part for request in requests for part in request.to_submit])
+        for _ in requests:
+            ends.get()
         elapsed = self._clock() - started
-        for text, output in zip(texts, outputs, strict=True):
-            assert list(output.outputs[0].token_ids) == text.answer[:num_tokens]
+        for text, request in zip(texts, requests, strict=True):
+            assert list(request.output().outputs[0].token_ids) == text.answer[:num_tokens]
         return elapsed
 
+    def seconds(self, texts: Sequence[Text], speculation: str) -> float:
+        """Of all answers to these, at once; their prompts are in the prefix cache."""
+        self.run(texts, 1, "off")
+        return self.run(texts, min(len(text.answer) for text in texts), speculation)
 
-def measure(llm: LLM, teacher: Teacher, batches: Sequence[Sequence[Text]]) -> str:
+
+def measure(teacher: Teacher, batches: Sequence[Sequence[Text]]) -> str:
     """What to say of the times of these batches, without drafts and with them."""
-    sums, ratios = [0.0, 0.0], []
-    before = llm.metrics()
-    steps = [0, 0]
+    sums, steps = [0.0, 0.0], [0, 0]
+    ratios = []
+    metrics = teacher.thread.metrics
+    before = metrics()
     for number, batch in enumerate(batches):
         pair = [0.0, 0.0]
         for turn in (0, 1) if number % 2 else (1, 0):
-            num_steps = llm.metrics().num_steps
+            num_steps = metrics().num_steps
             pair[turn] = teacher.seconds(batch, ("off", "auto")[turn])
-            steps[turn] += llm.metrics().num_steps - num_steps
+            steps[turn] += metrics().num_steps - num_steps
             sums[turn] += pair[turn]
         ratios.append(pair[0] / pair[1])
-    after = llm.metrics()
+    after = metrics()
     drafted = after.num_draft_tokens - before.num_draft_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
     return (
@@ -227,25 +267,17 @@ def main() -> None:
             max_model_len=2048,
             max_num_seqs=max([1, *sizes]),
             kv_cache="1GiB",
-            speculation="auto",
             use_tqdm=False,
         ) as llm:
             teacher = Teacher(llm, clock)
             if args.edits:
                 batches = [[text] for text in edits(tokenizer, args.edits, args.longest, vocab_size)]
-                print(f"edits: {measure(llm, teacher, batches)}", flush=True)
+                print(f"edits: {measure(teacher, batches)}", flush=True)
             for size in sizes:
                 texts = prose(tokenizer, size * args.rounds, args.tokens, vocab_size)
-                told = measure(llm, teacher, list(batched(texts, size)))
+                told = measure(teacher, list(batched(texts, size)))
                 print(f"prose, {size} at once: {told}", flush=True)
-            print({name: tuple(round(rate, 2) for rate in rates) for name, rates in rates_of(llm).items()})
-
-
-def rates_of(llm: LLM) -> Any:
-    drafting = llm._thread.scheduler._drafting
-    assert drafting is not None
-    assert drafting.lengths is not None
-    return drafting.lengths.rates
+            teacher.thread.close()
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ class Lengths:
         self._times = StepTimes()
         self._plain: dict[int, _Times] = {}  # by sequences: of steps for which no drafter was asked
         self._sources: dict[Source, Acceptance] = {}
-        self._gain = 0.5  # of a step with drafts over the same step without: tokens, less time, both in steps
+        self._gain = 0.1  # of a step with drafts over the same step without: tokens, less time, both in steps
         self._until_probe = 0  # steps
         self._until_trial = 0  # steps
         self._since_asked = 0  # steps
@@ -233,7 +233,7 @@ class Lengths:
     def asks(self, num_seqs: int) -> bool:
         """Whether the drafters of a step of so many sequences are asked."""
         plain = self._plain.get(_bucket(num_seqs))
-        if plain is None or self._since_asked >= _PROBE_EVERY:
+        if plain is None or self._since_asked >= _PROBE_EVERY or self._times.is_due(num_seqs):
             return True
         loss = float(self._times.curve(num_seqs, 0, 0)[0]) / plain.typical - 1
         return loss <= max(self._gain, _TOLERATED)

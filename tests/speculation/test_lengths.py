@@ -131,6 +131,21 @@ def test_a_change_is_noticed() -> None:
     assert simulation.rate(500) > 0.9 * best_rate(edged, simulation.rates)
 
 
+def test_drafters_are_asked_until_it_is_known_what_that_costs() -> None:
+    """Steps that were made ahead tell nothing of it."""
+    lengths, offer = Lengths(), Offer(Acceptance(), MOST)
+    assert not lengths.waits(2)
+    for _ in range(4):
+        lengths.record(2, None, 2, 0.004)
+    while lengths.choose(2, [offer]) == [0]:
+        assert lengths.waits(2)
+        lengths.record(2, 0, 2, 0.005)
+    assert not lengths.waits(2), "a fourth more time is more than drafts are known to gain"
+    for _ in range(32):
+        lengths.record(2, None, 2, 0.004)
+    assert lengths.waits(2), "one step of 32 asks"
+
+
 @pytest.mark.parametrize("cost", [0.05, 0.3])
 def test_steps_are_made_ahead_where_drafts_gain_nothing(cost: float) -> None:
     simulation = Simulation(flat, [(0.0, 0.0)] * 2)
