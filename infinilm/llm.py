@@ -119,12 +119,13 @@ class LLM(ChatMethods, ScoreMethods, OfThisProcess):
         those of `SamplingParams`, or the path of another such file or its folder. See `default_sampling_params`.
     speculation
         Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what followed where
-        the end of the text has occurred before in its prompt and output; "auto": the best there is, which is lookup. Or
-        ``{"method": ..., "num_tokens": 7, "min_match": 2}``: tokens of a draft at most (15), and those that must have
-        occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Or ``{"method":
-        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
-        that makes the drafter of each sequence (`infinilm.speculation`). Models with states, pipelines, and requests
-        with a logits processor draft nothing.
+        the end of the text has occurred before in its prompt and output; "mtp": the MTP head of the checkpoint, which
+        is loaded then; "auto": the best there is, which is lookup. Or ``{"method": ..., "num_tokens": 7, "min_match":
+        2}``: tokens of a draft at most (15), and those that must have occurred before; keys of vLLM's
+        `speculative_config` that mean the same are understood. Or ``{"method": "draft_model", "model": ...,
+        "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function that makes the drafter of
+        each sequence (`infinilm.speculation`). Models with states, pipelines, and requests with a logits processor
+        draft nothing.
     hooks
         Called inside every step, with the tokens of all requests in it, but for those found in the prefix cache. Hooks
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
