@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import infinilm
@@ -36,7 +37,8 @@ class Book:
 
 def _key(sequence: Scheduled) -> Any:
     adapter = None if sequence.adapter is None else sequence.adapter_id
-    return sequence.prompt_token_ids.tobytes(), repr(sequence.params), sequence.seed, adapter
+    params = replace(sequence.params, prediction=None)
+    return sequence.prompt_token_ids.tobytes(), repr(params), sequence.seed, adapter
 
 
 class Drafter:
