@@ -57,8 +57,7 @@ REQUESTS = st.tuples(
         ignore_eos=st.booleans(),
     ),
 )
-# What becomes of an answer's tokens until they are a prediction: tokens that stand in the place of others. None: there is
-# no prediction.
+# What makes a prediction of an answer: tokens that stand in the place of others. None: there is no prediction.
 PREDICTIONS = st.none() | st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3), st.integers(0, 90)), max_size=3)
 
 
