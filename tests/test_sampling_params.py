@@ -20,7 +20,7 @@ def test_defaults_are_those_of_the_contract():
         "logit_bias": None, "allowed_token_ids": None, "seed": None, "max_tokens": None, "min_tokens": 0,
         "stop": (), "stop_token_ids": (), "include_stop_str_in_output": False, "ignore_eos": False,
         "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "constraint": None,
-        "skip_special_tokens": True, "lora": None, "speculation": None,
+        "skip_special_tokens": True, "lora": None, "prediction": None, "speculation": None,
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)

@@ -190,7 +190,7 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3-5-dense"])
 def test_drafts(simulate: Run, models: str, name: str) -> None:
     outcome = simulate("device_cases:drafts", name=name, folder=models, dtype="bfloat16")
     assert outcome.ok, outcome.text

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import infinilm
@@ -38,7 +39,7 @@ class Book:
 
 def _key(sequence: Scheduled) -> Any:
     adapter = None if sequence.adapter is None else sequence.adapter_id
-    params = dataclasses.replace(sequence.params, speculation=None)  # which changes no answer
+    params = replace(sequence.params, speculation=None, prediction=None)  # which change no answer
     return sequence.prompt_token_ids.tobytes(), repr(params), sequence.seed, adapter
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ REQUESTS = st.tuples(
         speculation=st.sampled_from([None, None, None, 2, "off"]),
     ),
 )
+# What makes a prediction of an answer: tokens that stand in the place of others. None: there is no prediction.
+PREDICTIONS = st.none() | st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3), st.integers(0, 90)), max_size=3)
+
+
+def predicted(token_ids: Sequence[int], edits: Sequence[tuple[int, int, int]] | None) -> list[int] | None:
+    if edits is None:
+        return None
+    edited = list(token_ids)
+    for place, count, token_id in edits:
+        edited[place : place + count] = [token_id]
+    return edited
+
+
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"max_num_batched_tokens": 9, "max_num_seqs": 3},
@@ -92,7 +106,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @settings(max_examples=max(150, settings.default.max_examples))
 @given(
-    requests=st.lists(REQUESTS, min_size=1, max_size=8),
+    requests=st.lists(st.tuples(REQUESTS, PREDICTIONS), min_size=1, max_size=8),
     modes=st.lists(MODES_AND_OFF, min_size=1, max_size=5),
     number=st.integers(0, len(SETTINGS) - 1),
     lengths=st.none() | st.integers(0, 99).map(AnyLengths),
@@ -104,9 +118,12 @@ def test_answers_are_those_without_drafts(
     use_lengths(llm, lengths)
     book: Any = llm._scheduler_settings["drafters"][-1]
     book.modes, book.mode = [], "off"
-    alone = [told(llm.generate([ids], params)) for ids, params in requests]
+    outputs = [llm.generate([ids], params)[0] for (ids, params), _ in requests]
+    alone = [told([output]) for output in outputs]
     book.modes = modes
-    running = [llm.submit(ids, params) for ids, params in requests]
+    running = []
+    for ((ids, params), edits), output in zip(requests, outputs, strict=True):
+        running.append(llm.submit(ids, replace(params, prediction=predicted(output.outputs[0].token_ids, edits))))
     for one, expected, request in zip(running, alone, requests, strict=True):
         assert told([one.result(PATIENCE)]) == expected, request
     wait_for(lambda: llm.metrics().num_used_blocks == llm.metrics().num_running == 0)
