@@ -127,8 +127,8 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
         grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and parameters of
         `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and "suffix" mean
         lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or `MtpSettings`.
-        Or a factory of the caller's own, whose drafts are verified as long as they are; as the `method` of a mapping it
-        may be adaptive, too. None is "off". What this function has given is given back.
+        These two are not adaptive unless it is said. Or a factory of the caller's own, whose drafts are verified as
+        long as they are; as the `method` of a mapping it may be adaptive, too. None is "off". What this function has given is given back.
 
     Raises
     ------
@@ -156,7 +156,8 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
             raise ConfigError(f"speculation: {name!r} is there by two names; give it once")
         settings[name] = value
     method = settings.pop("method", "draft_model" if "model" in settings else "auto")
-    is_adaptive = settings.pop("adaptive", True)
+    # A model pays for a draft before its length is chosen, and a head does not follow steps that are made ahead.
+    is_adaptive = settings.pop("adaptive", method not in ("mtp", "draft_model"))
     if not isinstance(is_adaptive, bool):
         raise ConfigError(f"speculation: adaptive must be True or False, got {short_repr(is_adaptive)}")
     if callable(method):

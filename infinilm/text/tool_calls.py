@@ -196,7 +196,7 @@ class ToolCallParser:
             self._after_call = not self._text
         if not form.begin:
             stripped = self._text.lstrip(_SPACE)
-            if self._at_start and form.hidden and stripped.startswith(form.hidden[0]):
+            while self._at_start and form.hidden and stripped.startswith(form.hidden[0]):
                 stripped = self._text = stripped[len(form.hidden[0]) :]
                 self._end = form.hidden[-1]
             if self._at_start and stripped.startswith("{" if form.read is None else "["):
@@ -256,10 +256,12 @@ class ToolCallParser:
         elif final and end.startswith(text):  # an answer that was cut short within the mark
             self._text = ""
         elif not (begin and text.startswith(begin)) and not end:
-            self._text = text.lstrip(self._form.separators)
+            while text and text[0] in self._form.separators and not (begin and begin.startswith(text[: len(begin)])):
+                text = text[1:]  # what separates may begin like the mark
+            self._text = text
             if self._text.startswith("{"):
                 self._in_calls, self._call = True, _Call(self._form, self._names, "", self.num_calls)
-            elif not self._text and not final:
+            elif not final and begin.startswith(text):
                 self._in_calls = True
         yield from ()
 

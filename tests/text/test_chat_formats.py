@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from infinilm.text.answer_marks import TextFilter
 from infinilm.text.answers import ChoiceMaker
 from infinilm.text.chat_formats import CHAT_FORMATS, ChatFormat
+from infinilm.text.harmony import HARMONY_MARKS
 
 SCHEMA: dict[str, Any] = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 SCHEMAS = {"weather": SCHEMA, "time": {"properties": {}}}
@@ -277,6 +279,72 @@ def test_every_character_and_every_cut(said: Said) -> None:
     assert read(ROWS[said.name], said.text, list(range(1, len(said.text)))) == whole
     for cut in range(1, len(said.text)):
         assert read(ROWS[said.name], said.text, [cut]) == whole, said.text[:cut]
+
+
+def jumble(row: ChatFormat, rng: random.Random) -> str:
+    """Marks of a format in any order, with pieces of calls and texts between them, also within a whole answer."""
+    assert row.calls is not None
+    tags = row.calls.tags
+    inside = (*tags.name, *tags.key, *tags.value, tags.end) if tags is not None else ()
+    marks = [*row.calls.marks, row.calls.end, row.calls.name_before, *row.calls.hidden, *row.calls.inner, *inside]
+    marks += [
+        *row.calls.around,
+        *(row.reasoning or ()),
+        *(row.answer or ()),
+        *(HARMONY_MARKS if row.has_channels else ()),
+    ]
+    whole = [said.text for said in TABLE if said.name == row.name]
+    texts = [
+        "weather",
+        "time",
+        "city",
+        '"',
+        '"name": ',
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        "=",
+        ":",
+        ", ",
+        "\\",
+        "\n",
+        " ",
+        "<",
+    ]
+    texts += [*NAMED, *PARAMS, PYTHON, CITY, "analysis", "assistant", " to=functions.weather", "Wait."]
+    parts = [rng.choice(rng.choice((marks, texts, whole)))[: rng.choice((5, 500))] for _ in range(rng.randint(1, 12))]
+    text, around = "".join(parts), rng.choice([*whole, ""])
+    place = rng.randint(0, len(around))
+    return around[:place] + text + around[place:]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "num_calls"),
+    [
+        ("mistral", f"[TOOL_CALLS]{LIST},[TOOL_CALLS]Wait.", "[TOOL_CALLS]Wait.", 2),  # what separates begins the mark
+        ("mistral", f"[TOOL_CALLS]{LIST},[TOOL_CALLS]{LIST}", "", 4),
+        ("mistral", f"[TOOL_CALLS]{LIST}, [Wait.", "Wait.", 2),
+        ("pythonic", f"<|python_start|><|python_start|>{PYTHON}<|python_end|>", "", 2),
+    ],
+)
+def test_marks_where_others_may_stand(name: str, text: str, content: str, num_calls: int) -> None:
+    for cuts in ([], list(range(1, len(text)))):
+        _, told, calls = read(ROWS[name], text, cuts)
+        assert (told, len(calls)) == (content, num_calls)
+
+
+@pytest.mark.parametrize("row", [row for row in CHAT_FORMATS if row.calls is not None], ids=lambda row: row.name)
+def test_any_text_at_any_cut(row: ChatFormat) -> None:
+    """Whatever is written: no error, and what is read does not depend on where the text was cut."""
+    rng = random.Random(row.name)
+    for _ in range(2000 if settings.default is not None and settings.default.max_examples >= 200 else 25):
+        text = jumble(row, rng)
+        whole = read(row, text, [])
+        for cuts in (list(range(1, len(text))), sorted(rng.choices(range(len(text) + 1), k=4))):
+            assert read(row, text, cuts) == whole, (text, cuts)
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)
