@@ -34,15 +34,8 @@ PAGE = ROOT / "docs/measurements/planted-faults.md"
 VARIABLE = "INFINILM_PLANTED_FAULT"
 MAX_SECONDS = 600  # of the tests of a fault, which may hang by it
 
-# A source may be compiled together with others, and kernels are also compiled to libraries of their own, in which no
-# fault is ever chosen.
 DECLARATION = """\
-#ifndef INFINILM_PLANTED
-#define INFINILM_PLANTED
-extern "C" {
-__attribute__((weak)) int infinilm_planted_fault = -1;
-}
-#endif
+extern "C" int infinilm_planted_fault;
 """
 DEFINITION = f"""
 #include <cstdlib>
