@@ -149,7 +149,7 @@ _CONFIG = (
         f"{CONFIG}/spec.py",
         "(layer + 1) % interval ⟦!=⟧ 0",
         "==",
-        _logits("smollm3", "llama4"),
+        _FAMILIES,
     ),
     Fault(
         "a switch that a family has not is ignored",
