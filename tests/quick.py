@@ -53,6 +53,7 @@ CPU_SECONDS = {
     "tests/test_goldens.py": 0.6,
     "tests/test_outputs.py": 0.1,
     "tests/test_patterns.py": 0.7,
+    "tests/test_planted_faults.py": 0.1,
     "tests/test_sampling_params.py": 0.1,
     "tests/text/test_chat.py": 0.2,
     "tests/text/test_constraint.py": 0.5,

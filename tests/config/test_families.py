@@ -476,6 +476,21 @@ def test_build_spec_of_layers_that_differ_in_shape():
     assert not [name for name in names if name.startswith("model.layers.4.self_attn.k_")]
 
 
+def test_each_interval_th_layer_has_attention_and_the_others_a_state():
+    config = LlamaConfig(model_type="qwen3_next", num_hidden_layers=7, full_attention_interval=3)
+    kinds = [layer.cache.kind for layer in decoder_spec(config, 9).layers]
+    assert kinds == ["state", "state", "paged", "state", "state", "paged", "state"]
+    config.layer_types = ["full_attention", *["linear_attention"] * 6]
+    assert [layer.cache.kind for layer in decoder_spec(config, 9).layers] == ["paged", *["state"] * 6]
+
+
+def test_each_interval_th_layer_has_no_rope():
+    config = LlamaConfig(model_type="smollm3", num_hidden_layers=7, no_rope_layer_interval=3)
+    assert [layer.mixer.rope for layer in decoder_spec(config, 9).layers] == [0, 0, -1, 0, 0, -1, 0]
+    config.no_rope_layers = [0, 1, 1, 1, 1, 1, 1]  # what is listed counts more
+    assert [layer.mixer.rope for layer in decoder_spec(config, 9).layers] == [-1, *[0] * 6]
+
+
 def test_what_differs_by_the_number_of_a_layer_is_read():
     own = {"head_dim": 12, "num_key_value_heads": 1}
     values = {key: value for key, value in SHAPED.items() if key != "global_head_dim"}
