@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from infinilm.errors import RequestError
-from infinilm.text.answers import AnswerFormat, Choice
+from infinilm.outputs import AnswerPiece
+from infinilm.text.answers import AnswerFormat
 from infinilm.text.chat_template import ChatTemplate
 
 _named = os.environ.get("INFINILM_CHAT_TEMPLATES")
@@ -195,7 +196,7 @@ def rendered(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> 
     return first
 
 
-def answer_of(file: str, question: Any, answer: Any) -> tuple[str, Choice] | None:
+def answer_of(file: str, question: Any, answer: Any) -> tuple[str, AnswerPiece] | None:
     """What a template writes for an answer behind a question, and how that is read; None: it refuses the answer."""
     template = template_of(file)
     tools: Any = TOOLS

@@ -57,8 +57,8 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Any:
 TEXTS = st.text("ab <|>\n{}é語", max_size=12)
 HEADERS = {
     "<|channel|>analysis": ("reasoning", None),
-    "<|channel|>final": ("text", None),
-    "<|channel|>commentary": ("text", None),
+    "<|channel|>final": ("content", None),
+    "<|channel|>commentary": ("content", None),
     "<|channel|>commentary to=functions.weather <|constrain|>json": ("call", "weather"),
     " to=functions.time<|channel|>commentary <|constrain|>json": ("call", "time"),
 }
@@ -75,14 +75,14 @@ def test_answers_are_read_as_the_library_reads_them(harmony: Any, said: list[tup
         messages.append(f"{header}<|message|>{text}{end}")
     whole = "<|start|>assistant".join(messages)
     tokens = harmony.encode(whole, allowed_special="all")
-    expected: dict[str, list[str]] = {"reasoning": [], "text": []}
+    expected: dict[str, list[str]] = {"reasoning": [], "content": []}
     calls = []
     for message in harmony.parse_messages_from_completion_tokens(tokens, openai_harmony.Role.ASSISTANT):
         text = "".join(part.text for part in message.content)
         if message.recipient is not None:
             calls.append((message.recipient.removeprefix("functions."), text or "{}"))
         elif text:
-            expected["reasoning" if message.channel == "analysis" else "text"].append(text)
+            expected["reasoning" if message.channel == "analysis" else "content"].append(text)
     maker = ChoiceMaker(
         "<|start|>assistant", reasoning=ROW.reasoning, form=ROW.calls, schemas=SCHEMAS, has_channels=True
     )

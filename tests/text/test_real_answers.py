@@ -14,7 +14,8 @@ import pytest
 from text.real_templates import FOLDER, FORMATS, read, template_of
 
 from infinilm.errors import RequestError
-from infinilm.text.answers import AnswerFormat, Choice
+from infinilm.outputs import AnswerPiece
+from infinilm.text.answers import AnswerFormat
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
 
@@ -255,7 +256,7 @@ WRITTEN: dict[str, Written] = {
 """What is written, by template."""
 
 
-def heard(file: str, text: str) -> Choice:
+def heard(file: str, text: str) -> AnswerPiece:
     """What is read of an answer to a question, whose prompt the template has rendered."""
     question = [{"role": "user", "content": "Hey there!"}]
     try:
@@ -268,7 +269,7 @@ def heard(file: str, text: str) -> Choice:
     return AnswerFormat.of(read(file), has_tools=True).maker(prompt, TOOLS).push(text, final=True)
 
 
-def calls_of(said: Choice) -> Sequence[tuple[str, Any]]:
+def calls_of(said: AnswerPiece) -> Sequence[tuple[str, Any]]:
     return [(made["function"]["name"], json.loads(made["function"]["arguments"])) for made in said.tool_calls]
 
 
