@@ -116,8 +116,7 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> state_out, std::optional<Vector<int32_t>> state_tokens,
                std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
                std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
-               std::optional<Vector<int32_t>> hidden_rows,
-               bool return_logits) {
+               std::optional<Vector<int32_t>> hidden_rows, bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
