@@ -29,7 +29,7 @@ PLAIN: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "ignore_eos": True
 
 
 def requests(llm: LLM) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Of each kind the keywords of a request without drafts, and of the same with them."""
+    """By kind, the keywords of a request without drafts, and of the same one with them."""
     form = {"temperature": 0, "max_tokens": 400, "constraint": Constraint.json_schema(FORM)}
     answer = list(llm.generate(PROMPT, use_tqdm=False, **PLAIN)[0].outputs[0].token_ids)
     edited = answer.copy()

@@ -181,7 +181,7 @@ class Teacher:
         return elapsed
 
     def seconds(self, texts: Sequence[Text], speculation: str) -> float:
-        """Of all answers to these, at once; their prompts are in the prefix cache."""
+        """The numbers are those of all answers to these, at once; their prompts are in the prefix cache."""
         self.run(texts, 1, "off")
         return self.run(texts, min(len(text.answer) for text in texts), speculation)
 

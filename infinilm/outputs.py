@@ -232,7 +232,7 @@ class AnswerPart:
     kind : str
         "reasoning", "content" or "call".
     text : str
-        Of a call: of its arguments, which are JSON text.
+        What is new of a call: a part of its arguments, which are JSON text.
     call : dict or None
         The call, as in OpenAI's streams: ``{"index": 0, "id": ..., "type": "function", "function": {"name": ...,
         "arguments": ""}}`` begins the first, and ``{"index": 0, "function": {"arguments": ...}}`` goes on with it.
@@ -525,7 +525,7 @@ class Classification:
     scores : tuple of float
         One for each label, in the order of `labels`.
     labels : tuple of str
-        Those of `id2label` in config.json.
+        The names in `id2label` of config.json.
     num_tokens : int
         Tokens of the text.
     """

@@ -294,7 +294,7 @@ _SCHEDULE = (
     ),
     Fault(
         "all tokens of a block are written to its first slot",
-        f"{_SCHEDULING}/step_builder.py",
+        f"{_SCHEDULING}/layout.py",
         "* block_size + ⟦positions % block_size⟧",
         "0",
         _ANYTHING,
@@ -628,8 +628,8 @@ _CPP_OPS = (
     Fault(
         "the convolution forgets the step before",
         "src/cpu/kernels/delta.cpp",
-        "to[i] = from ? ⟦from[i]⟧ : 0;",
-        "0.0f",
+        "from.row ? ⟦from.get(i, count)⟧ : zero()",
+        "zero()",
         (f"{_ISA}/test_delta.py::test_causal_conv",),
     ),
     Fault(

@@ -28,7 +28,7 @@ def test_metrics_by_hand():
 
 def test_metrics_that_cannot_be_known():
     never = RequestMetrics.from_times(1.0, None, [], 5)
-    assert dataclasses.astuple(never) == (None, None, None, None, None, None, None, 0, (), 0, 0)
+    assert dataclasses.astuple(never) == (None, None, None, None, None, None, None, 0, None, None, (), 0, 0)
     no_token = RequestMetrics.from_times(1.0, 2.0, [], 5)
     assert (no_token.queue_time, no_token.ttft, no_token.prefill_tps) == (1.0, None, None)
     one = RequestMetrics.from_times(1.0, 2.0, [4.0], 5)

@@ -47,7 +47,7 @@ class SpeculationResult:
     tokens_per_step : float
         With drafts.
     num_draft_tokens, num_accepted_tokens : int
-        Of all rounds.
+        Counts of all rounds.
     accepted_at : tuple of float
         At each place of a draft, how many of all drafts were right up to there, 0 to 1.
     """
@@ -71,7 +71,7 @@ def measure_speculation(llm: LLM, num_tokens: int, repeats: int) -> SpeculationR
     llm : LLM
         Made with ``speculation="auto"``; a prompt that its context does not hold is cut.
     num_tokens : int
-        Of an answer, >= 2.
+        Tokens of an answer, >= 2.
     repeats : int
         >= 1.
     """

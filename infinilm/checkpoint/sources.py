@@ -201,7 +201,7 @@ def _parse(name: str, shape: Shape, layers: Sequence[LayerShape]) -> _Parameter:
 
 
 def _number(layer: str) -> int:
-    """Of a layer such as "layers.3."."""
+    """The prefix of a layer such as "layers.3."."""
     return int(layer.split(".")[1])
 
 

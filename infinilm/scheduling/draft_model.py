@@ -47,7 +47,7 @@ class DraftModel:
     num_tokens : int
         Tokens of a draft at most.
     vocab_size : int
-        Of the draft model; a sequence with an id beyond it drafts nothing from there on.
+        Ids that the draft model knows; a sequence with an id beyond it drafts nothing from there on.
     max_model_len : int
         Tokens that the draft model may see.
     max_num_batched_tokens : int
@@ -169,7 +169,7 @@ class DraftModel:
             blocks.share(drafter.slot, chain)
             drafter.num_computed = len(chain) * blocks.block_size
         else:
-            # Of the draft, that much was right. The last token is always computed, for the logits behind it.
+            # So many tokens of the draft were right. The last token is always computed, for the logits behind it.
             end = min(drafter.num_computed, num_tokens - 1)
             begin = min(drafter.num_known, end)
             is_wrong = self._tokens[drafter.slot, begin:end] != new[: end - begin]

@@ -154,7 +154,7 @@ class RunningSequences:
     def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
         """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order.
 
-        Of a model with states the tokens of the draft are computed again, which the state has not seen.
+        With a model with states, tokens of the draft are computed again, which the state has not seen.
         """
         self.num_tokens[slots] = np.maximum(self.num_tokens[slots], positions + 1)
         if not self._has_states:

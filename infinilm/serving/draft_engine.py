@@ -29,9 +29,9 @@ def check_vocabulary(plan: ModelPlan, draft: ModelPlan, tokenizer: Tokenizer) ->
     Parameters
     ----------
     plan, draft : ModelPlan
-        Of the model, and of the draft model.
+        The plans of the model and of the draft model.
     tokenizer : Tokenizer
-        Of the model.
+        The one of the model.
 
     Raises
     ------
@@ -60,10 +60,10 @@ class DraftModelEngine:
     Parameters
     ----------
     plan : ModelPlan
-        Of the draft model.
+        The plan of the draft model.
     settings : DraftModelSettings
     max_model_len : int
-        Of the model. Behind its own last position the draft model drafts nothing.
+        The longest context of the model. Behind its own last position the draft model drafts nothing.
     num_threads : int
         0: one per physical core.
     load_format, seed, use_tqdm

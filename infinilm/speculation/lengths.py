@@ -30,7 +30,7 @@ FloatArray = npt.NDArray[np.float64]
 # An average begins here: high enough for drafts of a new source to be tried.
 _FIRST, _NEXT = 0.4, 0.8
 
-# Of a sequence, an earlier draft counts this much less than the one behind it; of a source, in all sequences.
+# An earlier draft counts this much less than the one behind it: in a sequence, and in all sequences of a source.
 _DECAY, _SHARED_DECAY = 0.9, 0.98
 _WEIGHT, _SHARED_WEIGHT = 2.0, 4.0  # drafts that the average of the source counts as, and where this begins
 
@@ -164,7 +164,7 @@ class _Row:
 class StepTimes:
     """Seconds of a step, by its sequences and its drafted tokens, as far as they are measured.
 
-    Of each size the lower quartile of the last 8 times counts. No size takes longer than a larger one, nor longer for a
+    The lower quartile of the last 8 times of a size counts. No size takes longer than a larger one, nor longer for a
     token than a smaller one, and sizes between measured ones are interpolated. Beyond the largest measured size,
     drafted tokens are taken to cost nothing up to steps of 16 tokens, or of two a sequence, so that they are tried;
     more of them cost in proportion to the tokens of the step, which is the most they can.
@@ -227,7 +227,7 @@ class Lengths:
 
     @property
     def rates(self) -> Mapping[Source, tuple[float, float]]:
-        """Of each source, how probably the first token of a draft is right, and a next one, lately."""
+        """By source, how probably the first token of a draft is right, and a next one, lately."""
         return {source: shared.rates for source, shared in self._sources.items()}
 
     def asks(self, num_seqs: int) -> bool:

@@ -183,7 +183,7 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
     if method == "mtp":
         return Speculation((follow_grammar,), MtpSettings(**settings), is_adaptive)
     lookup = Lookup(**settings)
-    return Speculation() if method == "off" else Speculation((follow_grammar, lookup), is_adaptive=is_adaptive)
+    return Speculation(() if method == "off" else (follow_grammar, lookup), is_adaptive=is_adaptive)
 
 
 def _count(name: str, value: Any, most: int) -> int:

@@ -129,7 +129,7 @@ class MaskProcess:
         Parameters
         ----------
         number : int
-            That of the sequence.
+            The number of the sequence.
         grammar : str
         tokens : list of int
         origin : tuple of int

@@ -310,7 +310,7 @@ struct LoraParams {
 // The sequences of a step whose layers have states, one for each sequence. A sequence goes on from the state that
 // state_in names, and leaves what it has become in state_out, which may be the same; no other sequence of the step has
 // that one. The last tokens of a sequence may be drafts, which could be wrong: its state goes through them like through
-// others, but what it leaves is what it was before them.
+// others, but the state that is left is the one before them.
 struct StateSteps {
     TensorView cu_seqlens_q;       // [num_seqs + 1] int32
     TensorView state_in;           // [num_seqs] int32; -1: zeros

@@ -90,7 +90,7 @@ def test_tokens_are_those_of_a_processor(
     constrain(monkeypatch, toy_of)
     prompts, params = make_requests()
     want = expected[settings.get("tensor_parallel_size", 1)]
-    with LLM(folder, use_tqdm=False, **settings) as model:
+    with LLM(folder, use_tqdm=False, speculation="off", **settings) as model:
         recorder = Recorder(model._engine)
         monkeypatch.setattr(model._thread, "_engine", recorder)
         assert generate(model, prompts, params) == want

@@ -1,4 +1,4 @@
-"""MTP heads: what the engine computes is what the numpy model computes in float64, in any pieces and chains."""
+"""MTP heads: the engine computes the same as the numpy model in float64, in any pieces and chains."""
 
 from __future__ import annotations
 

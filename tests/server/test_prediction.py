@@ -22,7 +22,10 @@ CALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Hosted]:
-    with LLM("demo", use_tqdm=False) as llm, hosted(llm, unknown_fields="refuse") as running:
+    with (
+        LLM("demo", speculation={"adaptive": False}, use_tqdm=False) as llm,
+        hosted(llm, unknown_fields="refuse") as running,
+    ):
         yield running
 
 

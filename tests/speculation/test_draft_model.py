@@ -146,7 +146,7 @@ class Failing:
 def test_a_draft_model_that_fails(folder: Path, plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
     with drafting(folder, folder) as llm:
         drafters: Any = llm._thread.scheduler._drafting
-        drafters._drafters._engine = Failing()
+        drafters._drafters[-1]._engine = Failing()
         assert told(llm.generate(PROMPTS, **GREEDY)) == told(plain.generate(PROMPTS, **GREEDY))
         assert counts(llm) == (0, 0)
     assert caplog.text.count("the draft model failed") == 1
@@ -165,7 +165,9 @@ def test_its_memory_is_planned(folder: Path, other: Path) -> None:
 
 
 def test_settings() -> None:
-    assert read_speculation({"model": "a", "num_speculative_tokens": 3}) == DraftModelSettings("a", 3)
+    read = read_speculation({"model": "a", "num_speculative_tokens": 3})
+    assert read.model == DraftModelSettings("a", 3) and not read.is_adaptive
+    assert read_speculation({"model": "a", "adaptive": True}).is_adaptive
     with pytest.raises(ConfigError, match="needs a 'model'"):
         read_speculation("draft_model")
     with pytest.raises(ConfigError, match=r"'min_match' is not supported; with the method 'draft_model' .*'model'"):

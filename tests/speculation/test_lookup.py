@@ -100,10 +100,10 @@ def test_settings() -> None:
     [
         ("eagle3", ConfigError, r"expected a method among 'off', .*, got 'eagle3'"),
         ({"method": ["ngram"]}, ConfigError, r"expected a method among"),
-        ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; .* expected 'num_"),
+        ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; .* expected 'adaptive', 'num_"),
         ({"num_tokens": 3, "num_speculative_tokens": 3}, ConfigError, r"'num_tokens' is there by two names"),
         ({"adaptive": 1}, ConfigError, r"adaptive must be True or False, got 1"),
-        ({"method": print, "min_match": 1}, ConfigError, r"'min_match' is a setting of lookup"),
+        ({"method": print, "min_match": 1}, ConfigError, r"'min_match' is no setting of a drafter"),
         ({"num_tokens": 16}, ConfigError, r"num_tokens must be an int in 1\.\.15, got 16"),
         ({"min_match": True}, ConfigError, r"min_match must be an int in 1\.\.\d+, got True"),
         (3, TypeError, r"speculation must be a str such as 'lookup', a dict or a factory of drafters, got 3"),

@@ -114,7 +114,8 @@ class Recorder:
         def recorded(sequence: Any, limit: int) -> list[int]:
             token_ids: list[int] = ask(sequence, limit)
             text = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
-            self.drafts.append((text, sequence.drafter.draft(99)))
+            (draft,) = sequence.drafters.drafts(lambda _: 99)
+            self.drafts.append((text, draft.token_ids))
             return token_ids
 
         drafting._ask = recorded
@@ -167,7 +168,7 @@ def test_a_head_that_fails(folder: Path, plain: LLM, caplog: pytest.LogCaptureFi
     ids = prompts(plain.config.vocab_size)
     with drafting(folder) as llm:
         drafting_of: Any = llm._thread.scheduler._drafting
-        drafting_of._drafters._engine = Failing()
+        drafting_of._drafters[-1]._engine = Failing()
         assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
         assert counts(llm) == (0, 0)
     assert caplog.text.count("the MTP head failed") == 1
@@ -196,9 +197,9 @@ def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_settings() -> None:
-    assert read_speculation("mtp") == MtpSettings()
-    assert read_speculation({"method": "mtp", "num_speculative_tokens": 1}) == MtpSettings(1)
-    with pytest.raises(ConfigError, match="'min_match' is not supported; with the method 'mtp' expected 'num_tokens'"):
+    assert read_speculation("mtp").model == MtpSettings() and not read_speculation("mtp").is_adaptive
+    assert read_speculation({"method": "mtp", "num_speculative_tokens": 1}).model == MtpSettings(1)
+    with pytest.raises(ConfigError, match="'min_match' is not supported; with the method 'mtp' expected 'adaptive'"):
         read_speculation({"method": "mtp", "min_match": 3})
     with pytest.raises(ConfigError, match=r"num_tokens must be an int in 1\.\.15, got 0"):
         read_speculation({"method": "mtp", "num_tokens": 0})

@@ -20,7 +20,7 @@ SMALL_TOKENS = st.lists(st.integers(0, 4), max_size=30)
 
 @given(SMALL_TOKENS, SMALL_TOKENS, st.integers(1, 15))
 def test_any_answer_is_followed(predicted: list[int], answer: list[int], limit: int) -> None:
-    """What is drafted is what the prediction has behind the last tokens of the answer, where it has these."""
+    """The draft is the part of the prediction behind the last tokens of the answer, where it has these."""
     follower = Follower(Prediction(predicted))
     assert follower.following(limit) == predicted[:limit]
     for i, token_id in enumerate(answer, 1):
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["off", "lookup"])
 def llm(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
     """A prediction is followed whatever `speculation` says."""
-    with LLM(folder, seed=0, speculation=request.param) as made:
+    with LLM(folder, seed=0, speculation={"method": request.param, "adaptive": False}) as made:
         yield made
 
 

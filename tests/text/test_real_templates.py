@@ -89,12 +89,27 @@ def outcome(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> s
     return text
 
 
+def with_counted_ids(messages: Sequence[Any]) -> list[Any]:
+    """The conversation with the ids of calls that Kimi K2 is taught, which a template gets whatever a client sent."""
+    ids: dict[str, str] = {}
+    for message in messages:
+        for made in message.get("tool_calls", ()):
+            ids[made["id"]] = f"functions.{made['function']['name']}:{len(ids)}"
+    text = json.dumps(messages)
+    for old, new in ids.items():
+        text = text.replace(json.dumps(old), json.dumps(new))
+    shown: list[Any] = json.loads(text)
+    return shown
+
+
 @pytest.mark.parametrize("file", ALL)
 def test_rendering_is_that_of_transformers(file: str) -> None:
     """Byte for byte, and what one refuses, the other refuses as well."""
     for name, messages in CONVERSATIONS.items():
         for tools in (None, TOOLS):
             shown = APART if name == "two calls" and file in ONE_CALL_EACH else messages
+            if chat_format(read(file)).name == "kimi k2":
+                shown = with_counted_ids(shown)
             expected, made = rendered(file, shown, tools), outcome(file, messages, tools)
             if isinstance(expected, Exception):
                 assert isinstance(made, RequestError) and str(expected) in str(made), name

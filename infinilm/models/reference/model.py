@@ -202,7 +202,7 @@ class ReferenceModel(GenerationMixin):
         hidden : numpy.ndarray
             [num_tokens, hidden_size]: at each position the output of the final norm, or that of the head in a chain.
         cache : DynamicCache, optional
-            Of the head alone. None: nothing came before, and nothing is kept.
+            The cache of the head alone. None: nothing came before, and nothing is kept.
 
         Returns
         -------
