@@ -910,7 +910,7 @@ class ModelSpec:
 
     @property
     def mtp_layer(self) -> LayerSpec | None:
-        """Of the MTP head, which drafts; it counts as the layer behind the last."""
+        """The layer of the MTP head, which drafts; it counts as the one behind the last."""
 
     @mtp_layer.setter
     def mtp_layer(self, value: LayerSpec | None) -> None: ...

@@ -103,7 +103,7 @@ struct ModelSpec {
     std::optional<OwnVectorsSpec> own_vectors;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
-    // Of the MTP head, which drafts; see MtpHead. It counts as the layer behind the last.
+    // The layer of the MTP head, which drafts; see MtpHead. It counts as the one behind the last.
     std::optional<LayerSpec> mtp_layer;
     LayerRange stage = {};  // of a stage of a pipeline, which it has; empty: all. See stage_spec
 
@@ -131,7 +131,8 @@ struct ModelSpec {
         f("own_vectors", &ModelSpec::own_vectors, "");
         f("ropes", &ModelSpec::ropes, "");
         f("layers", &ModelSpec::layers, "[num_layers]");
-        f("mtp_layer", &ModelSpec::mtp_layer, "Of the MTP head, which drafts; it counts as the layer behind the last.");
+        f("mtp_layer", &ModelSpec::mtp_layer,
+          "The layer of the MTP head, which drafts; it counts as the one behind the last.");
     }
 
     // A stage is a run of layers, with the embedding before the first one of the model, and the final norm and the
