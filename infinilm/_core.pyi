@@ -910,7 +910,9 @@ class ModelSpec:
 
     @property
     def mtp_layer(self) -> LayerSpec | None:
-        """The layer of the MTP head, which drafts; it counts as the one behind the last."""
+        """
+        The layer of the MTP head, which drafts; it counts as the one behind the last.
+        """
 
     @mtp_layer.setter
     def mtp_layer(self, value: LayerSpec | None) -> None: ...
