@@ -37,7 +37,7 @@ def states_of(reference: ReferenceModel, ids: Any) -> np.ndarray:
 
 
 def pooled(states: np.ndarray, pooling: str) -> np.ndarray:
-    """As sentence_transformers' Pooling."""
+    """The same as the Pooling module of sentence_transformers gives."""
     weights = np.arange(1, len(states) + 1)[:, None]
     result: np.ndarray = {
         "mean": states.mean(0),

@@ -102,7 +102,7 @@ KIMI_CALL = (
 
 
 def test_ids_count_the_calls_of_a_conversation(tmp_path: Path) -> None:
-    """Those that clients get are those that the model reads, whole, streamed, and in each API."""
+    """Clients get the ids that the model reads, whole, streamed, and in each API."""
     folder = tiny.make_checkpoint(tmp_path / "tiny", max_position_embeddings=4096)
     with ScriptedLLM(folder, chat_template=KIMI) as llm, hosted(llm) as host:
         llm.script = KIMI_CALL
