@@ -237,7 +237,7 @@ def test_a_failed_step_with_masks_behind_it(folder: Path, monkeypatch: pytest.Mo
     """The step that waits for masks behind a step that fails is given up; later requests run."""
     set_ahead(monkeypatch, True)
     constrain(monkeypatch, lambda ids: Toy(VOCAB_SIZE))
-    with LLM(folder, use_tqdm=False) as model:
+    with LLM(folder, use_tqdm=False, speculation="off") as model:
         recorder = Recorder(model._engine, fail_at=6, error=InfinilmError("the step failed"))
         monkeypatch.setattr(model._thread, "_engine", recorder)
         with pytest.raises(InfinilmError, match="the step failed"):

@@ -145,6 +145,7 @@ PRESSED: dict[str, Any] = {
     "num_blocks": LEAST_BLOCKS,
     "num_threads": 2,
     "enable_prefix_caching": True,
+    "speculation": "off",  # drafts would follow the clock, and so would preemptions
 }
 
 # ---- who is asked ----

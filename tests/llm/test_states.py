@@ -26,6 +26,7 @@ PROMPTS = [[*COMMON[:75], 5], [*COMMON[:75], 9, 4, 7], COMMON[:40], COMMON[:98],
 def open_llm(folder: Path | None = None, **changes: Any) -> LLM:
     return LLM(
         folder or golden(NAME),
+        speculation="off",  # drafts would follow the clock, and so would preemptions
         **{"max_num_seqs": 3, "max_model_len": 160, "use_tqdm": False, "num_threads": 1, **changes},
     )
 

@@ -41,6 +41,7 @@ def answers(llm: LLM, which: list[list[int]]) -> list[str]:
 def open_llm(name: str, num_blocks: int, **options: Any) -> LLM:
     """With a second group of layers if there are few sequences."""
     settings = {"dtype": "float32", "max_model_len": LONGEST, "max_num_batched_tokens": 16, "use_tqdm": False}
+    settings["speculation"] = "off"  # drafts would follow the clock, and so would preemptions
     cache = PagedKVCacheConfig(block_size=SIZE, num_blocks=num_blocks)
     return LLM(golden(name), kv_cache=cache, **(settings | options))
 
