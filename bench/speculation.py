@@ -51,7 +51,7 @@ from infinilm.scheduling.steps import Step
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.speculation.lookup import LookupDrafter
-from infinilm.speculation.settings import Lookup
+from infinilm.speculation.settings import read_speculation
 
 _AROUND = 20  # lines of an edit before its first change and behind its last one
 
@@ -144,15 +144,15 @@ class Teacher:
     def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._maker = request_maker(llm, llm.engine)
-        memory = llm.memory
+        memory, settings = llm.memory, read_speculation("auto")
         scheduler = TaughtScheduler(
             memory.num_blocks,
             memory.block_size,
             max_num_seqs=memory.max_num_seqs,
             max_model_len=llm.max_model_len,
             max_num_batched_tokens=2048,
-            drafters=Lookup(),
-            is_adaptive=True,
+            drafters=settings.drafters,
+            is_adaptive=settings.is_adaptive,
             vocab_size=llm.config.vocab_size,
         )
         scheduler.clock = clock

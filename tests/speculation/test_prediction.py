@@ -139,7 +139,7 @@ def test_fewer_steps(llm: LLM) -> None:
 def test_texts() -> None:
     """The answer's own text, of which the tokenizer makes other tokens in places, and an edited one."""
     sampling = {"temperature": 0, "max_tokens": 60, "use_tqdm": False}
-    with LLM("demo", use_tqdm=False) as llm:
+    with LLM("demo", speculation={"method": "auto", "adaptive": False}, use_tqdm=False) as llm:
         alone = llm.generate("Once upon a time", **sampling)
         for text in (alone[0].text, alone[0].text.replace("the", "her", 1), "A " + alone[0].text):
             before = llm.metrics().num_steps
