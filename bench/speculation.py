@@ -116,12 +116,12 @@ class TaughtScheduler(Scheduler):
     """Takes the time of steps from a clock of its own."""
 
     clock: Callable[[], float]
-    _last = 0.0
+    _observed_at = 0.0
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         now = self.clock()
-        super().observe(step, num_tokens, now - self._last)
-        self._last = now
+        super().observe(step, num_tokens, now - self._observed_at)
+        self._observed_at = now
 
 
 class TaughtThread(EngineThread):

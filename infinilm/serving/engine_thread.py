@@ -432,7 +432,8 @@ class EngineThread:
                 self._wait_for(in_flight)
         self._in_flight.clear()
         self.scheduler.recompute_all()
-        ended = [request for request in requests if request.finish_reason is None]
+        # A request that is open and finished had its last token in this step, and its updates are lost.
+        ended = [r for r in requests if r.finish_reason is None or r in self._queue.open_requests]
         return [self._end(request, "error", own_copy(error)) for request in ended] + self._remove_ended(ended)
 
     def _take_queued(self) -> list[RequestUpdate]:

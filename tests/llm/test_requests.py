@@ -422,6 +422,22 @@ def test_requests_of_a_failed_step_share_no_exception(folder: Path) -> None:
         assert len({id(error) for error in errors}) == len(errors) == 4 + 2 * 2 + 2
 
 
+def test_a_failure_behind_the_last_token_ends_the_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request has finished by then, and its last update is lost with those of the step."""
+
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    with LLM(folder) as model:
+        with monkeypatch.context() as patch:
+            patch.setattr(model._thread.scheduler, "observe", fail)
+            for max_tokens in (1, 20):
+                with pytest.raises(ValueError, match="on purpose"):
+                    model.submit("the", ignore_eos=True, max_tokens=max_tokens).result(PATIENCE)
+        assert not model._thread._queue.open_requests
+        assert model.generate("the", use_tqdm=False, **SETTINGS)[0].finished
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_logits_that_cannot_be_sampled_fail_their_request_alone(tmp_path: Path, value: float) -> None:
     """A token's embedding is damaged. The other requests of the step, and of the one made ahead, go on."""
