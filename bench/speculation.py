@@ -2,6 +2,7 @@
 
     python -m bench.speculation llama-1b                       # bf16
     python -m bench.speculation llama-1b --quantization int4 --edits 4 --prose 1,8,32 --tokens 48
+    python -m bench.speculation qwen3-5-4b --head 0.75 --prose 1,32      # an MTP head, instead of lookup
     python -m bench.speculation --count                        # tokens a step of many edits, without an engine
 
 The model has random weights, so the answers are given: whatever a row draws, it is said to have drawn the next token of
@@ -12,6 +13,9 @@ what they find, and drafts are right or wrong as they are.
   lines around it, as it was; the answer is the same place as it became.
 - prose: the documents of this repository without code, lists and tables; the prompt is the first half of a piece, the
   answer the second.
+
+With `--head`, the MTP head of the model is computed, and each of its three drafted tokens is then replaced: by the
+token of the text with the given probability, else by another one.
 
 Each text is answered without drafts and with them by turns, and ratios are of the sums of times. `--one-thread` takes
 the time of the processor instead of that of the wall, with one thread, where the machine is shared with others; the
@@ -29,7 +33,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,7 +50,9 @@ from infinilm import LLM, _core
 from infinilm.config.spec import build_spec
 from infinilm.engine.hooks import EngineHooks, ModelSites
 from infinilm.requests.request import EngineRequest
+from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.steps import Step
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
@@ -138,12 +144,46 @@ class TaughtThread(EngineThread):
         return ids, {}
 
 
-class Teacher:
-    """Runs requests on the engine of an `LLM`, with answers that are given."""
+class GivenHead(MtpHead):
+    """The MTP head of a model, of whose drafted tokens a given share is right.
 
-    def __init__(self, llm: LLM, clock: Callable[[], float]) -> None:
+    Parameters
+    ----------
+    engine : InferEngine
+    texts : dict
+        By the bytes of a prompt: prompt and answer.
+    acceptance : float
+        The probability that a drafted token is that of the text, if those before it are.
+    """
+
+    def __init__(self, engine: Any, texts: dict[bytes, list[int]], acceptance: float) -> None:
+        super().__init__(engine, 3)
+        self._texts, self._acceptance, self._rng = texts, acceptance, random.Random(0)
+
+    def drafted(self, sequence: Sequence) -> list[int]:
+        """As many tokens as the head has drafted."""
+        text = self._texts[sequence.prompt_token_ids.tobytes()]
+        following = text[sequence.num_tokens :][: len(super().drafted(sequence))]
+        return [token if self._rng.random() < self._acceptance else (token + 1) % 2 for token in following]
+
+
+class Teacher:
+    """Runs requests on the engine of an `LLM`, with answers that are given.
+
+    Parameters
+    ----------
+    llm : LLM
+    clock : callable
+        Seconds.
+    acceptance : float or None
+        The MTP head drafts, and so many of its tokens are right (`GivenHead`). None: what the default of `speculation`
+        has drafts.
+    """
+
+    def __init__(self, llm: LLM, clock: Callable[[], float], acceptance: float | None = None) -> None:
         self._clock = clock
         self._maker = request_maker(llm, llm.engine)
+        texts: dict[bytes, list[int]] = {}
         memory, settings = llm.memory, read_speculation("auto")
         scheduler = TaughtScheduler(
             memory.num_blocks,
@@ -151,8 +191,12 @@ class Teacher:
             max_num_seqs=memory.max_num_seqs,
             max_model_len=llm.max_model_len,
             max_num_batched_tokens=2048,
-            drafters=settings.drafters,
-            is_adaptive=settings.is_adaptive,
+            sliding_window=memory.sliding_window,
+            num_window_blocks=memory.num_window_blocks,
+            num_states=memory.num_states,
+            snapshot_interval=memory.snapshot_interval,
+            drafters=settings.drafters if acceptance is None else (GivenHead(llm.engine, texts, acceptance),),
+            is_adaptive=acceptance is None,
             vocab_size=llm.config.vocab_size,
         )
         scheduler.clock = clock
@@ -160,9 +204,9 @@ class Teacher:
         hooks = EngineHooks(llm.engine, ModelSites(spec), 1)
         queue = RequestQueue(memory.max_num_seqs, None)
         self.thread = TaughtThread(llm.engine, scheduler, hooks, self._maker.adapters, queue)
-        self.thread.texts = {}
+        self.thread.texts = texts
 
-    def run(self, texts: Sequence[Text], num_tokens: int, speculation: str) -> float:
+    def run(self, texts: SequenceOf[Text], num_tokens: int, speculation: str) -> float:
         """Seconds in which all of these are answered with so many tokens."""
         settings = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "speculation": speculation}
         for text in texts:
@@ -180,27 +224,27 @@ class Teacher:
             assert list(request.output().outputs[0].token_ids) == text.answer[:num_tokens]
         return elapsed
 
-    def seconds(self, texts: Sequence[Text], speculation: str) -> float:
+    def seconds(self, texts: SequenceOf[Text], speculation: str) -> float:
         """The numbers are those of all answers to these, at once; their prompts are in the prefix cache."""
         self.run(texts, 1, "off")
         return self.run(texts, min(len(text.answer) for text in texts), speculation)
 
 
-def measure(teacher: Teacher, batches: Sequence[Sequence[Text]]) -> str:
-    """What to say of the times of these batches, without drafts and with them."""
+def measure(plain: Teacher, drafting: Teacher, batches: Iterable[SequenceOf[Text]]) -> str:
+    """What to say of the times of these batches, without drafts and with them; both teachers may be the same."""
     sums, steps = [0.0, 0.0], [0, 0]
     ratios = []
-    metrics = teacher.thread.metrics
-    before = metrics()
+    before = drafting.thread.metrics()
     for number, batch in enumerate(batches):
         pair = [0.0, 0.0]
         for turn in (0, 1) if number % 2 else (1, 0):
-            num_steps = metrics().num_steps
+            teacher = (plain, drafting)[turn]
+            num_steps = teacher.thread.metrics().num_steps
             pair[turn] = teacher.seconds(batch, ("off", "auto")[turn])
-            steps[turn] += metrics().num_steps - num_steps
+            steps[turn] += teacher.thread.metrics().num_steps - num_steps
             sums[turn] += pair[turn]
         ratios.append(pair[0] / pair[1])
-    after = metrics()
+    after = drafting.thread.metrics()
     drafted = after.num_draft_tokens - before.num_draft_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
     return (
@@ -209,7 +253,7 @@ def measure(teacher: Teacher, batches: Sequence[Sequence[Text]]) -> str:
     )
 
 
-def count_tokens_per_step(texts: Sequence[Text], length: int) -> float:
+def count_tokens_per_step(texts: SequenceOf[Text], length: int) -> float:
     """Tokens a step, of all answers together, where drafts have a fixed length."""
     num_steps = 0
     for text in texts:
@@ -240,6 +284,7 @@ def main() -> None:
     parser.add_argument("--prose", default="1,8,32", help="sequences at once")
     parser.add_argument("--rounds", type=int, default=3, help="of each number of sequences")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer in prose")
+    parser.add_argument("--head", type=float, metavar="ACCEPTANCE", help="the MTP head drafts, right so often")
     parser.add_argument("--one-thread", action="store_true")
     parser.add_argument("--count", action="store_true")
     args = parser.parse_args()
@@ -267,17 +312,21 @@ def main() -> None:
             max_model_len=2048,
             max_num_seqs=max([1, *sizes]),
             kv_cache="1GiB",
+            speculation="auto" if args.head is None else "mtp",
             use_tqdm=False,
         ) as llm:
-            teacher = Teacher(llm, clock)
+            drafting = Teacher(llm, clock, args.head)
+            # An MTP head follows what others compute, too, so that its model without it has a scheduler of its own.
+            plain = drafting if args.head is None else Teacher(llm, clock)
             if args.edits:
                 batches = [[text] for text in edits(tokenizer, args.edits, args.longest, vocab_size)]
-                print(f"edits: {measure(teacher, batches)}", flush=True)
+                print(f"edits: {measure(plain, drafting, batches)}", flush=True)
             for size in sizes:
                 texts = prose(tokenizer, size * args.rounds, args.tokens, vocab_size)
-                told = measure(teacher, list(batched(texts, size)))
+                told = measure(plain, drafting, batched(texts, size))
                 print(f"prose, {size} at once: {told}", flush=True)
-            teacher.thread.close()
+            for teacher in {plain, drafting}:
+                teacher.thread.close()
 
 
 if __name__ == "__main__":

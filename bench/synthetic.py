@@ -139,6 +139,7 @@ SHAPES = {
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
     "qwen3-moe": shape("qwen3_moe", 2048, 4, (32, 4, 128), 6144, 12672, 40960, 1e6, **QWEN3_MOE),
     "qwen3-5": shape("qwen3_5_text", 2560, 8, (16, 4, 256), 9216, 32000, 262144, 1e7, **QWEN3_5),
+    "qwen3-5-4b": shape("qwen3_5_text", 2560, 32, (16, 4, 256), 9216, 248320, 262144, 1e7, **QWEN3_5),
     "qwen3-5-moe": shape("qwen3_5_moe_text", 2048, 4, (16, 2, 256), 512, 24832, 262144, 1e7, **QWEN3_5_MOE),
     "deepseek-v2-lite": shape("deepseek_v2", 2048, 3, (16, 16, 64), 10944, 11392, 163840, 1e4, **DEEPSEEK_V2),
     "gemma4": shape("gemma4_text", 5376, 6, (32, 16, 256), 21504, 26240, 262144, None, **GEMMA4),

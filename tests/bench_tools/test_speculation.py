@@ -18,7 +18,7 @@ def test_answers_are_given(tmp_path: Path) -> None:
     settings = {"load_format": "dummy", "max_model_len": 256, "max_num_seqs": 2, "use_tqdm": False}
     with LLM(str(tmp_path), **settings) as llm:
         teacher = Teacher(llm, time.perf_counter)
-        told = measure(teacher, [texts])
+        told = measure(teacher, teacher, [texts])
         teacher.thread.close()
     ratio, num_steps = told.split("x  (")[0], int(told.split("steps ")[1].split(" to ")[0])
     assert float(ratio) > 0
