@@ -11,7 +11,7 @@ from pathlib import Path
 
 import facts
 import pytest
-from covering import THOROUGH
+from covering import THOROUGH, covering
 from device_cases import MODELS, SHAPED, make_model
 from emulation import ON_GPU, SCHEDULES, Run
 from goldens import config_of, golden
@@ -165,8 +165,7 @@ def test_golden(simulate: Run, name: str, dtype: str) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), covering(list(MODELS), ["float32", "bfloat16"]))
 def test_as_on_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:parity", name=name, folder=models, dtype=dtype, length=21)
     assert outcome.ok, outcome.text
@@ -202,8 +201,12 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe", "qwen3-5-dense"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    covering(
+        ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe", "qwen3-5-dense"], ["bfloat16", "float16"]
+    ),
+)
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -272,9 +275,12 @@ def test_quantised_in_float32(simulate: Run) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe", "qwen3-5-dense"]
+    ("name", "dtype"),
+    covering(
+        ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe", "qwen3-5-dense"],
+        ["bfloat16", "float32"],
+    ),
 )
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)
