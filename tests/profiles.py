@@ -1,4 +1,8 @@
-"""The hypothesis profiles: "default" has few examples, "thorough" many, and all combinations (covering.py)."""
+"""The hypothesis profiles.
+
+"default" has few examples, and "thorough" many, and all combinations (covering.py). "sanitizers" has the fewest, for
+code that is several times slower: every combination still meets a size that is not the simplest, which is the first.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +18,6 @@ _base = settings(
 # Without shrinking a failure is reported at once; its shapes and seed are small as drawn. Thorough shrinks.
 _phases = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("default", _base, max_examples=5, phases=_phases)
+settings.register_profile("sanitizers", _base, max_examples=2, phases=_phases)
 settings.register_profile("thorough", _base, max_examples=200)
 settings.load_profile("default")

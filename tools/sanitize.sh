@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the op, core and engine tests on it.
-# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest.
+# Needs meson, ninja, nanobind and what the [test] extra names in the active environment. Arguments go to pytest; with
+# --build alone nothing is run, and the next call finds what was built.
 set -eu
 cd "$(dirname "$0")/.."
 build=build-sanitize
@@ -9,6 +10,7 @@ build=build-sanitize
 meson install -C "$build" --quiet --destdir "$PWD/$build/root" --tags runtime,python-runtime
 site=$(dirname "$(find "$build/root" -type d -name infinilm | head -n 1)")
 export INFINILM_CPU_KERNELS=$(python tests/emulated_isas.py "$build/emulated" address)
+[ "$*" != --build ] || exit 0
 # The interpreter is not instrumented, so the runtimes are preloaded; it also leaks by design, hence detect_leaks=0.
 export LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OPENBLAS_NUM_THREADS=1
@@ -19,4 +21,4 @@ if python -c 'import _infinilm_editable_loader' 2>/dev/null; then
     echo "this environment has an editable install of infinilm, which would be tested instead: use another one" >&2
     exit 1
 fi
-PYTHONPATH="$PWD/$site" exec pytest -p no:cacheprovider "$@"
+PYTHONPATH="$PWD/$site" exec pytest -p no:cacheprovider --hypothesis-profile=sanitizers "$@"

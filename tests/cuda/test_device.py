@@ -6,11 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import facts
 import pytest
+from covering import THOROUGH, covering
 from device_cases import MODELS, SHAPED, make_model
-from emulation import SCHEDULES, Run
+from emulation import ON_GPU, SCHEDULES, Run
 from goldens import config_of, golden
 from quantised_files.conversion import quantise_experts, resized
 
@@ -112,7 +115,7 @@ GOLDEN = (
     "youtu",
 )
 
-# In 16 bits, too: those that together have all kernels. What families differ in besides does not depend on the dtype.
+# In 16 bits, too: those that together have all kernels. Facts that other golden models have do not depend on the dtype.
 IN_BFLOAT16 = frozenset(
     {
         *("cohere2", "gemma2", "gemma3", "glm4", "granite", "llama-sharded", "llama-yarn-rope", "mistral-window"),
@@ -123,9 +126,25 @@ IN_BFLOAT16 = frozenset(
 )
 
 
+def covering_goldens(names: Iterable[str]) -> list[str]:
+    """Goldens that together have every fact of all of them; a GPU is quick enough for all, and so is "thorough".
+
+    Operations of the device follow from the facts of a model alone: how its family is read is tested on the CPU.
+    """
+    if ON_GPU or THOROUGH:
+        return sorted(names)
+    return facts.greedy_cover({name: facts.facts_of_goldens()[name] for name in names})
+
+
 def test_every_architecture_has_a_golden() -> None:
     found = {config_of(name)["architectures"][0] for name in GOLDEN}
     assert found == FAMILIES.keys() and set(GOLDEN) >= IN_BFLOAT16
+
+
+def test_every_fact_runs_on_the_device() -> None:
+    """What a golden says that the simulated device does not run is nothing but a size."""
+    of_goldens = facts.facts_of_goldens()
+    assert set().union(*(of_goldens[name] for name in covering_goldens(GOLDEN))) == facts.all_facts()
 
 
 @pytest.fixture(scope="session")
@@ -136,8 +155,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, "float32") for name in GOLDEN),
-        *((name, "bfloat16") for name in sorted(IN_BFLOAT16)),
+        *((name, "float32") for name in covering_goldens(GOLDEN)),
+        *((name, "bfloat16") for name in covering_goldens(IN_BFLOAT16)),
         *((name, "float16") for name in ("ernie4-5-moe", "qwen3-5")),
     ],
 )
@@ -146,8 +165,7 @@ def test_golden(simulate: Run, name: str, dtype: str) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), covering(list(MODELS), ["float32", "bfloat16"]))
 def test_as_on_the_cpu(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:parity", name=name, folder=models, dtype=dtype, length=21)
     assert outcome.ok, outcome.text
@@ -183,8 +201,12 @@ def test_schedules(simulate: Run, models: str, schedule: str) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe", "qwen3-5-dense"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    covering(
+        ["llama", "qwen3", "mistral-window", "olmo2", "gemma2", "qwen2-moe", "qwen3-5-dense"], ["bfloat16", "float16"]
+    ),
+)
 def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:invariance", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
@@ -253,9 +275,12 @@ def test_quantised_in_float32(simulate: Run) -> None:
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe", "qwen3-5-dense"]
+    ("name", "dtype"),
+    covering(
+        ["llama-biases", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "qwen2-moe", "qwen3-5-dense"],
+        ["bfloat16", "float32"],
+    ),
 )
 def test_hooks_change_nothing(simulate: Run, models: str, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:hooks", name=name, folder=models, dtype=dtype)

@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from emulation import load_build
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -40,6 +41,7 @@ needs_nvcc = pytest.mark.skipif(_nvcc() is None, reason="no nvcc on PATH, in CUD
 def compile_kernels(source: Path, architecture: str, cache: Path) -> tuple[Path, str]:
     """The object and what the compiler said, from the cache when neither the file nor a header has changed."""
     command = [
+        *load_build().LAUNCHER,  # ccache, which also keeps what the compiler says: some files take a minute
         str(_nvcc()),
         *FLAGS,
         f"-gencode={ARCHITECTURES[architecture]}",

@@ -81,7 +81,8 @@ class Stop:
 
 @pytest.fixture(params=[1, 2], ids="tp{}".format)
 def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(folder, device="cpu", tensor_parallel_size=request.param, hooks=HookRegistry(), use_tqdm=False) as made:
+    settings = {"tensor_parallel_size": request.param, "hooks": HookRegistry(), "use_tqdm": False}
+    with LLM(folder, device="cpu", speculation="off", **settings) as made:  # drafts would follow the clock
         yield made
 
 

@@ -272,7 +272,7 @@ def ask_all(llm: LLM, jobs: list[Job]) -> list[Callable[[], Any]]:
 # ---- the contract ----
 
 
-@settings(max_examples=max(60, settings.default.max_examples))
+@settings(max_examples=max(20, settings.default.max_examples))
 @given(jobs=JOBS, chosen=SETTINGS)
 def test_answers_are_those_given_alone(models: Models, jobs: list[Job], chosen: dict[str, Any]) -> None:
     expected = [models.alone(job) for job in jobs]
@@ -294,7 +294,7 @@ def test_under_pressure(models: Models, changes: dict[str, Any]) -> None:
     assert llm.metrics().num_preemptions > before
 
 
-@settings(max_examples=max(15, settings.default.max_examples))
+@settings(max_examples=max(5, settings.default.max_examples))
 @given(jobs=JOBS, chosen=SETTINGS)
 def test_asked_again(models: Models, jobs: list[Job], chosen: dict[str, Any]) -> None:
     """Where nothing was thrown away meanwhile, the second answer comes from the prefix cache, and is the same."""

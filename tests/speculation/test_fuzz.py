@@ -104,7 +104,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         llm.close()
 
 
-@settings(max_examples=max(150, settings.default.max_examples))
+@settings(max_examples=max(30, settings.default.max_examples))
 @given(
     requests=st.lists(st.tuples(REQUESTS, PREDICTIONS), min_size=1, max_size=8),
     modes=st.lists(MODES_AND_OFF, min_size=1, max_size=5),

@@ -205,6 +205,10 @@ class ModelConfig(ModelFields):
             values.update(model_type=family.model_type, architectures=[_class_name(family, self.architectures)])
             if "topk_method" in family.keys:  # whatever it was, n_group says it now
                 values["topk_method"] = "group_limited_greedy"
+            if "moe_layers" in family.keys and self.moe_intermediate_size is None:
+                # A config.json of Llama 4 that lacks this key is in Hugging Face's spelling, whose intermediate_size is
+                # the size of experts.
+                values["moe_intermediate_size"] = self.intermediate_size
         return values
 
     @property
