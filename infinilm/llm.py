@@ -42,7 +42,7 @@ from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
 from infinilm.planning.cache_plan import MemoryPlan, divide_memory
-from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_model
+from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
@@ -124,7 +124,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     speculation
         Drafts of tokens, which steps verify, so that no bit of an answer changes. "off"; "lookup": what a grammar
         forces, else what followed where the end of the text has occurred before in its prompt and output; "mtp": the
-        MTP head of the checkpoint; "auto": the best that costs nothing, which is lookup. Or ``{"method": ...,
+        MTP head of the checkpoint; "auto": lookup, and the MTP head if there is one. Or ``{"method": ...,
         "num_tokens": 15, "min_match": 2, "adaptive": True}``: tokens of a draft at most (15), and those that must have
         occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
         tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
@@ -216,7 +216,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "kv_cache_dtype": kv_cache_dtype,
             "load_format": load_format,
         }
-        plan = plan_model(
+        plan = plan_drafting(
             model,
             **of_all_stages,
             revision=revision,
@@ -281,7 +281,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
             self._draft: DraftModelEngine | None = None
-            self._mtp = drafting.model if isinstance(drafting.model, MtpSettings) else None
+            self._mtp = drafting.model if plan.mtp and isinstance(drafting.model, MtpSettings) else None
+            if self._mtp is not None:
+                logger.info("the MTP head of %s drafts up to %d tokens", plan.path, self._mtp.num_tokens)
             if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
                 self._draft = DraftModelEngine(

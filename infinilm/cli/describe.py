@@ -165,7 +165,11 @@ def info_lines(info: Mapping[str, Any]) -> list[str]:
             f"model     {model['path']}",
             f"          {_model_line(model | {'architecture': config.pop('architecture')})}",
             *(f"          {name} {value}" for name, value in config.items()),
-            *(["          has an MTP head, which drafts with speculation mtp"] if model["has_mtp_head"] else []),
+            *(
+                ["          has an MTP head, which drafts with speculation auto or mtp"]
+                if model["has_mtp_head"]
+                else []
+            ),
             *(f"memory    {line}" for line in _fit_lines(model)),
             f"sampling  {', '.join(f'{name} {value}' for name, value in model['sampling'].items()) or 'no defaults'}",
             f"vectors   {_vector_line(model['vectors'])}",

@@ -103,7 +103,7 @@ def plan_model(
     lora: Mapping[str, str | os.PathLike[str]] | None = None,
     merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
-    speculation: SpeculationSetting = None,
+    speculation: SpeculationSetting = "auto",
     stage: int | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
@@ -150,9 +150,14 @@ def plan_model(
             max_model_len,
             config.max_position_embeddings,
         )
-    drafting = read_speculation(speculation).model
-    mtp = isinstance(drafting, MtpSettings)
     may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
+    speculative = read_speculation(speculation)
+    if speculative.is_optional:
+        is_one_part = pipeline_parallel_size == 1 and stage is None
+        if not (may_have_head and is_one_part and checkpoint is not None):
+            speculative = speculative.without_model()
+    drafting = speculative.model
+    mtp = isinstance(drafting, MtpSettings)
     if mtp and (pipeline_parallel_size != 1 or stage is not None):
         raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
     if mtp and not may_have_head:
@@ -277,6 +282,22 @@ def plan_model(
     )
 
 
+def plan_drafting(
+    model: str | os.PathLike[str], *, speculation: SpeculationSetting = "auto", **settings: Any
+) -> ModelPlan:
+    """`plan_model`, without the MTP head that "auto" takes where there is no memory for it."""
+    try:
+        return plan_model(model, speculation=speculation, **settings)
+    except CacheFullError:
+        drafting = read_speculation(speculation)
+        if not drafting.is_optional:
+            raise
+        plan = plan_model(model, speculation=drafting.without_model(), **settings)
+        if plan.has_mtp_head:
+            logger.info("%s: the MTP head is not loaded, as there is no memory for it", plan.path)
+        return plan
+
+
 def plan_draft_model(settings: DraftModelSettings, **given: Any) -> ModelPlan:
     """The plan of a draft model; `given`: settings of the model that it shares. Its cache is not sized yet.
 
@@ -287,7 +308,9 @@ def plan_draft_model(settings: DraftModelSettings, **given: Any) -> ModelPlan:
     """
     # With one block of any size the cache limits nothing: it will have as many tokens as that of the model.
     one_block = PagedKVCacheConfig(num_blocks=1, block_size=_ANY_LENGTH)
-    plan = plan_model(settings.model, quantization=settings.quantization, kv_cache=one_block, **given)
+    plan = plan_model(
+        settings.model, quantization=settings.quantization, kv_cache=one_block, speculation="off", **given
+    )
     if plan.memory.num_states:
         raise ConfigError(
             f"speculation: {plan.path} keeps a state of each sequence, which cannot be taken back to where a draft was "
@@ -389,7 +412,7 @@ def plan_headers(path: Path, settings: Mapping[str, Any]) -> ModelPlan:
     settings = {"load_format": "auto" if has_weights else "dummy", **settings}
     drafting = read_speculation(settings.get("speculation"))
     if not isinstance(drafting.model, DraftModelSettings):
-        return plan_model(path, **settings)
+        return plan_drafting(path, **settings)
     with open_headers(drafting.model.model) as headers:
         model = replace(drafting.model, model=headers.path)
         return plan_model(path, **{**settings, "speculation": replace(drafting, model=model)})

@@ -11,10 +11,11 @@ has caught up. Sequences that have not drafted for the longest time make room fo
 
 from __future__ import annotations
 
+import time
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from infinilm import _core
 from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.layout import Layout, most_probable
-from infinilm.speculation import DraftRequest
+from infinilm.speculation import MAX_DRAFT_TOKENS, DraftRequest, Round
 
 __all__ = ["DraftEngine", "DraftModel", "DraftModelDrafter"]
 
@@ -75,25 +76,29 @@ class DraftModel:
         self._free_slots = list(range(max_num_seqs))[::-1]
         # Who has a slot, the longest unused first. Sequences end without a word to their drafters.
         self._holders: OrderedDict[int, weakref.ref[DraftModelDrafter]] = OrderedDict()
-        self._updated: list[DraftModelDrafter] = []
 
     def __call__(self, sequence: DraftRequest) -> DraftModelDrafter:
         """The drafter of a sequence."""
-        return DraftModelDrafter(self._updated)
+        return DraftModelDrafter(self)
 
-    def prepare(self) -> None:
-        """Make the drafts of all drafters that were updated since the last call; see `BatchDrafters`."""
-        updated = self._updated.copy()
-        self._updated.clear()
+    def num_offered(self, drafter: DraftModelDrafter) -> int:
+        """Tokens that it could draft behind those of a drafter."""
+        fits = len(drafter.tokens) <= self._max_model_len
+        return self._num_tokens if fits and self._engine is not None else 0
+
+    def prepare(self, wanted: Sequence[tuple[DraftModelDrafter, int]], /) -> list[Round] | None:
+        """Make drafts of so many tokens, for sequences that it has caught up with; see `BatchDrafters`."""
         if self._engine is None:
-            return
+            return []
         try:
-            self._draft(self._engine, updated)
+            return self._draft(self._engine, dict(wanted))
         except BaseException:  # the requests go on without drafts, which changes none of their tokens
             logger.exception("the draft model failed, and drafts nothing from now on")
             self._engine = None
+            return None
 
-    def _draft(self, engine: DraftEngine, asked: Sequence[DraftModelDrafter]) -> None:
+    def _draft(self, engine: DraftEngine, asked: Mapping[DraftModelDrafter, int]) -> list[Round] | None:
+        begin = time.perf_counter()
         for slot, holder in list(self._holders.items()):
             if holder() is None:
                 self._empty(slot)
@@ -109,23 +114,28 @@ class DraftModel:
                 budget -= count
                 chunks.append((drafter, count))
         if not chunks:
-            return
+            return []
         ids = self._run(engine, chunks)
         for drafter, _ in chunks:
             self._blocks.remember(drafter.slot, self._tokens[drafter.slot], drafter.num_computed)
         drafting = []
         for (drafter, _), token_id in zip(chunks, ids, strict=True):
             if drafter.num_computed == len(drafter.tokens):  # it has caught up
-                drafter.drafted.append(token_id)
+                drafter.drafted = [token_id]
                 drafting.append(drafter)
-        for _ in range(self._num_tokens - 1):
-            drafting = [drafter for drafter in drafting if drafter.num_computed < self._max_model_len]
+        rounds = [(len(chunks), time.perf_counter() - begin)]
+        for length in range(2, max(asked.values()) + 1):
+            begin = time.perf_counter()
+            drafting = [d for d in drafting if asked[d] >= length and d.num_computed < self._max_model_len]
             if not drafting:
-                return
+                break
             for drafter in drafting:
                 self._tokens[drafter.slot, drafter.num_computed] = drafter.drafted[-1]
             for drafter, token_id in zip(drafting, self._run(engine, [(d, 1) for d in drafting]), strict=True):
                 drafter.drafted.append(token_id)
+            rounds.append((len(drafting), time.perf_counter() - begin))
+        follows_prompt = any(count > MAX_DRAFT_TOKENS + 1 for _, count in chunks)
+        return None if follows_prompt else rounds
 
     def _run(self, engine: DraftEngine, chunks: Sequence[tuple[DraftModelDrafter, int]]) -> list[int]:
         """Compute so many of the tokens of each; returns the most probable token behind each chunk."""
@@ -205,8 +215,7 @@ class DraftModelDrafter:
 
     Parameters
     ----------
-    updated : list of DraftModelDrafter
-        Where it puts itself when it is updated.
+    batch : DraftModel
 
     Attributes
     ----------
@@ -223,19 +232,24 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
+    num_at_once = 0
 
-    def __init__(self, updated: list[DraftModelDrafter]) -> None:
-        self._updated = updated
+    def __init__(self, batch: DraftModel) -> None:
+        self.batch = batch
         self.tokens = array("i")
         self.drafted: list[int] = []
         self.slot = -1
         self.num_known = self.num_computed = 0
 
     def update(self, token_ids: Sequence[int]) -> None:
-        """Take in the next tokens of the text; the draft is made by the next `DraftModel.prepare`."""
+        """Take in the next tokens of the text, behind which nothing is drafted yet."""
         self.tokens.extend(token_ids)
         self.drafted = []
-        self._updated.append(self)
+
+    @property
+    def num_offered(self) -> int:
+        """Tokens that the draft model could draft."""
+        return self.batch.num_offered(self)
 
     def draft(self, limit: int) -> list[int]:
         """The most probable tokens of the draft model; none while it has not caught up."""

@@ -8,7 +8,8 @@ steps write over them.
 
 Drafts get what is left: tokens of the step's budget that no prompt takes, and blocks above the watermark. They are
 chosen last and their blocks go back with the result, so that no sequence waits or is preempted for a draft. How much of
-a draft is worth its time is measured (`infinilm.speculation.lengths`), unless lengths are fixed.
+a draft is worth its time is measured (`infinilm.speculation.lengths`), unless lengths are fixed. Drafts that a model
+makes are made once that is known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,9 +30,9 @@ from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
-from infinilm.speculation import MAX_DRAFT_TOKENS, BatchDrafters, Drafters
-from infinilm.speculation.chain import DrafterChain
-from infinilm.speculation.lengths import Acceptance, Lengths, Offer
+from infinilm.speculation import MAX_DRAFT_TOKENS, BatchDrafter, Drafters
+from infinilm.speculation.chain import Draft, DrafterChain
+from infinilm.speculation.lengths import Acceptance, Lengths, Offer, Source
 
 __all__ = ["Drafting"]
 
@@ -66,7 +68,6 @@ class Drafting:
         lengths: Lengths | None = None,
     ) -> None:
         self._drafters = drafters
-        self._together = [make for make in drafters if isinstance(make, BatchDrafters)]
         self._heads = [make for make in drafters if isinstance(make, MtpHead)]
         self.lengths = lengths
         self._vocab_size = vocab_size
@@ -79,9 +80,13 @@ class Drafting:
     @property
     def needs_results(self) -> bool:
         """Whether a step that could be made ahead waits for the newest tokens, which drafters draft from."""
-        is_drafted = self._running.is_drafted[self._running.slots]
+        running, slots = self._running, self._running.slots
+        is_drafted = running.is_drafted[slots]
         if not is_drafted.any():
             return False
+        # Heads follow prompts in any case, since drafts read what they leave for long.
+        if self._heads and (is_drafted & (running.num_computed[slots] <= running.prompt_lens[slots])).any():
+            return True
         return self.lengths is None or self.lengths.waits(len(is_drafted))
 
     def enter(self, sequence: Sequence) -> None:
@@ -97,32 +102,36 @@ class Drafting:
         sequence.drafters = DrafterChain(drafter for drafter in made if drafter is not None)
 
     def learn(self, step: Step) -> None:
-        """Let MTP heads follow a step whose result was taken in, before the next one is submitted."""
+        """Take in a step whose result was taken in; MTP heads follow it when drafts of the next are chosen."""
         for head in self._heads:
             head.follow(step, self._running, self._blocks)
 
+    def catch_up(self) -> bool:
+        """Let MTP heads follow that step now, if they have not; returns whether this took as long as it mostly does.
+
+        Called before the next step is submitted, and before a sequence loses its blocks.
+        """
+        return all([head.prepare(()) is not None for head in self._heads])
+
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to a step that is otherwise complete, where it computes newest tokens; all tokens are known."""
+        self._choose(choice)
+        choice.is_typical &= self.catch_up()
+
+    def _choose(self, choice: StepChoice) -> None:
         candidates = self._candidates(choice)
         num_seqs = len(choice.decode_slots) + choice.num_recomputed
         if not candidates or choice.budget <= 0 or not (self.lengths is None or self.lengths.asks(num_seqs)):
             return
         choice.is_asked = True
-        if self._together:
-            self._prepare([choice.sequences[i] for i in candidates])
         slots = np.array([choice.sequences[i].slot for i in candidates], np.intp)
-        drafts: list[tuple[int, list[int]]] = []
+        offered: list[tuple[int, Draft]] = []
         for i, room in zip(candidates, self._rooms(slots, choice.budget).tolist(), strict=True):
             sequence = choice.sequences[i]
             limit = min(room, sequence.params.max_draft_tokens)
-            if limit > 0 and (token_ids := self._ask(sequence, limit)):
-                drafts.append((i, token_ids))
-        if self.lengths is not None and drafts:
-            offers = [Offer(self._acceptance(choice.sequences[i]), len(token_ids)) for i, token_ids in drafts]
-            num_others = sum(choice.prefill_counts) - choice.num_recomputed
-            chosen = self.lengths.choose(num_seqs, offers, num_others)
-            drafts = [(i, token_ids[:length]) for (i, token_ids), length in zip(drafts, chosen, strict=True)]
-        for i, token_ids in drafts:
+            if limit > 0 and (draft := self._ask(sequence, limit)) is not None:
+                offered.append((i, draft))
+        for i, token_ids in self._made(choice, offered, self._lengths(choice, num_seqs, offered)):
             if not token_ids:
                 continue
             slot = choice.sequences[i].slot
@@ -165,23 +174,56 @@ class Drafting:
         rooms: Int32Array = np.minimum(np.minimum(room, left), min(budget, MAX_DRAFT_TOKENS))
         return rooms
 
-    def _acceptance(self, sequence: Sequence) -> Acceptance:
-        """How often the drafts of a sequence were right that came from the source of its newest draft."""
+    def _lengths(self, choice: StepChoice, num_seqs: int, offered: SequenceOf[tuple[int, Draft]]) -> list[int]:
+        """How many tokens of each draft the step verifies, [len(offered)]."""
+        if self.lengths is None or not offered:
+            return [draft.num_tokens for _, draft in offered]
+        offers = []
+        for i, draft in offered:
+            offer = Offer(self._acceptance(choice.sequences[i], draft.source), draft.num_tokens)
+            if draft.maker is not None:
+                offer.made_by, offer.num_at_once = draft.maker.name, draft.maker.num_at_once
+            offers.append(offer)
+        return self.lengths.choose(num_seqs, offers, sum(choice.prefill_counts) - choice.num_recomputed)
+
+    def _made(
+        self, choice: StepChoice, offered: SequenceOf[tuple[int, Draft]], lengths: SequenceOf[int]
+    ) -> list[tuple[int, list[int]]]:
+        """The tokens of these drafts, of so many at most, each with the index of its sequence."""
+        wanted = [(draft.maker, n) for (_, draft), n in zip(offered, lengths, strict=True) if draft.maker and n]
+        if wanted:
+            self._prepare(choice, wanted)
+        drafts: list[tuple[int, list[int]]] = []
+        for (i, draft), length in zip(offered, lengths, strict=True):
+            token_ids = draft.token_ids[:length]
+            if draft.maker is not None and length:
+                sequence = choice.sequences[i]
+                assert sequence.drafters is not None
+                token_ids = self._usable(sequence, sequence.drafters.made(draft, length))
+            drafts.append((i, token_ids))
+        return drafts
+
+    def _prepare(self, choice: StepChoice, wanted: SequenceOf[tuple[BatchDrafter, int]]) -> None:
+        """Let drafters that compute together do so, and note what that took."""
+        for batch in {id(maker.batch): maker.batch for maker, _ in wanted}.values():
+            own = [(maker, length) for maker, length in wanted if maker.batch is batch]
+            try:
+                rounds = batch.prepare(own)
+            except BaseException:  # as above
+                logger.exception("drafts that are made together failed, and the step has none of them")
+                continue
+            choice.is_typical &= rounds is not None
+            for num_seqs, seconds in rounds or ():
+                choice.drafting_seconds += seconds
+                if self.lengths is not None:
+                    self.lengths.record_round(own[0][0].name, num_seqs, seconds)
+
+    def _acceptance(self, sequence: Sequence, source: Source) -> Acceptance:
+        """How often drafts of a source were right in a sequence."""
         assert self.lengths is not None
-        source = sequence.draft_source
         if (found := sequence.acceptance.get(source)) is None:
             found = sequence.acceptance[source] = self.lengths.acceptance(source)
         return found
-
-    def _prepare(self, sequences: SequenceOf[Sequence]) -> None:
-        """Let drafters that compute together do so, for all sequences that will be asked."""
-        for sequence in sequences:
-            self._update(sequence)
-        for drafters in self._together:
-            try:
-                drafters.prepare()
-            except BaseException:  # as above
-                logger.exception("drafts that are made together failed, and the step has none of them")
 
     def _update(self, sequence: Sequence) -> DrafterChain:
         """Give the drafters of a sequence the tokens that they have not taken in; returns them."""
@@ -193,15 +235,30 @@ class Drafting:
             chain.update(new)
         return chain
 
-    def _ask(self, sequence: Sequence, limit: int) -> list[int]:
-        """The first draft of a sequence that begins with a token that may come next."""
+    def _ask(self, sequence: Sequence, limit: int) -> Draft | None:
+        """The first draft of a sequence that begins with a token that may come next.
+
+        A draft that is still to be made takes the place of one that is there if more of it is expected to be right.
+        """
         chain = self._update(sequence)
+        best: Draft | None = None
         for draft in chain.drafts(lambda _source: limit):
-            if token_ids := self._usable(sequence, draft.token_ids):
-                sequence.draft_source = draft.source
-                return token_ids
-        self._running.is_drafted[sequence.slot] = len(chain) > 0  # drafters that fail leave the chain
-        return []
+            if draft.maker is None:
+                if best is not None or not (token_ids := self._usable(sequence, draft.token_ids)):
+                    continue
+                draft = replace(draft, token_ids=token_ids, num_tokens=len(token_ids))
+            if best is None or self._expected(sequence, draft) > self._expected(sequence, best):
+                best = draft
+            if not chain.has_makers or self.lengths is None:
+                break
+        if best is None:
+            self._running.is_drafted[sequence.slot] = len(chain) > 0  # drafters that fail leave the chain
+        else:
+            sequence.draft_source = best.source
+        return best
+
+    def _expected(self, sequence: Sequence, draft: Draft) -> float:
+        return self._acceptance(sequence, draft.source).expected(draft.num_tokens)
 
     def _usable(self, sequence: Sequence, token_ids: SequenceOf[int]) -> list[int]:
         """The tokens of a draft before the first that cannot come (vocabulary, constraint) or ends the sequence."""
@@ -231,14 +288,14 @@ class Drafting:
             for place in range(num_accepted):
                 self.accepted_at[place] += 1
             if self.lengths is not None:
-                self._acceptance(sequence).add(num_tokens, num_accepted)
+                self._acceptance(sequence, sequence.draft_source).add(num_tokens, num_accepted)
             if sequence.slot >= 0:
                 self._blocks.trim(sequence.slot, int(self._running.num_tokens[sequence.slot]) - 1)
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         """Learn from the time of a step, from the results of the step before it to its own, and its `num_tokens`."""
-        if self.lengths is not None and step.num_newest == len(step.sequences):
-            self.lengths.record(step.num_newest, step.num_drafted, num_tokens, seconds)
+        if self.lengths is not None and step.is_typical and step.num_newest == len(step.sequences):
+            self.lengths.record(step.num_newest, step.num_drafted, num_tokens, seconds, step.drafting_seconds)
 
 
 def _num_followed(matcher: Matcher, token_ids: SequenceOf[int]) -> int:

@@ -3,18 +3,21 @@
 The head is a layer of the model's own engine. At position i it reads the hidden state that the model has there and
 token i + 1, and says what token i + 2 may be. Hidden states of a step stay on the device until the next one. So behind
 each step, once its tokens are known, one step of the head follows over the same positions, prompts among them: it
-writes the keys and values that later drafts see, and where a sequence has its newest token, it draws the first token of
-a draft. The others come one by one, each from the head's own hidden state.
+writes the keys and values that later drafts see, and where a draft is wanted, it draws the first token of it. The
+others come one by one, each from the head's own hidden state. How many are wanted is chosen before, so the head waits
+with a step until the next one is chosen, and is made to follow earlier only where a sequence loses its blocks.
 
 Keys and values of the head are those of one more layer of the cache, in the blocks of the sequence. So prefixes, and
 what is preempted and computed again, need nothing of their own. A position is not followed where a step was made ahead,
-which happens while no running sequence drafts. What reads its block later, by way of the prefix cache, sees what the
-block held before. Its drafts are worse, and its answer is the same, since steps verify drafts.
+which happens in decode while drafts are not worth their time. What reads its block later sees what the block held
+before. Its drafts are worse, and its answer is the same, since steps verify drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+import time
+from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +29,7 @@ from infinilm.scheduling.layout import Layout, most_probable
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.steps import Step
-from infinilm.speculation import DraftRequest
+from infinilm.speculation import MAX_DRAFT_TOKENS, DraftRequest, Round
 
 __all__ = ["MtpDrafter", "MtpEngine", "MtpHead"]
 
@@ -36,6 +39,44 @@ class MtpEngine(Protocol):
 
     def submit(self, batch: _core.Batch, needs_masks: bool, /) -> _core.PendingStep:
         """Queue a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """Positions of a step whose next token is known, a chunk of each sequence.
+
+    What a step computes of wrong drafts lies behind them.
+    """
+
+    running: RunningSequences
+    blocks: BlockManager
+    sequences: list[Sequence]
+    slots: IndexArray
+    starts: Int32Array
+    ends: Int32Array
+    first_rows: Int32Array  # of the hidden states of the step, for each chunk
+
+    @staticmethod
+    def of(step: Step, running: RunningSequences, blocks: BlockManager) -> _Followed:
+        slots = np.array([sequence.slot for sequence in step.sequences], np.intp)
+        first_rows = step.batch.arrays()["cu_seqlens_q"].numpy()
+        ends = np.minimum(step.starts + np.diff(first_rows), running.num_tokens[slots] - 1)
+        is_here = (slots >= 0) & (ends > step.starts)
+        return _Followed(
+            running,
+            blocks,
+            [step.sequences[i] for i in np.flatnonzero(is_here).tolist()],
+            slots[is_here],
+            step.starts[is_here],
+            ends[is_here].astype(np.int32),
+            first_rows[:-1][is_here],
+        )
+
+    @property
+    def newest(self) -> list[Sequence]:
+        """The sequences whose newest token is behind their chunk, so that a draft may begin there."""
+        is_newest = self.ends == self.running.num_tokens[self.slots] - 1
+        return [self.sequences[i] for i in np.flatnonzero(is_newest).tolist()]
 
 
 class MtpHead:
@@ -52,6 +93,8 @@ class MtpHead:
     def __init__(self, engine: MtpEngine, num_tokens: int) -> None:
         self._engine: MtpEngine | None = engine  # None: it has failed
         self._num_tokens = num_tokens
+        self._followed: _Followed | None = None  # what is to be followed
+        self._newest: list[Sequence] = []
         self._drafted: dict[int, tuple[Sequence, list[int]]] = {}  # by slot: whose draft, and its tokens
 
     def __call__(self, sequence: DraftRequest) -> MtpDrafter:
@@ -64,41 +107,53 @@ class MtpHead:
         owner, token_ids = self._drafted.get(sequence.slot, (None, []))
         return token_ids if owner is sequence else []
 
-    def follow(self, step: Step, running: RunningSequences, blocks: BlockManager) -> None:
-        """Draft from the hidden states of a step whose result is known; no other step was submitted behind it.
+    def num_offered(self, sequence: Sequence) -> int:
+        """Tokens that it could draft behind the newest one of a sequence; 0: it has not seen the step of that."""
+        return self._num_tokens if any(newest is sequence for newest in self._newest) else 0
 
-        Drafts of the step before are forgotten. It raises nothing.
+    def follow(self, step: Step, running: RunningSequences, blocks: BlockManager) -> None:
+        """Let the next `prepare` follow a step whose result is known.
+
+        No other step was submitted behind it. Drafts of the step before are forgotten.
         """
         self._drafted.clear()
-        if self._engine is None:
-            return
+        if self._engine is not None:
+            self._followed = _Followed.of(step, running, blocks)
+            self._newest = self._followed.newest
+
+    def prepare(self, wanted: SequenceOf[tuple[MtpDrafter, int]], /) -> list[Round] | None:
+        """Follow the newest step, and make drafts of so many tokens; see `BatchDrafters`.
+
+        Without a step to be followed it does nothing.
+        """
+        followed, self._followed, self._newest = self._followed, None, []
+        if self._engine is None or followed is None or not followed.sequences:
+            return []
+        lengths = {drafter.sequence.slot: count for drafter, count in wanted}
         try:
-            self._follow(self._engine, step, running, blocks)
+            return self._follow(self._engine, followed, lengths)
         except BaseException:  # the requests go on without drafts, which changes none of their tokens
             logger.exception("the MTP head failed, and drafts nothing from now on")
             self._drafted.clear()
             self._engine = None
+            return None
 
-    def _follow(self, engine: MtpEngine, step: Step, running: RunningSequences, blocks: BlockManager) -> None:
-        # Positions whose next token is known. What a step computes of wrong drafts lies behind them.
-        slots = np.array([sequence.slot for sequence in step.sequences], np.intp)
-        first_rows = step.batch.arrays()["cu_seqlens_q"].numpy()
-        ends = np.minimum(step.starts + np.diff(first_rows), running.num_tokens[slots] - 1)
-        is_here = (slots >= 0) & (ends > step.starts)
-        if not is_here.any():
-            return
-        slots, ends, first_rows = slots[is_here], ends[is_here], first_rows[:-1][is_here]
-        layout = Layout.of_chunks(slots, step.starts[is_here], ends - step.starts[is_here])
-        hidden_rows = layout.positions + np.repeat(first_rows - layout.starts, layout.ends - layout.starts)
-        is_drafting = running.is_drafted[slots] & (ends == running.num_tokens[slots] - 1)
+    def _follow(self, engine: MtpEngine, followed: _Followed, lengths: Mapping[int, int]) -> list[Round] | None:
+        """`lengths`: by slot, tokens to be drafted, of sequences that have their newest token behind their chunk."""
+        slots, running = followed.slots, followed.running
+        layout = Layout.of_chunks(slots, followed.starts, followed.ends - followed.starts)
+        hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
+        is_drafting = np.array([slot in lengths for slot in slots.tolist()])
         token_ids = running.tokens[layout.token_slots, layout.positions + 1]
         rows = layout.cu_seqlens_q[1:][is_drafting] - np.int32(1)
-        drawn = self._run(engine, layout, blocks, token_ids, hidden_rows.astype(np.int32), rows)
-        by_slot = {sequence.slot: sequence for sequence in step.sequences}
-        drafting, ends = slots[is_drafting], ends[is_drafting]
+        drawn = self._run(engine, layout, followed.blocks, token_ids, hidden_rows.astype(np.int32), rows)
+        by_slot = {sequence.slot: sequence for sequence in followed.sequences}
+        drafting, ends = slots[is_drafting], followed.ends[is_drafting]
         drafts = {slot: [token_id] for slot, token_id in zip(drafting.tolist(), drawn, strict=True)}
-        self._chain(engine, blocks, drafting, ends, rows, drafts)
+        rounds = self._chain(engine, followed.blocks, drafting, ends, rows, drafts, lengths)
         self._drafted = {slot: (by_slot[slot], draft) for slot, draft in drafts.items()}
+        follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
+        return None if follows_prompt else rounds
 
     def _chain(
         self,
@@ -108,33 +163,40 @@ class MtpHead:
         starts: Int32Array,
         hidden_rows: Int32Array,
         drafts: dict[int, list[int]],
-    ) -> None:
+        lengths: Mapping[int, int],
+    ) -> list[Round]:
         """Add to the drafts of these slots, which have one token each, the tokens that follow.
 
-        `starts`: the positions that come next, [num_seqs]; `hidden_rows`: of the step before, for each of them.
+        `starts`: the positions that come next, [num_seqs]; `hidden_rows`: of the step before, for each of them;
+        `lengths`: by slot, tokens of the whole draft.
         """
+        rounds: list[Round] = []
         held = blocks.lengths[slots].tolist()
         most = blocks.block_table.shape[2]
         for slot, start, length in zip(slots.tolist(), starts.tolist(), held, strict=True):
-            wanted = min(blocks.blocks_for(start + self._num_tokens - 1), most)
+            wanted = min(blocks.blocks_for(start + lengths[slot] - 1), most)
             blocks.grow(slot, min(wanted, length + max(blocks.headroom(), 0)) * blocks.block_size)
         try:
-            for _ in range(1, self._num_tokens):
+            for count in range(1, max(lengths.values(), default=1)):
+                begin = time.perf_counter()
                 last = np.array([drafts[slot][-1] for slot in slots.tolist()], np.int32)
                 # A negative token: its logits were no distribution.
                 goes_on = (last >= 0) & (starts < blocks.lengths[slots] * blocks.block_size)
+                goes_on &= np.array([lengths[slot] > count for slot in slots.tolist()], np.bool_)
                 slots, starts, hidden_rows, last = slots[goes_on], starts[goes_on], hidden_rows[goes_on], last[goes_on]
                 if not len(slots):
-                    return
+                    break
                 rows = np.arange(len(slots), dtype=np.int32)
                 layout = Layout.of_one_token(slots, starts)
                 drawn = self._run(engine, layout, blocks, last, hidden_rows, rows)
                 for slot, token_id in zip(slots.tolist(), drawn, strict=True):
                     drafts[slot].append(token_id)
                 starts, hidden_rows = starts + np.int32(1), rows
+                rounds.append((len(slots), time.perf_counter() - begin))
         finally:
             for slot, length in zip(drafts, held, strict=True):
                 blocks.trim(slot, length * blocks.block_size)
+        return rounds
 
     @staticmethod
     def _run(
@@ -165,18 +227,24 @@ class MtpDrafter:
 
     Parameters
     ----------
-    head : MtpHead
+    batch : MtpHead
     sequence : Sequence
     """
 
     name = "mtp"
+    num_at_once = 1  # the step that follows draws it
 
-    def __init__(self, head: MtpHead, sequence: Sequence) -> None:
-        self._head, self._sequence = head, sequence
+    def __init__(self, batch: MtpHead, sequence: Sequence) -> None:
+        self.batch, self.sequence = batch, sequence
+
+    @property
+    def num_offered(self) -> int:
+        """Tokens that the head could draft behind the newest one."""
+        return self.batch.num_offered(self.sequence)
 
     def update(self, token_ids: SequenceOf[int]) -> None:
         """Do nothing: the head follows the steps themselves."""
 
     def draft(self, limit: int) -> list[int]:
         """What the head expects behind the newest token."""
-        return self._head.drafted(self._sequence)[:limit]
+        return self.batch.drafted(self.sequence)[:limit]

@@ -205,8 +205,11 @@ class Scheduler:
                 self._admit(choice, now)
             if not choice.sequences:
                 return None
-            if self._drafting is not None and may_draft and not self._in_flight:
-                self._drafting.choose(choice)
+            if self._drafting is not None and not self._in_flight:
+                if may_draft:
+                    self._drafting.choose(choice)
+                else:
+                    self._drafting.catch_up()
             step = self._builder.build(choice, is_ahead=bool(self._in_flight) and self._num_stages == 1)
         except BaseException:  # tokens that will not be computed must not stay in the prefix cache
             for sequence in reversed(choice.admitted):
@@ -440,6 +443,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free the blocks of the youngest running sequence and move it to the front of the waiting queue."""
+        if self._drafting is not None:
+            self._drafting.catch_up()
         self._leave_slot(sequence)
         self.waiting[sequence] = None
         self.waiting.move_to_end(sequence, last=False)

@@ -37,6 +37,8 @@ class StepChoice:
     drafts: list[tuple[int, list[int]]] = field(default_factory=list)  # (index of a sequence, its draft), ascending
     num_recomputed: int = 0  # sequences that are not in decode, and compute tokens of their output up to the newest one
     is_asked: bool = False  # whether drafters were asked for drafts
+    drafting_seconds: float = 0.0  # that rounds of drafting took
+    is_typical: bool = True  # drafters did nothing besides drafting, such as following a prompt
     num_collected_rows: int = 0
     admitted: list[Sequence] = field(default_factory=list)  # sequences that have entered a slot for this step
 
@@ -134,6 +136,8 @@ class StepBuilder:
             drafts=drafts,
             num_newest=(num_newest := len(choice.decode_slots) + choice.num_recomputed),
             num_drafted=len(layout.token_slots) - num_newest if choice.is_asked else None,
+            drafting_seconds=choice.drafting_seconds,
+            is_typical=choice.is_typical,
         )
         if drafts is not None:  # as if no draft were right
             sample_slots = sample_slots[np.flatnonzero(np.array(drafts) == KNOWN)]

@@ -59,6 +59,10 @@ class Step:
         Sequences whose newest token it computes.
     num_drafted : int or None
         Tokens that it computes besides those: drafts, and what is computed again; None: no drafter was asked.
+    drafting_seconds : float
+        That rounds of drafting took (`infinilm.speculation.Round`).
+    is_typical : bool
+        Drafters did nothing before it but draft; otherwise, as where they follow a prompt, its time tells nothing.
     """
 
     batch: _core.Batch
@@ -75,6 +79,8 @@ class Step:
     drafts: list[int] | None = None
     num_newest: int = 0
     num_drafted: int | None = None
+    drafting_seconds: float = 0.0
+    is_typical: bool = True
 
     def rows_that_count(self, ids: Int32Array) -> SequenceOf[int]:
         """The rows whose draws are tokens of their sequences, given what rows have drawn, `ids` [num_rows]."""

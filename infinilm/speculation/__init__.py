@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from infinilm.sampling_params import MAX_DRAFT_TOKENS, SamplingParams
 
-__all__ = ["MAX_DRAFT_TOKENS", "BatchDrafters", "DraftRequest", "Drafter", "Drafters"]
+__all__ = ["MAX_DRAFT_TOKENS", "BatchDrafter", "BatchDrafters", "DraftRequest", "Drafter", "Drafters", "Round"]
 
 
 class Drafter(Protocol):
@@ -79,14 +79,50 @@ Drafters = Callable[[DraftRequest], "Drafter | None"]
 
 
 @runtime_checkable
+class BatchDrafter(Drafter, Protocol):
+    """A drafter whose drafts cost time, as those of a model do. How long they are is chosen before they are made.
+
+    Attributes
+    ----------
+    num_offered : int
+        Tokens that it could draft now, once its maker is told to; 0: none.
+    num_at_once : int
+        Tokens at the beginning of a draft that are made together with what is done for other reasons.
+    batch : BatchDrafters
+        Makes its drafts, and those of others with them.
+    """
+
+    @property
+    def num_offered(self) -> int:
+        """As above."""
+
+    @property
+    def num_at_once(self) -> int:
+        """As above."""
+
+    @property
+    def batch(self) -> BatchDrafters:
+        """As above."""
+
+
+Round = tuple[int, float]
+"""Sequences for which one more token each was drafted together, and the seconds that this took."""
+
+
 class BatchDrafters(Protocol):
     """Makes drafters whose drafts are computed together, as those of a model are."""
 
-    def __call__(self, sequence: DraftRequest) -> Drafter | None:
+    def __call__(self, sequence: DraftRequest) -> BatchDrafter | None:
         """The drafter of a new sequence, as `Drafters` make it."""
 
-    def prepare(self) -> None:
-        """Make the drafts of all drafters that were updated since the last call; `Drafter.draft` then gives them.
+    def prepare(self, wanted: Sequence[tuple[Any, int]], /) -> list[Round] | None:
+        """Make drafts of these drafters of its own, of so many tokens (>= 1) at most; `Drafter.draft` then gives them.
 
-        Called once for each step that may have drafts, behind the updates. It raises nothing.
+        Called once for each step that has drafts of this kind, behind the updates. It raises nothing.
+
+        Returns
+        -------
+        list of (int, float) or None
+            Each round, `Round`, but for the tokens `BatchDrafter.num_at_once`. None: other work was done besides, such
+            as following a prompt, so that times of this step tell nothing.
         """

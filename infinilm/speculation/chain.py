@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from infinilm.logs import logger
-from infinilm.speculation import Drafter
+from infinilm.speculation import BatchDrafter, Drafter
 from infinilm.speculation.lengths import Source
 
 __all__ = ["Draft", "DrafterChain"]
@@ -23,13 +23,19 @@ class Draft:
     Attributes
     ----------
     token_ids : list of int
-        In order, at least one.
+        In order, at least one; none if they are still to be made.
     source : Source
         The `name` of the drafter that proposed them, and its `evidence` for them.
+    num_tokens : int
+        Tokens that there are, or may be.
+    maker : BatchDrafter or None
+        Makes them once a length is chosen; None: they are there.
     """
 
     token_ids: list[int]
     source: Source
+    num_tokens: int
+    maker: BatchDrafter | None = None
 
 
 class DrafterChain:
@@ -44,9 +50,15 @@ class DrafterChain:
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
         self._drafters = list(drafters)
+        self._makers = [drafter for drafter in self._drafters if isinstance(drafter, BatchDrafter)]
 
     def __len__(self) -> int:
         return len(self._drafters)
+
+    @property
+    def has_makers(self) -> bool:
+        """Whether some drafts are made only once their length is chosen."""
+        return bool(self._makers)
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Take in tokens that are known now, as `Drafter.update` does."""
@@ -69,14 +81,30 @@ class DrafterChain:
             if limit < 1:
                 continue
             try:
-                token_ids = [int(token_id) for token_id in drafter.draft(limit)[:limit]]
+                maker = next((maker for maker in self._makers if maker is drafter), None)
+                token_ids = [] if maker is not None else _take(drafter, limit)
+                num_tokens = len(token_ids) if maker is None else min(int(maker.num_offered), limit)
                 source = str(drafter.name), int(getattr(drafter, "evidence", 0))
             except BaseException:  # as above
                 self._drop(drafter)
                 continue
-            if token_ids:
-                yield Draft(token_ids, source)
+            if num_tokens > 0:
+                yield Draft(token_ids, source, num_tokens, maker)
+
+    def made(self, draft: Draft, limit: int) -> list[int]:
+        """The tokens of a draft whose maker has made it, `limit` at most."""
+        assert draft.maker is not None
+        try:
+            return _take(draft.maker, limit)
+        except BaseException:  # as above
+            self._drop(draft.maker)
+            return []
 
     def _drop(self, drafter: Drafter) -> None:
         logger.exception("a drafter of a request failed and is left out; the request goes on")
         self._drafters.remove(drafter)
+        self._makers = [maker for maker in self._makers if maker is not drafter]
+
+
+def _take(drafter: Drafter, limit: int) -> list[int]:
+    return [int(token_id) for token_id in drafter.draft(limit)[:limit]]

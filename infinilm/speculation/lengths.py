@@ -6,6 +6,9 @@ the number of its sequences and of the drafted tokens among its rows. From both 
 of n sequences that verifies some drafted tokens gives n tokens and those that are expected to be right, in the time of
 a step of that size. The lengths of a step are those with the best rate.
 
+Some drafts are made only once their length is chosen, since a model makes them, token by token for all sequences
+together. The time of such a round is measured, too, and is part of what a length costs.
+
 Clocks may steer lengths because no answer depends on them. SmartSpec (Liu et al., https://arxiv.org/abs/2406.14066)
 chooses one length for a whole batch in this way, from a cost model that is fitted beforehand.
 """
@@ -26,6 +29,7 @@ Source = tuple[str, int]
 """Where a draft comes from: the name of a drafter, and how much speaks for the draft, on a scale of that drafter."""
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
 
 # An average begins here: high enough for drafts of a new source to be tried.
 _FIRST, _NEXT = 0.4, 0.8
@@ -83,6 +87,11 @@ class Acceptance:
             (self._first + weight * first) / (self._num_first + weight),
             (self._next + weight * following) / (self._num_next + weight),
         )
+
+    def expected(self, num_tokens: int) -> float:
+        """How many tokens of a draft of so many are expected to be right."""
+        first, following = self.rates
+        return first * sum(following**place for place in range(num_tokens))
 
     def refuse(self) -> None:
         """Nothing of a draft was verified. What earlier ones came to counts less, as if it had been."""
@@ -192,12 +201,49 @@ class StepTimes:
         return row
 
 
+class RoundTimes:
+    """Seconds of a round of drafting, by the sequences that get a token of it.
+
+    They grow as those of steps do (`StepTimes`). The first rounds cost nothing here, since they are late for reasons of
+    their own, and a length that seemed too dear would not be tried again.
+    """
+
+    def __init__(self) -> None:
+        self._num_rounds = 0
+        self._row = _Row(1)
+
+    def add(self, num_seqs: int, seconds: float) -> None:
+        """Take in the time of a round."""
+        self._num_rounds += 1
+        self._row.add(num_seqs - 1, seconds)
+
+    def increments(self, num_seqs: int) -> FloatArray:
+        """Seconds that each further sequence adds to a round, [num_seqs]."""
+        if self._num_rounds <= _NUM_FIRST:
+            return np.zeros(num_seqs)
+        return np.diff(self._row.curve(np.arange(num_seqs, dtype=np.float64)), prepend=0)
+
+
 @dataclass(slots=True)
 class Offer:
-    """A draft that a step may verify any beginning of."""
+    """A draft that a step may verify any beginning of.
 
-    acceptance: Acceptance  # of its sequence and source
-    num_tokens: int  # >= 1
+    Attributes
+    ----------
+    acceptance : Acceptance
+        Of its sequence and source.
+    num_tokens : int
+        >= 1
+    made_by : str or None
+        The name of the drafter that makes it once its length is chosen; None: it is there.
+    num_at_once : int
+        Tokens at its beginning that need no round of drafting.
+    """
+
+    acceptance: Acceptance
+    num_tokens: int
+    made_by: str | None = None
+    num_at_once: int = 0
 
 
 class Lengths:
@@ -215,6 +261,7 @@ class Lengths:
         self._times = StepTimes()
         self._plain: dict[int, _Times] = {}  # by sequences: of steps for which no drafter was asked
         self._sources: dict[Source, Acceptance] = {}
+        self._rounds: dict[str, RoundTimes] = {}  # by name of the drafter
         self._gain = 0.1  # of a step with drafts over the same step without: tokens, less time, both in steps
         self._until_probe = 0  # steps
         self._until_trial = 0  # steps
@@ -271,7 +318,7 @@ class Lengths:
         order = np.argsort(-gains, axis=None, kind="stable")[:total]
         seconds = self._times.curve(num_seqs, num_prompt_tokens, total)
         tokens = num_seqs + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
-        rate = tokens / seconds
+        rate = tokens / (seconds + self._drafting(offers, order // len(places), order % len(places)))
         rate[0] *= _WORTH
         best = int(np.argmax(rate))
         self._until_trial -= 1
@@ -283,6 +330,21 @@ class Lengths:
             self._probe(lengths, offers, seconds)
         return lengths
 
+    def _drafting(self, offers: Sequence[Offer], drafts: IndexArray, places: IndexArray) -> FloatArray:
+        """Seconds of making the first of these tokens, none to all of them, [len(drafts) + 1].
+
+        `drafts`: which offer each token belongs to, `places`: where in its draft it is, [number of tokens] both.
+        """
+        added = np.zeros(len(drafts) + 1)
+        for name in {offer.made_by for offer in offers if offer.made_by is not None} & self._rounds.keys():
+            num_at_once = np.array([o.num_at_once if o.made_by == name else len(places) for o in offers])
+            needs_round = places >= num_at_once[drafts]
+            increments = self._rounds[name].increments(len(offers))
+            for place in np.unique(places[needs_round]).tolist():
+                tokens = np.flatnonzero(needs_round & (places == place))
+                added[tokens + 1] = increments[: len(tokens)]
+        return np.cumsum(added)
+
     def _probe(self, lengths: list[int], offers: Sequence[Offer], seconds: FloatArray) -> None:
         """Verify the first tokens of refused drafts, if it is time to: of those first that were refused most often."""
         self._until_probe -= 1
@@ -293,14 +355,22 @@ class Lengths:
             return
         begin = sum(lengths)
         refused.sort(key=lambda i: -offers[i].acceptance.num_refused)
-        affordable = int(np.searchsorted(seconds[begin:], (1 + _PROBE_COST) * seconds[begin], "right")) - 1
+        first = np.zeros(len(refused), np.intp)
+        seconds = seconds[begin : begin + len(refused) + 1] + self._drafting(offers, np.array(refused), first)
+        affordable = int(np.searchsorted(seconds, (1 + _PROBE_COST) * seconds[0], "right")) - 1
         num_probed = min(max(affordable, 1), len(refused))
         for i in refused[:num_probed]:
             lengths[i] = 1
-        cost = float(seconds[begin + num_probed] / seconds[begin]) - 1
+        cost = float(seconds[num_probed] / seconds[0]) - 1
         self._until_probe = max(_PROBE_EVERY, int(cost / _PROBE_SHARE))
 
-    def record(self, num_seqs: int, num_drafted: int | None, num_tokens: int, seconds: float) -> None:
+    def record_round(self, name: str, num_seqs: int, seconds: float) -> None:
+        """Take in a round of the drafter of this name, which has made a token more for so many sequences."""
+        self._rounds.setdefault(name, RoundTimes()).add(num_seqs, seconds)
+
+    def record(
+        self, num_seqs: int, num_drafted: int | None, num_tokens: int, seconds: float, drafting: float = 0.0
+    ) -> None:
         """Take in a step that had no prompts.
 
         Parameters
@@ -313,6 +383,8 @@ class Lengths:
             Tokens that came of it.
         seconds : float
             From the results of the step before to its own.
+        drafting : float
+            Those of them that rounds of drafting took.
         """
         if num_drafted is None:
             self._since_asked += 1
@@ -320,9 +392,9 @@ class Lengths:
             self._plain.setdefault(_bucket(num_seqs), _Times()).last.append(seconds)
             return
         self._since_asked = 0
-        self._times.add(num_seqs, num_drafted, seconds)
+        self._times.add(num_seqs, num_drafted, seconds - drafting)
         gain = num_tokens / num_seqs - 1
         if num_drafted:
             curve = self._times.curve(num_seqs, 0, num_drafted)
-            gain -= float(curve[-1] / curve[0]) - 1
+            gain -= float((curve[-1] + drafting) / curve[0]) - 1
         self._gain += _RECENT * (gain - self._gain)

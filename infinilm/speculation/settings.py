@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -105,13 +105,20 @@ class Speculation:
         Make the drafters of each sequence, the first to be asked first.
     model : DraftModelSettings, MtpSettings or None
         What drafts behind them and has to be loaded with the model.
+    is_optional : bool
+        `model` is left out where the checkpoint does not have it, or where there is no memory for it.
     is_adaptive : bool
         How many tokens of a draft are verified follows from measured times and acceptance. Otherwise all are.
     """
 
     drafters: tuple[Drafters, ...] = ()
     model: DraftModelSettings | MtpSettings | None = None
+    is_optional: bool = False
     is_adaptive: bool = True
+
+    def without_model(self) -> Speculation:
+        """The same, if `model` is left out."""
+        return replace(self, model=None, is_optional=False)
 
 
 SpeculationSetting = str | Mapping[str, Any] | Drafters | Speculation | None
@@ -123,11 +130,12 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
     Parameters
     ----------
     given : str, mapping, callable, Speculation or None
-        "off", "lookup", "mtp", or "auto" for the best that costs nothing, which is lookup; all but "off" draft what a
-        grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and parameters of
-        `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and "suffix" mean
-        lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or `MtpSettings`.
-        These two are not adaptive unless it is said. Or a factory of the caller's own, whose drafts are verified as
+        "off", "lookup", "mtp", or "auto", which is lookup and the MTP head of a checkpoint that has one; all but "off"
+        draft what a grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and
+        parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
+        "suffix" mean lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or
+        `MtpSettings`.
+        Or a factory of the caller's own, whose drafts are verified as
         long as they are; as the `method` of a mapping it may be adaptive, too. None is "off". What this function has
         given is given back.
 
@@ -157,8 +165,7 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
             raise ConfigError(f"speculation: {name!r} is there by two names; give it once")
         settings[name] = value
     method = settings.pop("method", "draft_model" if "model" in settings else "auto")
-    # A model pays for a draft before its length is chosen, and a head does not follow steps that are made ahead.
-    is_adaptive = settings.pop("adaptive", method not in ("mtp", "draft_model"))
+    is_adaptive = settings.pop("adaptive", True)
     if not isinstance(is_adaptive, bool):
         raise ConfigError(f"speculation: adaptive must be True or False, got {short_repr(is_adaptive)}")
     if callable(method):
@@ -179,11 +186,17 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
     if method == "draft_model":
         if "model" not in settings:
             raise ConfigError("speculation: the method 'draft_model' needs a 'model', such as a folder or a hub id")
-        return Speculation((follow_grammar,), DraftModelSettings(**settings), is_adaptive)
+        return Speculation((follow_grammar,), DraftModelSettings(**settings), is_adaptive=is_adaptive)
     if method == "mtp":
-        return Speculation((follow_grammar,), MtpSettings(**settings), is_adaptive)
+        return Speculation((follow_grammar,), MtpSettings(**settings), is_adaptive=is_adaptive)
     lookup = Lookup(**settings)
-    return Speculation(() if method == "off" else (follow_grammar, lookup), is_adaptive=is_adaptive)
+    if method == "off":
+        return Speculation(is_adaptive=is_adaptive)
+    if method != "auto":
+        return Speculation((follow_grammar, lookup), is_adaptive=is_adaptive)
+    # Lengths are what makes a head cost nothing where it gains nothing. So whole drafts are those that cost nothing.
+    head = MtpSettings(min(MtpSettings().num_tokens, lookup.num_tokens)) if is_adaptive else None
+    return Speculation((follow_grammar, lookup), head, is_optional=head is not None, is_adaptive=is_adaptive)
 
 
 def _count(name: str, value: Any, most: int) -> int:

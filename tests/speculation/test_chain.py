@@ -31,12 +31,12 @@ def test_the_first_that_has_something_wins(given_: list[tuple[list[int], int]]) 
     assert all(drafter.seen == [1, 2, 3] for drafter in drafters)
     cut = [(tokens[: max(limit, 0)], str(i)) for i, (tokens, limit) in enumerate(given_)]
     drafts = list(chain.drafts(lambda source: given_[int(source)][1]))
-    assert drafts == [Draft(tokens, (source, 0)) for tokens, source in cut if tokens]
+    assert drafts == [Draft(tokens, (source, 0), len(tokens)) for tokens, source in cut if tokens]
 
 
 @pytest.mark.parametrize("wrong", [None, ["x"], 3])
 def test_a_drafter_that_fails_leaves_the_chain(wrong: Any) -> None:
     chain = DrafterChain([Given("wrong", wrong), Given("right", [7])])
     for _ in range(2):
-        assert list(chain.drafts(lambda _: 3)) == [Draft([7], ("right", 0))]
+        assert list(chain.drafts(lambda _: 3)) == [Draft([7], ("right", 0), 1)]
         assert len(chain) == 1

@@ -14,9 +14,10 @@ from llm import tiny
 from infinilm import LLM, ConfigError, PagedKVCacheConfig, RequestLimits, StaticKVCacheConfig, plan_memory
 from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.draft_model import DraftModel
-from infinilm.speculation import BatchDrafters
+from infinilm.speculation import BatchDrafter
+from infinilm.speculation.lengths import Lengths
 from infinilm.speculation.settings import DraftModelSettings, read_speculation
-from speculation.drafters import counts, told
+from speculation.drafters import AnyLengths, counts, told, use_lengths
 from speculation.test_requests import FULL, KINDS
 
 PROMPTS: list[Any] = ["the", "Once upon a time there was an answer", [1, 2, 3], "a " * 25, [7] * 33]
@@ -43,7 +44,8 @@ def plain(folder: Path) -> Iterator[LLM]:
 
 
 def drafting(folder: Path, model: Path, num_tokens: int = 4, **settings: Any) -> LLM:
-    speculation = {"method": "draft_model", "model": model, "num_tokens": num_tokens}
+    """All of each draft is verified, so that numbers of tokens do not depend on the clock."""
+    speculation = {"method": "draft_model", "model": model, "num_tokens": num_tokens, "adaptive": False}
     return LLM(folder, speculation=speculation, use_tqdm=False, **settings)
 
 
@@ -95,6 +97,19 @@ def test_another_model_changes_no_bit(helped: LLM, alone: LLM, kind: str) -> Non
     assert told(helped.generate(PROMPTS, **sampling)) == told(alone.generate(PROMPTS, **sampling))
 
 
+@pytest.mark.parametrize("lengths", [Lengths(), AnyLengths(), AnyLengths(1)], ids=["measured", "any", "other"])
+def test_lengths_that_are_chosen_before(folder: Path, other: Path, plain: LLM, lengths: Lengths) -> None:
+    """The draft model makes drafts of those lengths, and lags behind where they are 0."""
+    for model in (folder, other):
+        with drafting(folder, model) as llm:
+            use_lengths(llm, lengths)
+            for _ in range(3):
+                assert told(llm.generate(PROMPTS, **GREEDY)) == told(plain.generate(PROMPTS, **GREEDY))
+            drafted, accepted = counts(llm)
+            assert drafted > 0
+            assert model is not folder or drafted == accepted
+
+
 def test_it_was_seldom_right(helped: LLM) -> None:
     drafted, accepted = counts(helped)
     assert drafted > accepted > 0
@@ -120,9 +135,9 @@ def test_a_sequence_that_has_ended_gives_its_slot_back() -> None:
     model = DraftModel(
         Failing(), BlockManager(4, 4, 1, 16), num_tokens=2, vocab_size=9, max_model_len=16, max_num_batched_tokens=8
     )
-    assert isinstance(model, BatchDrafters)
     request: Any = None
     first, second = model(request), model(request)
+    assert isinstance(first, BatchDrafter)
     busy: set[int] = set()
     first.update([1, 2, 3])
     assert model._has_place(first, busy)
@@ -132,9 +147,8 @@ def test_a_sequence_that_has_ended_gives_its_slot_back() -> None:
     assert (first.slot, first.num_computed, second.slot) == (-1, 0, 0)
     del second
     gc.collect()
-    model._updated.clear()
     first.update([4])
-    model.prepare()
+    model.prepare([(first, 1)])
     assert next(iter(model._holders.values()))() is first
 
 
@@ -166,8 +180,8 @@ def test_its_memory_is_planned(folder: Path, other: Path) -> None:
 
 def test_settings() -> None:
     read = read_speculation({"model": "a", "num_speculative_tokens": 3})
-    assert read.model == DraftModelSettings("a", 3) and not read.is_adaptive
-    assert read_speculation({"model": "a", "adaptive": True}).is_adaptive
+    assert read.model == DraftModelSettings("a", 3) and read.is_adaptive
+    assert not read_speculation({"model": "a", "adaptive": False}).is_adaptive
     with pytest.raises(ConfigError, match="needs a 'model'"):
         read_speculation("draft_model")
     with pytest.raises(ConfigError, match=r"'min_match' is not supported; with the method 'draft_model' .*'model'"):

@@ -35,9 +35,19 @@ class Simulation:
     """Sequences whose drafts are right with known probabilities, in an engine whose times are known but for noise.
 
     `rates`: of each sequence that the first token of a draft is right, and a next one; None: it has no drafts.
+    `rounds`: the seconds in which a token is drafted for so many sequences, once lengths are chosen; None: drafts are
+    there. `num_at_once`: tokens of a draft that need no round.
     """
 
-    def __init__(self, seconds: Seconds, rates: list[tuple[float, float] | None], noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        seconds: Seconds,
+        rates: list[tuple[float, float] | None],
+        noise: float = 0.0,
+        rounds: Callable[[int], float] | None = None,
+        num_at_once: int = 0,
+    ) -> None:
+        self.rounds, self.num_at_once = rounds, num_at_once
         self.lengths, self.seconds, self.rates, self.noise = Lengths(), seconds, rates, noise
         self.rng = random.Random(0)
         self.acceptance = [self.lengths.acceptance(("test", 0)) for _ in rates]
@@ -57,7 +67,9 @@ class Simulation:
         waits = lengths.waits(num_seqs) if self.waits_cost else lengths.asks(num_seqs)
         chosen: list[int] = []
         if waits and asked:
-            chosen = lengths.choose(num_seqs, [Offer(self.acceptance[i], MOST) for i in asked])
+            made_by = None if self.rounds is None else "model"
+            offers = [Offer(self.acceptance[i], MOST, made_by, self.num_at_once) for i in asked]
+            chosen = lengths.choose(num_seqs, offers)
             assert len(chosen) == len(asked)
             assert all(0 <= length <= MOST for length in chosen)
         num_tokens = num_seqs
@@ -68,12 +80,19 @@ class Simulation:
                 count = self.accepted(rates, length)
                 self.acceptance[i].add(length, count)
                 num_tokens += count
-        seconds = self.seconds(num_seqs, sum(chosen)) * (1 + self.waits_cost * waits)
+        drafting = 0.0
+        for place in range(self.num_at_once, max(chosen, default=0)):
+            assert self.rounds is not None or not made_by
+            if self.rounds is not None:
+                count = sum(length > place for length in chosen)
+                lengths.record_round("model", count, took := self.rounds(count))
+                drafting += took
+        seconds = self.seconds(num_seqs, sum(chosen)) * (1 + self.waits_cost * waits) + drafting
         self.num_tokens, self.time = self.num_tokens + num_tokens, self.time + seconds
         self.drafted.append(sum(chosen))
         if self.rng.random() < self.noise:
             seconds *= self.rng.choice([1.3, 2, 10])
-        lengths.record(num_seqs, sum(chosen) if waits else None, num_tokens, seconds)
+        lengths.record(num_seqs, sum(chosen) if waits else None, num_tokens, seconds, drafting)
 
     def rate(self, num_steps: int) -> float:
         """Tokens a second of so many steps, by the clock of the engine without the noise that is measured."""
@@ -112,6 +131,70 @@ def test_rates_come_near_the_best(seconds: Seconds, rates: list[Any], noise: flo
     found = simulation.rate(500)
     assert found > (0.88 if noise else 0.92) * best
     assert found > (0.95 if noise else 0.98) * plain
+
+
+def best_rate_of_rounds(simulation: Simulation) -> float:
+    """As `best_rate` for sequences that are all alike, whose drafts are made by rounds: one length of all, or of some.
+
+    `Simulation.rounds` is affine here, so that it is best for all that draft to have the same length, or one less.
+    """
+    assert simulation.rounds is not None
+    num_seqs, found = len(simulation.rates), 0.0
+    (rates,) = set(simulation.rates)
+    assert rates is not None
+    for num_drafting in range(num_seqs + 1):
+        tokens, seconds = float(num_seqs), 0.0
+        for length in range(MOST + 1):
+            if length:
+                tokens += num_drafting * rates[0] * rates[1] ** (length - 1)
+                seconds += simulation.rounds(num_drafting) * (length > simulation.num_at_once)
+            total = seconds + simulation.seconds(num_seqs, length * num_drafting)
+            found = max(found, tokens / total)
+    return found
+
+
+@pytest.mark.parametrize("num_at_once", [0, 1])
+@pytest.mark.parametrize("share", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("seconds", [flat, steep, edged])
+@pytest.mark.parametrize(
+    "rates", [[(0.95, 0.95)], [(0.75, 0.75)], [(0.1, 0.5)], [(0.75, 0.75)] * 8, [(0.75, 0.75)] * 32], ids=str
+)
+def test_drafts_that_cost_time(seconds: Seconds, share: float, rates: list[Any], num_at_once: int) -> None:
+    """`share`: of the time of a step that a round takes."""
+
+    def rounds(num_seqs: int) -> float:
+        return share * seconds(1, 0) * (0.9 + 0.1 * num_seqs)
+
+    simulation = Simulation(seconds, rates, 0.05, rounds, num_at_once)
+    simulation.rate(400)
+    found = simulation.rate(600)
+    assert found > 0.88 * best_rate_of_rounds(simulation)
+    assert found > 0.96 * len(rates) / seconds(len(rates), 0)
+
+
+def test_rounds_that_are_late_at_first_are_tried_again() -> None:
+    late = iter([50.0] * 4)
+    simulation = Simulation(flat, [(0.9, 0.9)], rounds=lambda num_seqs: next(late, 0.001))
+    simulation.rate(300)
+    assert simulation.rate(500) > 0.9 * best_rate_of_rounds(simulation)
+
+
+def test_lengths_of_drafts_that_cost_time_and_of_others() -> None:
+    """A draft that is there is verified, and one that would take longer to make than a step is not made."""
+    lengths = Lengths()
+    for _ in range(4):
+        lengths.record(2, 0, 2, 0.1)
+    for _ in range(8):
+        lengths.record_round("model", 1, 0.2)
+    free, dear = lengths.acceptance(("lookup", 5)), lengths.acceptance(("model", 0))
+    for _ in range(20):
+        free.add(8, 8)
+        dear.add(8, 8)
+    for _ in range(100):
+        lengths.choose(2, [Offer(free, 8)])
+    chosen = [lengths.choose(2, [Offer(free, 8), Offer(dear, 8, "model")]) for _ in range(20)]
+    assert [8, 0] in chosen
+    assert sum(length > 0 for _, length in chosen) <= 2, "a trial"
 
 
 @pytest.mark.parametrize("num_seqs", [1, 8, 32])

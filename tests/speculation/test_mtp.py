@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from cli.support import run
 
-from infinilm import LLM, ConfigError, PagedKVCacheConfig, plan_memory
+from infinilm import LLM, CacheFullError, ConfigError, PagedKVCacheConfig, plan_memory
 from infinilm.checkpoint import open_checkpoint
 from infinilm.checkpoint.sources import has_mtp_head
 from infinilm.config.json.model_config import AutoConfig
 from infinilm.models.reference.model import ReferenceModel
 from infinilm.speculation.settings import MtpSettings, read_speculation
-from speculation.drafters import counts, told
+from speculation.drafters import AnyLengths, counts, told, use_lengths
 from speculation.heads import HEADS, entry_with_head, make_right_head, make_with_head
 
 NAMES = ("qwen3-5-full", "deepseek-v3", "glm4-moe")
@@ -43,12 +43,13 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 def drafting(folder: Path, num_tokens: int = 3, **settings: Any) -> LLM:
-    speculation = {"method": "mtp", "num_tokens": num_tokens}
+    """All of each draft is verified, so that numbers of tokens do not depend on the clock."""
+    speculation = {"method": "mtp", "num_tokens": num_tokens, "adaptive": False}
     return LLM(folder, dtype="float32", max_model_len=96, speculation=speculation, use_tqdm=False, **settings)
 
 
 def plain_of(folder: Path, **settings: Any) -> LLM:
-    return LLM(folder, **{"dtype": "float32", "max_model_len": 96, "use_tqdm": False, **settings})
+    return LLM(folder, **{"dtype": "float32", "max_model_len": 96, "speculation": "off", "use_tqdm": False, **settings})
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -109,16 +110,20 @@ class Recorder:
     def __init__(self, llm: LLM) -> None:
         self.drafts: list[tuple[list[int], list[int]]] = []
         scheduler: Any = llm._thread.scheduler
-        drafting, ask = scheduler._drafting, scheduler._drafting._ask
+        (head,) = scheduler._drafting._heads
+        prepare = head.prepare
 
-        def recorded(sequence: Any, limit: int) -> list[int]:
-            token_ids: list[int] = ask(sequence, limit)
-            text = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
-            (draft,) = sequence.drafters.drafts(lambda _: 99)
-            self.drafts.append((text, draft.token_ids))
-            return token_ids
+        def recorded(wanted: Any) -> Any:
+            rounds = prepare(wanted)
+            for drafter, count in wanted:
+                sequence = drafter.sequence
+                text = [*sequence.prompt_token_ids.tolist(), *sequence.output_token_ids]
+                token_ids = drafter.draft(99)
+                assert len(token_ids) <= count
+                self.drafts.append((text, token_ids))
+            return rounds
 
-        drafting._ask = recorded
+        head.prepare = recorded
 
 
 def drafts_in_numpy(model: ReferenceModel, text: list[int], num_tokens: int) -> list[int]:
@@ -159,6 +164,45 @@ def test_requests_that_are_cancelled_or_draft_nothing(folder: Path, plain: LLM) 
         assert llm.metrics().num_used_blocks == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_has_the_head(folder: Path, plain: LLM, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With lookup before it, and lengths by the clock, 0 among them."""
+    sampling, ids = GREEDY | KINDS[kind], prompts(plain.config.vocab_size)
+    with caplog.at_level("INFO"), plain_of(folder, speculation="auto") as llm:
+        assert "the MTP head of" in caplog.text
+        offered: list[int] = []
+        (head,) = llm._thread.scheduler._drafting._heads  # type: ignore[union-attr]
+        prepare = head.prepare
+        head.prepare = lambda wanted: (offered.extend(n for _, n in wanted), prepare(wanted))[1]  # type: ignore
+        for _ in range(4):
+            assert told(llm.generate(ids, **sampling)) == told(plain.generate(ids, **sampling))
+        assert set(offered) <= {1, 2, 3}
+        assert offered, "it is tried at least"
+
+
+def test_any_lengths(folder: Path, plain: LLM) -> None:
+    """Where the head is not asked, steps are made ahead, and it misses positions."""
+    ids = prompts(plain.config.vocab_size)
+    with plain_of(folder, speculation="auto") as llm:
+        for seed in range(4):
+            use_lengths(llm, AnyLengths(seed))
+            assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        assert counts(llm)[0] > 100
+
+
+def test_auto_without_memory_for_the_head(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There is as much as the model needs by itself."""
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 96}
+    least = plan_memory(folder, speculation="off", memory="1GiB", kv_cache="1MiB", **settings)
+    free = least.weight_bytes + least.workspace_bytes + 2 * 96 * least.kv_bytes_per_token  # half of it for the cache
+    with pytest.raises(CacheFullError):
+        plan_memory(folder, speculation="mtp", memory=free, **settings)
+    with caplog.at_level("INFO"):
+        plan = plan_memory(folder, memory=free, **settings)
+    assert plan.weight_bytes == least.weight_bytes
+    assert "the MTP head is not loaded" in caplog.text
+
+
 class Failing:
     def submit(self, batch: Any, needs_masks: bool) -> Any:
         raise MemoryError("no more of it")
@@ -176,7 +220,7 @@ def test_a_head_that_fails(folder: Path, plain: LLM, caplog: pytest.LogCaptureFi
 
 def test_its_memory_is_planned(folder: Path) -> None:
     settings: dict[str, Any] = {"memory": "1GiB", "device": "cpu", "dtype": "float32", "max_model_len": 96}
-    alone, both = plan_memory(folder, **settings), plan_memory(folder, speculation="mtp", **settings)
+    alone, both = plan_memory(folder, speculation="off", **settings), plan_memory(folder, speculation="mtp", **settings)
     for quantity in ("weight_bytes", "workspace_bytes", "kv_bytes_per_token"):
         assert getattr(both, quantity) > getattr(alone, quantity)
     with drafting(folder) as llm:
@@ -185,19 +229,22 @@ def test_its_memory_is_planned(folder: Path) -> None:
 
 def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("info", folder) == 0
-    assert "has an MTP head, which drafts with speculation mtp" in capsys.readouterr().out
+    assert "has an MTP head, which drafts with speculation auto or mtp" in capsys.readouterr().out
     sizes = []
-    for speculation in ("off", "mtp"):
+    for speculation in ("off", "mtp", "auto"):
         assert run("plan", folder, "--json", "--memory", "1GiB", "--speculation", speculation) == 0
         sizes.append(json.loads(capsys.readouterr().out)["weight_bytes"])
-    assert sizes[0] < sizes[1]
+    assert sizes[0] < sizes[1] == sizes[2]
 
 
 # ---- bad input ----
 
 
 def test_settings() -> None:
-    assert read_speculation("mtp").model == MtpSettings() and not read_speculation("mtp").is_adaptive
+    assert read_speculation("mtp").model == MtpSettings() and read_speculation("mtp").is_adaptive
+    assert not read_speculation("mtp").is_optional and read_speculation("auto").is_optional
+    assert read_speculation({"method": "auto", "num_tokens": 2}).model == MtpSettings(2)
+    assert read_speculation({"method": "auto", "adaptive": False}).model is None, "it would cost time in any case"
     assert read_speculation({"method": "mtp", "num_speculative_tokens": 1}).model == MtpSettings(1)
     with pytest.raises(ConfigError, match="'min_match' is not supported; with the method 'mtp' expected 'adaptive'"):
         read_speculation({"method": "mtp", "min_match": 3})
