@@ -180,7 +180,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, two_way: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -287,6 +287,13 @@ class AttentionSpec:
 
     @v_norm.setter
     def v_norm(self, arg: bool, /) -> None: ...
+
+    @property
+    def two_way(self) -> bool:
+        """Tokens see those behind them, too, as encoders do."""
+
+    @two_way.setter
+    def two_way(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -605,6 +612,34 @@ class OwnVectorsSpec:
 
     def __repr__(self) -> str: ...
 
+class EmbeddingSumSpec:
+    """What is added to the embedding of a token."""
+
+    def __init__(self, num_positions: int = 0, position_offset: int = 0, num_types: int = 0) -> None: ...
+
+    @property
+    def num_positions(self) -> int:
+        """Learned positions; 0: there are none."""
+
+    @num_positions.setter
+    def num_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def position_offset(self) -> int:
+        """Which of them is that of the first token."""
+
+    @position_offset.setter
+    def position_offset(self, arg: int, /) -> None: ...
+
+    @property
+    def num_types(self) -> int:
+        """Types of tokens; 0: there are none."""
+
+    @num_types.setter
+    def num_types(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class RopeSpec:
     """A table of rotations."""
 
@@ -646,7 +681,7 @@ class RopeSpec:
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ...) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ...) -> None: ...
 
     @property
     def kind(self) -> str: ...
@@ -695,6 +730,13 @@ class CacheSpec:
 
     @chunked.setter
     def chunked(self, arg: bool, /) -> None: ...
+
+    @property
+    def two_way(self) -> bool:
+        """A token sees rows of those behind it, too."""
+
+    @two_way.setter
+    def two_way(self, arg: bool, /) -> None: ...
 
     @property
     def owner(self) -> int:
@@ -771,7 +813,7 @@ class LayerSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ..., mtp_layer: LayerSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ..., mtp_layer: LayerSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -837,6 +879,15 @@ class ModelSpec:
     def post_norms(self, arg: bool, /) -> None: ...
 
     @property
+    def stream_norms(self) -> str:
+        """
+        Which norms take the place of the residual stream: none, embedding (the first) or all, as in BERT.
+        """
+
+    @stream_norms.setter
+    def stream_norms(self, arg: str, /) -> None: ...
+
+    @property
     def parallel_blocks(self) -> bool:
         """Attention and MLP read the same norm."""
 
@@ -877,6 +928,15 @@ class ModelSpec:
     def logit_cap(self, arg: float, /) -> None: ...
 
     @property
+    def lm_head(self) -> bool:
+        """
+        Rows that are asked for give logits; else what the last norm makes of them.
+        """
+
+    @lm_head.setter
+    def lm_head(self, arg: bool, /) -> None: ...
+
+    @property
     def tie_word_embeddings(self) -> bool: ...
 
     @tie_word_embeddings.setter
@@ -894,6 +954,13 @@ class ModelSpec:
 
     @own_vectors.setter
     def own_vectors(self, value: OwnVectorsSpec | None) -> None: ...
+
+    @property
+    def embedding_sum(self) -> EmbeddingSumSpec | None:
+        """What is added to the embedding."""
+
+    @embedding_sum.setter
+    def embedding_sum(self, value: EmbeddingSumSpec | None) -> None: ...
 
     @property
     def ropes(self) -> list[RopeSpec]: ...
@@ -994,7 +1061,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""
@@ -1021,7 +1088,9 @@ class StepOutput:
 
     @property
     def logits(self) -> Tensor | None:
-        """[num_rows, vocab_size] float32"""
+        """
+        [num_rows, vocab_size] float32; of a model without an lm_head [num_rows, hidden_size], the states after the last norm
+        """
 
     @property
     def aborted(self) -> bool:

@@ -31,7 +31,7 @@ from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import build_spec, longest_text
 from infinilm.devices.system import nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
@@ -98,7 +98,8 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     max_num_seqs
         Sequences that run at the same time, if the KV cache has room for them.
     max_num_batched_tokens
-        Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks.
+        Tokens of one step, with N stages of 4N steps; longer prompts are computed in chunks. A text of an encoder
+        cannot be: so many tokens are its longest.
     kv_cache
         Memory of the KV cache, for each GPU or for all CPU ranks together: bytes, "4GiB", or "50%" of what is free.
         None: half of what is free, on a GPU 88% of it. Or a `PagedKVCacheConfig` or `StaticKVCacheConfig` (one row per
@@ -274,7 +275,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             if others:
                 self._engine = others.engine(self._engine)
             has_labels = plan.config.head == "score"
-            self._labels = LabelScorer.from_model(plan.path, plan.config.hidden_size) if has_labels else None
+            self._labels = LabelScorer.from_model(plan.path, plan.config) if has_labels else None
             self._adapters = Adapters(self._engine)
             self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():
@@ -310,6 +311,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": max_num_batched_tokens,
             "enable_prefix_caching": enable_prefix_caching,
+            "whole_prompts": not spec.lm_head,
             "drafters": (follow_prediction, *drafting.drafters),
             "is_adaptive": drafting.is_adaptive,
             "vocab_size": plan.config.vocab_size,
@@ -570,7 +572,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         with self._thread.exclusive():
             free_bytes = min(map(free_memory, self.devices))
             memory = self._divide_memory(
-                cache_config, free_bytes, self.max_model_len, longest=self.config.max_position_embeddings
+                cache_config, free_bytes, self.max_model_len, longest=longest_text(self.config)
             )
             allocate_cache(self._engine, memory)
             self._thread.scheduler = self._make_scheduler(memory)

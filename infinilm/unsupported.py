@@ -13,9 +13,9 @@ LIST = "docs/architectures.md lists those that are"
 
 # By words of the model_type, the first of a type's name that is here counts.
 _REASONS = {
-    "it is an encoder, which makes vectors and no text; a decoder such as Qwen3-Embedding makes vectors here": (
-        "albert bert camembert clip convbert deberta debertav2 distilbert electra ernie esm layoutlm longformer "
-        "modernbert mpnet nomic roberta siglip xlm xlmroberta"
+    "it is an encoder; of these, those of BERT's and RoBERTa's math are computed": (
+        "albert camembert clip convbert deberta debertav2 distilbert electra ernie esm layoutlm longformer "
+        "modernbert mpnet nomic siglip"
     ),
     "it has an encoder and a decoder, and only decoders are computed": (
         "bart bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5 "

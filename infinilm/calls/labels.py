@@ -13,6 +13,7 @@ import numpy.typing as npt
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
 from infinilm.checkpoint.heads import HostLinear, activate, read_label_scores
 from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.outputs import Classification
@@ -29,23 +30,33 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LabelScorer:
-    """The head of labels: the scores of the last token of a text."""
+    """The head of labels: the scores of one token of a text.
+
+    Attributes
+    ----------
+    pooling : str
+        Which token it reads: "last", or "cls", the first, in encoders.
+    """
 
     recipe: LabelRecipe
-    linear: HostLinear
+    linears: list[HostLinear]
+    pooling: str
 
     @classmethod
-    def from_model(cls, model: Path, hidden_size: int) -> LabelScorer:
+    def from_model(cls, model: Path, config: ModelConfig) -> LabelScorer:
         """Read the labels and the head of a checkpoint. ConfigError, WeightError: the files do not have them."""
-        recipe = LabelRecipe.from_model(model)
+        recipe, family = LabelRecipe.from_model(model), family_of(config.architecture)
         with open_checkpoint(model) as checkpoint:
-            return cls(recipe, read_label_scores(checkpoint, len(recipe.names), hidden_size))
+            linears = read_label_scores(checkpoint, family, len(recipe.names), config.hidden_size)
+        return cls(recipe, linears, "last" if family.label_head == "score" else "cls")
 
     def classify(
         self, states: Float32Array, nums_tokens: Sequence[int], activation: str | None
     ) -> list[Classification]:
-        """Scores of texts, from the hidden states of their last tokens, [num_texts, hidden_size]."""
-        scores = activate(self.linear(states), activation or self.recipe.activation)
+        """Scores of texts, from the hidden states of the token of each that counts, [num_texts, hidden_size]."""
+        for linear in self.linears:
+            states = linear(states)
+        scores = activate(states, activation or self.recipe.activation)
         return [
             Classification(tuple(row), self.recipe.names, count)
             for row, count in zip(scores.tolist(), nums_tokens, strict=True)
@@ -72,7 +83,8 @@ class LabelMethods:
     ) -> list[Classification]:
         """Scores of the labels of texts, by a model of the class `...ForSequenceClassification`.
 
-        Its head reads the last token of a text. A result has the same bits alone and in any batch.
+        Its head reads the last token of a text, or in encoders the first. A result has the same bits alone and in any
+        batch.
 
         Parameters
         ----------
@@ -103,7 +115,7 @@ class LabelMethods:
             self._thread,
             self._requests,
             prompts,
-            lambda _: HiddenPool("last"),
+            lambda _: HiddenPool(labels.pooling),
             lora=lora,
             hidden=True,
             rules=text_rules(truncate),
@@ -123,7 +135,13 @@ class LabelMethods:
         labels = self.check_labels(activation)
         rules = text_rules(truncate)
         reduced = await areduce_prompts(
-            self._thread, self._requests, prompts, lambda _: HiddenPool("last"), lora=lora, hidden=True, rules=rules
+            self._thread,
+            self._requests,
+            prompts,
+            lambda _: HiddenPool(labels.pooling),
+            lora=lora,
+            hidden=True,
+            rules=rules,
         )
         return labels.classify(self._states(reduced), [len(ids) for _, ids, _ in reduced], activation)
 

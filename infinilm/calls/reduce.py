@@ -95,16 +95,27 @@ def _source_of(
     adapter = requests.adapters.get(lora)
     given = as_prompts(prompts)
 
-    def read(numbered: tuple[int, Prompt]) -> Reducing[Reducer]:
-        text, ids = requests.read(numbered[1], f"prompt {numbered[0]}", room=0, rules=rules)
+    def read(numbered: tuple[int, Prompt]) -> tuple[Reducing[Reducer], npt.NDArray[np.int32] | None]:
+        name = f"prompt {numbered[0]}"
+        text, ids = requests.read(numbered[1], name, room=0, rules=rules)
+        types = requests.read_types(numbered[1], ids, name)
         reduced.append((text, ids, make(ids)))
-        return reduced[-1]
+        return reduced[-1], types
 
-    def request_of(one: Reducing[Reducer]) -> PromptRequest:
-        sequence = Sequence(one[1], _GREEDY, seed=0, collect_logits=True, collect_hidden=hidden, adapter=adapter)
-        return PromptRequest(sequence, one[2].take)
+    def request_of(one: tuple[Reducing[Reducer], npt.NDArray[np.int32] | None]) -> PromptRequest:
+        (_, ids, reducer), types = one
+        sequence = Sequence(
+            ids,
+            _GREEDY,
+            seed=0,
+            collect_logits=True,
+            collect_hidden=hidden and requests.collects_hidden,
+            adapter=adapter,
+            token_types=types,
+        )
+        return PromptRequest(sequence, reducer.take)
 
-    each: Iterator[Reducing[Reducer]] = map(read, enumerate(given))
+    each: Iterator[tuple[Reducing[Reducer], npt.NDArray[np.int32] | None]] = map(read, enumerate(given))
     total = None
     if isinstance(given, list):
         each, total = iter(list(each)), len(given)

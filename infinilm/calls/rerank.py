@@ -210,7 +210,10 @@ class RerankMethods:
             ids = (
                 tokenizer.encode_within([query, document], most) if truncate else tokenizer.encode_pair(query, document)
             )
-            return self._checked(document, ids, name)
+            pair = self._checked(document, ids, name)
+            if self.config.type_vocab_size > 1:
+                pair["token_type_ids"] = tokenizer.pair_types(query, document, len(ids))
+            return pair
         default = self.vectors.recipe.prompt(None)
 
         def render(text: str) -> list[int]:

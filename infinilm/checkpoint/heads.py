@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,21 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
+from infinilm.config.families import Family
+from infinilm.config.families.family import LabelHead
 from infinilm.errors import WeightError
 from infinilm.pooling.recipe import Dense
 
-__all__ = ["LABEL_TENSORS", "HostLinear", "read_dense", "read_label_scores"]
+__all__ = ["HostLinear", "label_tensors", "read_dense", "read_label_scores"]
 
 Float32Array = npt.NDArray[np.float32]
 
-LABEL_TENSORS = ("score.weight", "score.bias")
-"""The tensors of a head of labels."""
+# The linears of the heads of labels (`Family.label_head`), and what each goes through.
+_LABEL_LINEARS: Mapping[LabelHead, Mapping[str, str]] = {
+    "score": {"score": "identity"},
+    "pooled": {"pooler.dense": "tanh", "classifier": "identity"},
+    "dense": {"classifier.dense": "tanh", "classifier.out_proj": "identity"},
+}
 
 
 class HostLinear:
@@ -83,14 +89,30 @@ def read_dense(dense: Dense) -> HostLinear:
     return HostLinear(arrays["linear.weight"], arrays.get("linear.bias"), dense.activation)
 
 
-def read_label_scores(checkpoint: Any, num_labels: int, hidden_size: int) -> HostLinear:
-    """Read the head of labels of a checkpoint. WeightError: it is not there, or not of this size."""
-    weight, bias = LABEL_TENSORS
-    shapes: dict[str, tuple[int, ...]] = {weight: (num_labels, hidden_size)}
-    if bias in checkpoint.tensors:
-        shapes[bias] = (num_labels,)
-    arrays = _read(checkpoint, shapes, set(shapes))
-    return HostLinear(arrays[weight], arrays.get(bias))
+def label_tensors(family: Family, stored: Collection[str]) -> list[str]:
+    """Names that the tensors of a head of labels have in files with tensors of these names."""
+    ends = tuple(f"{name}.{kind}" for name in _LABEL_LINEARS[family.label_head] for kind in ("weight", "bias"))
+    prefixes = ("", *(prefix for prefix, _ in family.names.prefixes))
+    return [name for prefix in prefixes for end in ends if (name := prefix + end) in stored]
+
+
+def read_label_scores(checkpoint: Any, family: Family, num_labels: int, hidden_size: int) -> list[HostLinear]:
+    """Read the head of labels of a checkpoint, linear by linear.
+
+    WeightError: it is not there, or not of this size.
+    """
+    there = label_tensors(family, checkpoint.tensors)
+    linears, steps = [], list(_LABEL_LINEARS[family.label_head].items())
+    for i, (module, activation) in enumerate(steps):
+        size = num_labels if i == len(steps) - 1 else hidden_size
+        weight = next((name for name in there if name.endswith(f"{module}.weight")), f"{module}.weight")
+        bias = weight.removesuffix("weight") + "bias"
+        shapes: dict[str, tuple[int, ...]] = {weight: (size, hidden_size)}
+        if bias in checkpoint.tensors:
+            shapes[bias] = (size,)
+        arrays = _read(checkpoint, shapes, set(shapes))
+        linears.append(HostLinear(arrays[weight], arrays.get(bias), activation))
+    return linears
 
 
 def _read(checkpoint: Any, shapes: Mapping[str, tuple[int, ...]], there: set[str]) -> dict[str, Float32Array]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
-from infinilm.checkpoint.heads import LABEL_TENSORS
+from infinilm.checkpoint.heads import label_tensors
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
@@ -27,6 +27,7 @@ from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
 from infinilm.checks import DTYPES
+from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import ConfigError, WeightError
 from infinilm.logs import logger
@@ -67,9 +68,11 @@ def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
     """Tensors that may be in a file without being asked for.
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
-    frequencies that old checkpoints store, which follow from the configuration.
+    frequencies and the numbers of positions that old checkpoints store, which follow from the configuration.
     """
-    return (name in _HEADS and name not in expected) or name.endswith(".rotary_emb.inv_freq")
+    return (name in _HEADS and name not in expected) or name.endswith(
+        (".rotary_emb.inv_freq", "embeddings.position_ids")
+    )
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -158,10 +161,17 @@ def _check_tied(checkpoint: Checkpoint, head: str, found: FoundTensors) -> None:
         )
 
 
-def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mapping[str, str], head: str) -> None:
+def _match(
+    checkpoint: MappedTensors,
+    found: FoundTensors,
+    packed_dtypes: Mapping[str, str],
+    head: str,
+    labels: Collection[str],
+) -> None:
     """Compare headers with the expected set.
 
     `packed_dtypes`: of the tensors of packed linears; others have any floating dtype. `head`: see `ModelConfig.head`.
+    `labels`: tensors of the head of labels, if there is one.
 
     Raises
     ------
@@ -171,7 +181,8 @@ def _match(checkpoint: MappedTensors, found: FoundTensors, packed_dtypes: Mappin
     stored, expected = checkpoint.tensors, found.shapes
     missing = [name for name in expected if name not in stored]
     skipped = [name for name in stored if name not in expected and _is_harmless(name, expected)]
-    known = {*expected, *skipped, *found.not_read, *(LABEL_TENSORS if head == "score" else ())}
+    skipped += [name for name in found.of_heads if name not in (*skipped, *labels)]
+    known = {*expected, *skipped, *found.not_read, *labels}
     unexpected = [name for name in stored if name not in known]
     if isinstance(checkpoint, QuantisedCheckpoint):
         zeros = [name for name in unexpected if checkpoint.is_zero_bias(name)]
@@ -308,7 +319,8 @@ def load_weights(
         found = checkpoint.find(expected)
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
-    _match(checkpoint, found, packed_dtypes, head)
+    labels = label_tensors(family_of(config.architecture), checkpoint.tensors) if config and head == "score" else ()
+    _match(checkpoint, found, packed_dtypes, head, labels)
     own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None
     # Stages in other processes have the rest: neither read nor converted here.
     sources = {name: source for name, source in found.sources.items() if own is None or name in own}

@@ -108,11 +108,14 @@ class FoundTensors:
         The shapes of the whole tensors that the files must hold.
     not_read : tuple of str
         Names in the files that belong to parts of the model which are not computed.
+    of_heads : tuple of str
+        Names in the files that belong to heads of other tasks.
     """
 
     sources: dict[str, Source]
     shapes: dict[str, Shape]
     not_read: tuple[str, ...] = ()
+    of_heads: tuple[str, ...] = ()
 
 
 def find_tensors(
@@ -162,7 +165,8 @@ def find_by_names(
         tensor = sources[name].tensor
         shapes[tensor] = max(shape, shapes.get(tensor, shape))  # a stack is as high as the last expert needs
     others = tuple(name for name in stored if name not in shapes and files.is_other_part(name))
-    return FoundTensors(sources, shapes, others)
+    of_heads = tuple(name for name in stored if names.heads and name.startswith(names.heads))
+    return FoundTensors(sources, shapes, others, of_heads)
 
 
 def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
@@ -218,7 +222,7 @@ class _Files:
         by_head: Mapping[str, HeadRows],
     ) -> None:
         self.names, self.order, self.stored, self.by_head = names, order, stored, by_head
-        self._layers, self._expected = layers, expected
+        self._layers, self._expected, self.num_layers = layers, expected, len(layers)
         # The prefixes that the files use; the first where they use none.
         table = names.outside.get("embed_tokens", "embed_tokens")
         used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
@@ -287,6 +291,15 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
     tensor = f"{prefix}{files.names.outside.get(parameter.module, parameter.module)}{parameter.kind}"
     unit_rows = files.names.unit_head and name == "lm_head.weight"
     return Source(tensor, 0, shape[0], unit_rows=unit_rows), shape
+
+
+def _norm_of_sum(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the norm before a layer, or behind the last, where files have it at the end of the layer before."""
+    names, number = files.names, _number(parameter.layer) if parameter.layer else files.num_layers
+    if not names.norm_of_layer or parameter.module != ("input_layernorm" if parameter.layer else "norm"):
+        return None
+    module = f"{names.layers}.{number - 1}.{names.norm_of_layer}" if number else names.norm_of_embedding
+    return Source(f"{files.model}{module}{parameter.kind}", 0, parameter.shape[0]), parameter.shape
 
 
 def _head_by_head(files: _Files, parameter: _Parameter) -> _Found | None:
@@ -363,4 +376,4 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
-_MATCHERS = (_outside, _head_by_head, _in_a_stack, _joined, _by_itself)
+_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _joined, _by_itself)

@@ -30,6 +30,7 @@ class ModelFields(LayerShapeConfig, LatentConfig, ShortConvConfig, DeltaConfig, 
     rms_norm_eps: float = 1e-6
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    type_vocab_size: int = 0
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0

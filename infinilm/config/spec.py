@@ -11,7 +11,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, ShortConvSpec
+from infinilm._core import (
+    AttentionSpec,
+    DeltaSpec,
+    EmbeddingSumSpec,
+    LatentSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+    ShortConvSpec,
+)
 from infinilm.checks import DTYPES, as_boolean, as_integer
 from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
@@ -29,6 +39,7 @@ __all__ = [
     "build_spec",
     "check_quantization",
     "decoder_spec",
+    "longest_text",
     "rotary_dim",
     "shapes_of",
 ]
@@ -46,6 +57,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "swish": "silu",
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
+        "gelu": "gelu",
         "relu2": "relu2",
     }
 )
@@ -94,6 +106,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         norm=family.norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
+        stream_norms=family.stream_norms,
         parallel_blocks=family.parallel_blocks,
         norm_offset=family.norm_offset,
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
@@ -102,12 +115,39 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         logit_cap=float(config.final_logit_softcapping or 0),
         # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
         tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
+        lm_head=not family.two_way,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
+        embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp_layer=layer_spec(_last_with_attention(state_layers(config))) if mtp else None,
     )
+
+
+def longest_text(config: ModelFields) -> int:
+    """Tokens of the longest text that the model was made for."""
+    return config.max_position_embeddings - _position_offset(family_of(config.architecture), config)
+
+
+def _position_offset(family: Family, config: ModelFields) -> int:
+    """Return which of the learned positions is that of a text's first token."""
+    if family.positions != "learned_behind_padding":
+        return 0
+    offset = as_integer("pad_token_id", config.pad_token_id, least=0) + 1
+    if offset >= config.max_position_embeddings:
+        raise ConfigError(
+            f"max_position_embeddings is {config.max_position_embeddings}, but texts of {family.architecture} begin "
+            f"behind position pad_token_id, {offset - 1}"
+        )
+    return offset
+
+
+def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | None:
+    num_positions = 0 if family.positions == "rope" else config.max_position_embeddings
+    if not num_positions and not config.type_vocab_size:
+        return None
+    return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
 
 
 def _last_with_attention(has_state: Sequence[bool]) -> int:
@@ -157,6 +197,7 @@ def _mixers(
             output_gate=family.output_gate,
             qk_norm=qk_norm,
             v_norm=family.v_norm,
+            two_way=family.two_way,
         )
 
     return mixer
@@ -176,6 +217,8 @@ class _Ropes(NamedTuple):
 
 
 def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], max_model_len: int) -> _Ropes:
+    if family.positions != "rope":
+        return _Ropes([], *[[-1] * config.num_hidden_layers for _ in range(2)])
     lengths = config.max_position_embeddings, max_model_len
     parameters = dict(config.rope_parameters)
     scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.spec import build_spec, check_quantization
+from infinilm.config.families import family_of
+from infinilm.config.spec import build_spec, check_quantization, longest_text
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
@@ -144,12 +145,9 @@ def plan_model(
         packed.check_device(devices[0])
         packed.check_dtype(computed)
         quantization = packed.resolve_quantization(quantization)
-    if max_model_len is not None and max_model_len > config.max_position_embeddings:
-        logger.warning(
-            "max_model_len=%d is beyond the %d positions the model was made for",
-            max_model_len,
-            config.max_position_embeddings,
-        )
+    longest = _longest_text(config, max_model_len, max_num_batched_tokens)
+    if max_model_len is not None and max_model_len > longest:
+        logger.warning("max_model_len=%d is beyond the %d positions the model was made for", max_model_len, longest)
     may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
     speculative = read_speculation(speculation)
     if speculative.is_optional:
@@ -169,7 +167,7 @@ def plan_model(
     spec = build_spec(
         config,
         dtype=computed,
-        max_model_len=max_model_len or config.max_position_embeddings,
+        max_model_len=max_model_len or longest,
         quantization=quantization,
         mtp=mtp,
     )
@@ -232,7 +230,7 @@ def plan_model(
         "num_threads": threads_per_stage(num_threads, len(parts)),
         "num_tokens": (num_tokens := tokens_of_a_step(max_num_batched_tokens, max_num_seqs, pipeline_parallel_size)),
         "num_rows": max_num_seqs,
-        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS),
+        "num_returned_rows": min(num_tokens, MAX_COLLECTED_ROWS) if spec.lm_head else num_tokens,
         "num_adapters": len(adapters),
         "most_rank": max((adapter.most_rank for adapter in adapters.values()), default=0),
     }
@@ -252,7 +250,7 @@ def plan_model(
         weight_bytes=num_bytes,
         workspace_bytes=sum(workspace),
         cache=cache,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=longest,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         kv_cache=kv_cache,
@@ -342,6 +340,26 @@ def _read_merge(merge_lora: Any, config: ModelConfig, *, is_mergeable: bool) -> 
             "a GGUF file, packed or random ones; use lora"
         )
     return Merge([read_adapter(folder, config, merged=True) for folder in folders]) if folders else None
+
+
+def _longest_text(config: ModelConfig, max_model_len: int | None, max_num_batched_tokens: int) -> int:
+    """Tokens of the longest text; those of an encoder lie in one step."""
+    longest = longest_text(config)
+    if not family_of(config.architecture).two_way:
+        return longest
+    if max_model_len is not None and max_model_len > max_num_batched_tokens:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but a text of an encoder lies in one step, of at most "
+            f"max_num_batched_tokens={max_num_batched_tokens} tokens: raise that, or lower max_model_len"
+        )
+    if max_model_len is None and longest > max_num_batched_tokens:
+        logger.warning(
+            "texts may have %d of the %d tokens that the model was made for, since each lies in one step: raise "
+            "max_num_batched_tokens for longer ones",
+            max_num_batched_tokens,
+            longest,
+        )
+    return min(longest, max_num_batched_tokens)
 
 
 def _tell_longrope(config: ModelConfig, max_model_len: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
@@ -39,11 +40,13 @@ class PromptDict(TypedDict, total=False):
 
     `output_token_ids`: the beginning of the answer, from an engine that could not end it. With the same seed the rest
     is, bit for bit, what that engine would have said. Results hold all of the answer, events and deltas the rest.
+    `token_type_ids`: of `prompt_token_ids`, for encoders that tell the texts of a pair apart by them.
     """
 
     prompt: str
     prompt_token_ids: TokenIds
     output_token_ids: TokenIds
+    token_type_ids: TokenIds
 
 
 Prompt = str | TokenIds | PromptDict
@@ -208,9 +211,33 @@ class RequestMaker:
         array = self.check_ids(ids, name, room, expected="a text or a flat list of token ids", most=most)
         return text, array
 
+    def read_types(self, prompt: Prompt, ids: npt.NDArray[np.int32], name: str) -> npt.NDArray[np.int32] | None:
+        """Types of the tokens of a prompt; None: all are 0. RequestError: the model has not so many."""
+        given = prompt.get("token_type_ids") if isinstance(prompt, Mapping) else None
+        if given is None:
+            return None
+        count = self._config.type_vocab_size
+        if not count:
+            raise RequestError(f"{name}: token_type_ids: tokens of this model have no types")
+        types = check_token_ids(given, f"{name}: token_type_ids", count, expected="a flat list of types")
+        if types.size != ids.size:
+            raise RequestError(f"{name}: token_type_ids: expected {ids.size}, as token ids, got {types.size}")
+        return types
+
+    @property
+    def collects_hidden(self) -> bool:
+        """Whether hidden states are a part of a step's work, and not all that comes of it, as in encoders."""
+        return not family_of(self._config.architecture).two_way
+
     def check_writes(self) -> None:
         """RequestError: the model has no lm_head, so that no text and no log-probability can come of it."""
         if self._config.head != "lm_head":
+            if family_of(self._config.architecture).two_way:
+                makes = "vectors: use embed()" if self._config.head == "none" else "labels: use classify() or rerank()"
+                raise RequestError(
+                    f"prompt: {self._config.architectures[0]} is an encoder, whose tokens see those behind them, and "
+                    f"writes no text; it makes {makes}"
+                )
             makes = "vectors: use embed()" if self._config.head == "none" else "labels: use classify() or rerank()"
             raise RequestError(
                 f"prompt: {self._config.architectures[0]} has no lm_head and writes no text; it makes {makes}"
@@ -446,7 +473,7 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
     if not isinstance(prompt, Mapping):
         return None, prompt
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids")]
+    unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids", "token_type_ids")]
     if unknown or (text is None and ids is None):
         got = f"the key {unknown[0]!r}" if unknown else "neither"
         raise RequestError(

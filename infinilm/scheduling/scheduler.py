@@ -61,6 +61,9 @@ class Scheduler:
         Tokens a step computes at most, see `tokens_of_a_step`.
     num_states, snapshot_interval
         See `StatePool`; 0 states: the model keeps none.
+    whole_prompts
+        Each prompt is computed in one step, since its tokens see those behind them, and is done then: an encoder. None
+        has more than `max_num_batched_tokens`. There are no prefixes to find, and all rows that are collected fit.
     num_stages
         Stages of a pipeline, and steps that may be in flight; 1: there is no pipeline.
     drafters, vocab_size
@@ -83,6 +86,7 @@ class Scheduler:
         num_window_blocks: int = 0,
         num_states: int = 0,
         snapshot_interval: int = 0,
+        whole_prompts: bool = False,
         num_stages: int = 1,
         drafters: SequenceOf[Drafters] = (),
         vocab_size: int = 0,
@@ -91,6 +95,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = tokens_of_a_step(max_num_batched_tokens, max_num_seqs, num_stages)
         self._num_stages = num_stages
+        self._whole_prompts = whole_prompts
         # An ordered set in order of arrival, from which any sequence may be removed. All of them are younger than the
         # running ones.
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -100,7 +105,7 @@ class Scheduler:
             block_size,
             max_num_seqs,
             max_model_len,
-            enable_prefix_caching=enable_prefix_caching,
+            enable_prefix_caching=enable_prefix_caching and not whole_prompts,
             sliding_window=sliding_window,
             num_window_blocks=num_window_blocks,
         )
@@ -365,13 +370,16 @@ class Scheduler:
             chain = chain[:num_known]
             num_cached = num_known * blocks.block_size
             count = min(self._most_tokens(choice, sequence, num_cached), choice.budget)
+            if self._whole_prompts and count < sequence.num_tokens:  # the next step has room
+                return
             needed = blocks.blocks_for(num_cached + count) - num_known
             if not is_alone and needed > blocks.headroom(chain):
                 return
             del self.waiting[sequence]
             self._enter_slot(sequence, chain, state, now)
             choice.admitted.append(sequence)
-            count = min(count, blocks.room(sequence.slot) - num_cached)
+            room = blocks.room(sequence.slot) - num_cached
+            count = min(count, 0 if self._whole_prompts and room < count else room)
             if count <= 0:  # only while other sequences hold all blocks
                 self._preempt(sequence)
                 choice.admitted.pop()
@@ -385,7 +393,9 @@ class Scheduler:
 
     def _rows_left(self, choice: StepChoice, sequence: Sequence) -> int:
         """Tokens of this sequence that the step has room for, given the limit of collected logits."""
-        return MAX_COLLECTED_ROWS - choice.num_collected_rows if sequence.collect_logits else NO_LIMIT
+        if self._whole_prompts or not sequence.collect_logits:
+            return NO_LIMIT
+        return MAX_COLLECTED_ROWS - choice.num_collected_rows
 
     def _add_chunk(self, choice: StepChoice, sequence: Sequence, count: int) -> None:
         slot, running = sequence.slot, self._running

@@ -41,6 +41,8 @@ class Sequence:
     Attributes
     ----------
     prompt_token_ids : int32 array, [num_prompt_tokens]
+    token_types : int32 array, [num_prompt_tokens], or None
+        Of these tokens, in models that tell the texts of a pair apart. None: all are 0.
     params : SamplingParams
     seed : int
         The seed and the position of a token determine its random number.
@@ -115,6 +117,7 @@ class Sequence:
     needs_logits: bool = False
     samples_on_host: bool = False
     prediction: Prediction | None = None
+    token_types: Int32Array | None = None
     drafters: DrafterChain | None = None
     draft_source: Source = ("", 0)
     acceptance: dict[Source, Acceptance] = field(default_factory=dict)

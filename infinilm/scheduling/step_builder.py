@@ -106,6 +106,7 @@ class StepBuilder:
             context_lens=ends,
             logits_rows=np.concatenate(rows),
             previous_rows=self._previous_rows(layout) if is_ahead else None,
+            token_types=_token_types(sequences),
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
             **layout.cache_arrays(self._blocks),
@@ -206,6 +207,18 @@ class StepBuilder:
             "min_p": entries(running.min_p, 0),
             "num_logprobs": entries(running.num_logprobs, -1),
         }
+
+
+def _token_types(sequences: list[Sequence]) -> Int32Array | None:
+    """Types of the tokens of a step, whose prompts are whole where there are types; None: all are 0."""
+    if all(sequence.token_types is None for sequence in sequences):
+        return None
+    return np.concatenate(
+        [
+            np.zeros_like(sequence.prompt_token_ids) if sequence.token_types is None else sequence.token_types
+            for sequence in sequences
+        ]
+    )
 
 
 def _changes_behind(samples: list[Sequence], rows: list[int], drafts: list[int]) -> list[TokenChanges]:

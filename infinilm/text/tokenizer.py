@@ -261,6 +261,11 @@ class Tokenizer:
         """Return the token ids of two texts as one input, by the rules of the tokenizer; raises as `encode`."""
         return self._encode([first, second], add_special_tokens=True)
 
+    def pair_types(self, first: str, second: str, num_tokens: int) -> list[int]:
+        """Return which text of a pair each token is of, as `encode_pair` or `encode_within` gave so many tokens."""
+        encoding = self._require().encode_batch([(first, second)], add_special_tokens=True)[0]
+        return [*encoding.type_ids[: num_tokens - 1], encoding.type_ids[-1]]
+
     def encode_within(self, texts: Sequence[str], most: int) -> list[int]:
         """Return the token ids of one text or of a pair, at most so many: the end of the last text is left out.
 

@@ -116,7 +116,8 @@ void bind_batch(nb::module_& m) {
                std::optional<Vector<int32_t>> state_out, std::optional<Vector<int32_t>> state_tokens,
                std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
                std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
-               std::optional<Vector<int32_t>> hidden_rows, bool return_logits) {
+               std::optional<Vector<int32_t>> hidden_rows, std::optional<Vector<int32_t>> token_types,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -129,6 +130,7 @@ void bind_batch(nb::module_& m) {
                                  view(state_out),
                                  view(state_tokens),
                                  view(hidden_rows),
+                                 view(token_types),
                                  view(logits_rows),
                                  view(temperature),
                                  view(top_k),
@@ -154,7 +156,7 @@ void bind_batch(nb::module_& m) {
             "state_tokens"_a.noconvert().none() = nb::none(), "change_rows"_a.noconvert().none() = nb::none(),
             "penalties"_a.noconvert().none() = nb::none(), "change_tokens"_a.noconvert().none() = nb::none(),
             "num_logprobs"_a.noconvert().none() = nb::none(), "hidden_rows"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "token_types"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -182,7 +184,8 @@ void bind_batch(nb::module_& m) {
                                                   {"penalties", &b.penalties},
                                                   {"change_tokens", &b.change_tokens},
                                                   {"num_logprobs", &b.num_logprobs},
-                                                  {"hidden_rows", &b.hidden_rows}})
+                                                  {"hidden_rows", &b.hidden_rows},
+                                                  {"token_types", &b.token_types}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },
@@ -202,7 +205,9 @@ void bind_batch(nb::module_& m) {
             "[num_rows, width] float32: their log-probabilities")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
-            "[num_rows, vocab_size] float32")
+            "[num_rows, vocab_size] float32; of a model without an lm_head [num_rows, hidden_size], the states after "
+            "the "
+            "last norm")
         .def_ro("aborted", &StepOutput::aborted,
                 "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
                 "is not defined.");

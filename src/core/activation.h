@@ -14,6 +14,7 @@ constexpr std::string_view name(Activation activation) {
         case Activation::clamped_swiglu: return "clamped_swiglu";
         case Activation::relu2: return "relu2";
         case Activation::sigmoid: return "sigmoid";
+        case Activation::gelu: return "gelu";
     }
     return "?";
 }

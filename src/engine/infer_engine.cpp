@@ -500,7 +500,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         return {};
     }
     output = together([&] {
-        StepOutput out = to_host(*rank.backend, output, spec_.vocab_size);
+        StepOutput out = to_host(*rank.backend, output, spec_);
         rank.communicator->check();
         return out;
     });

@@ -19,7 +19,9 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const DType activation = on_cpu ? cpu::activation_dtype : spec.dtype;
     const int64_t of_a_rank =
         Decoder::workspace_bytes(rank, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
-        (spec.is_last_stage() ? Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows) : 0);
+        (!spec.lm_head          ? 2 * step.num_returned_rows * spec.hidden_size * size_bytes(DType::float32)
+         : spec.is_last_stage() ? Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows)
+                                : 0);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
         return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +

@@ -4,6 +4,8 @@
 #include <array>
 #include <bit>
 
+#include "model/embedding_sum.h"
+#include "model/prepare_vectors.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
 #include "ops/values.h"
@@ -152,6 +154,7 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const Bl
 Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, BlockTable& table, const Batch& batch) {
     Batch staged = batch;
     if (!staged.previous_ids) staged.previous_rows = {};
+    if (spec.embedding_sum) staged.sum_rows = sum_rows(*spec.embedding_sum, batch.positions, batch.token_types);
     UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
     if (queue) {
@@ -169,7 +172,7 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
                                   &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
                                   &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
                                   &staged.state_in,     &staged.state_out,   &staged.state_tokens, &staged.hidden_rows,
-                                  &staged.change_rows,  &staged.penalties,   &staged.num_logprobs};
+                                  &staged.change_rows,  &staged.penalties,   &staged.num_logprobs, &staged.sum_rows};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});
@@ -220,11 +223,13 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {
     return upload_growth * num_masks * ((vocab_size + 31) / 32) * static_cast<int64_t>(sizeof(int32_t));
 }
 
-StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size) {
+StepOutput to_host(Backend& backend, const StepOutput& output, const ModelSpec& spec) {
     StepOutput host = output;
-    if (output.logits) {
+    if (output.logits && !spec.lm_head) {
+        if (!readable(output.logits)) host.logits = widened(backend, output.logits);
+    } else if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
-        host.logits = Tensor(host.logits.slice(1, 0, vocab_size), host.logits.owner);
+        host.logits = Tensor(host.logits.slice(1, 0, spec.vocab_size), host.logits.owner);
     }
     if (!output.sampled) return host;
     host.sampled = copy_to_host(backend, output.sampled);  // always: the decoder's buffer serves the next step

@@ -30,6 +30,7 @@ struct Batch {
     // [num_tokens] int32, or absent. Present: this is a step of the MTP head, which goes on, for each token, from the
     // hidden state of this row of the step before, of the model or of the head. See MtpHead.
     Tensor hidden_rows;
+    Tensor token_types;  // [num_tokens] int32, or absent: all are 0. See EmbeddingSumSpec
     Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.
@@ -50,6 +51,8 @@ struct Batch {
     // what it samples, before changes and masks; at most max_candidates, -1: none. See LogProbsParams.
     Tensor num_logprobs;
     bool return_logits = false;  // as they were before changes and masks
+    // Set by stage() for models whose embedding is a sum, [num_tokens] int32: see EmbeddingSum.
+    Tensor sum_rows = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
@@ -84,7 +87,9 @@ struct StepOutput {
     // What was sampled, as one array that one transfer takes to the host: [1 + 2 * width, num_rows] int32, absent when
     // nothing was.
     Tensor sampled;
-    Tensor logits;         // [num_rows, vocab_size] float32, absent unless asked for
+    // [num_rows, vocab_size] float32, absent unless asked for; without an lm_head [num_rows, hidden_size], see
+    // ModelSpec::lm_head.
+    Tensor logits;
     bool aborted = false;  // nothing else is here, and the cache may hold some of the step's keys and values, or none
 };
 
@@ -117,6 +122,6 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
 int64_t stage_changes_bytes(const ModelSpec& spec, int64_t num_rows);
 // The output in host memory; the step is done then. Of a device with a queue a step that gives no logits need not be
 // waited for: DeviceQueue::fetch.
-StepOutput to_host(Backend& backend, const StepOutput& output, int64_t vocab_size);
+StepOutput to_host(Backend& backend, const StepOutput& output, const ModelSpec& spec);
 
 }  // namespace infinilm

@@ -61,12 +61,12 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
 template <class Tap>
 void Decoder::run_layer(const Step<Tap>& s) const {
     const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
-    const VectorWeights& after = s.layer == spec_.num_layers       ? model_.mtp->norm
-                                 : s.layer + 1 == spec_.num_layers ? model_.norm
-                                                                   : (&layer + 1)->sublayers.front().norm;
+    const TensorView after = s.layer == spec_.num_layers       ? TensorView(model_.mtp->norm.prepared)
+                             : s.layer + 1 == spec_.num_layers ? TensorView(model_.norm.prepared)
+                                                               : (&layer + 1)->sublayers.front().norm_ahead();
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.shares_norm ? Input{.x = s.normed}
-                         : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site)
+                         : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site, own.takes_place)
                                          : Input{.x = s.x};
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
     };
@@ -81,7 +81,7 @@ void Decoder::run_layer(const Step<Tap>& s) const {
         std::visit(
             [&](const auto& body) {
                 const Branch branch{.post_norm = own.post_norm,
-                                    .next_norm = (next ? next->norm : after).prepared,
+                                    .next_norm = next ? next->norm_ahead() : after,
                                     .branch_site = body.site,
                                     .norm_site = own.post_norm_site,
                                     .sum_site = own.sum_site,
@@ -128,9 +128,10 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         throw StepAborted();
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
+    if (model_.embedding_sum) model_.embedding_sum->add(s);
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
     if (model_.own_vectors) model_.own_vectors->run(s);
-    model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm);
+    model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) run_layer(s);
     s.layer = -1;
     if (!spec_.is_last_stage()) {
@@ -147,7 +148,7 @@ Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     model_.mtp->begin(s, model_.embed_tokens);
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
-    model_.stream.start(s, model_.layers.back().sublayers.front().norm);
+    model_.stream.start(s, model_.layers.back().sublayers.front().norm_ahead());
     s.layer = spec_.num_layers;
     run_layer(s);
     model_.mtp->keep(s, model_.mtp->norm);
@@ -162,6 +163,11 @@ Tensor Decoder::compute_logits(const Step<Tap>& s, const VectorWeights& final_no
     const int64_t num_rows = s.batch.logits_rows.shape(0);
     const TensorView last = buffers_.view(model_.last, num_rows);
     ops::gather_rows(backend_, {.x = s.x, .rows = s.batch.logits_rows, .out = last});
+    if (!spec_.lm_head) {
+        const Tensor states = hidden_states(last, final_norm);
+        s.tap_common(sites::final_norm, states, states);
+        return states;
+    }
     NormPrologue norm{.weight = final_norm.prepared,
                       .scratch = buffers_.view(model_.stream.normed, num_rows),
                       .eps = spec_.rms_norm_eps};
@@ -175,8 +181,16 @@ Tensor Decoder::compute_logits(const Step<Tap>& s, const VectorWeights& final_no
     return logits;
 }
 
+// On a CPU they get memory of their own, since the caller may read them while the next step runs; a GPU copies them.
+Tensor Decoder::hidden_states(const TensorView& last, const VectorWeights& final_norm) const {
+    const bool on_cpu = backend_.device().kind == DeviceKind::cpu;
+    const Tensor states = on_cpu ? backend_.allocate(last.dtype(), last.shape()) : Tensor(last, nullptr);
+    ops::rms_norm(backend_, {.x = last, .weight = final_norm.prepared, .out = states, .eps = spec_.rms_norm_eps});
+    return states;
+}
+
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
-    if (!spec_.is_last_stage()) return {};
+    if (!spec_.is_last_stage() || !spec_.lm_head) return {};
     begin_mlp(batch, spec_.num_layers);
     return logits_.sample(batch, logits);
 }

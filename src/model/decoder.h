@@ -16,7 +16,8 @@ class Decoder {
 public:
     // stages: of a rank that has not all layers.
     Decoder(const Model& model, Backend& backend, Communicator& communicator, StageLink* stages = nullptr);
-    // The logits of the rows that are wanted, as Logits::compute gives them; absent if there are none, or another stage
+    // The logits of the rows that are wanted, as Logits::compute gives them, or without an lm_head what the last norm
+    // makes of these rows, [num_rows, hidden_size] activation; absent if there are none, or another stage
     // has them. Everything is on the backend's device. StepAborted: see batch.abort, which is asked before each half of
     // a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
@@ -41,6 +42,8 @@ private:
     void run_layer(const Step<Tap>& s) const;
     template <class Tap>
     Tensor compute_logits(const Step<Tap>& s, const VectorWeights& norm);  // of the residual stream; norm: the last
+
+    Tensor hidden_states(const TensorView& last, const VectorWeights& final_norm) const;  // of a model without lm_head
 
     const Model& model_;
     const ModelSpec& spec_;

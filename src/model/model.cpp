@@ -59,6 +59,8 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .sum_site = sites::residual,
                                  .has_post_norm = true});
     out.sublayers.back().sum_site = sites::residual;
+    for (Sublayer& sublayer : out.sublayers) sublayer.takes_place = spec.stream_norms == StreamNorms::all;
+    if (layer == 0) out.sublayers[0].takes_place = spec.stream_norms != StreamNorms::none;
     return out;
 }
 
@@ -71,6 +73,7 @@ Model::Model(const ModelSpec& spec)
                                        .columns = 2 * static_cast<int64_t>(rope.inv_freq.size()),
                                        .dtype = DType::float32}));
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
+    if (spec.embedding_sum) embedding_sum.emplace(spec);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
     if (spec.mtp_layer) {
         mtp.emplace(spec, buffers);
@@ -88,8 +91,9 @@ void Model::declare(ParamTable& table) {
                                .timed = timed,
                                .vocabulary = true});
     };
-    vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings ? "lm_head" : "");
+    vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "");
     if (own_vectors) own_vectors->declare(table);
+    if (embedding_sum) embedding_sum->declare(table);
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
@@ -123,6 +127,7 @@ void Model::prepare(Backend& backend) {
                     if constexpr (requires { body.prepare(backend); }) body.prepare(backend);
                 },
                 sublayer.body);
+    if (embedding_sum) embedding_sum->prepare(backend);
     if (spec.tie_word_embeddings) lm_head.prepared = embed_tokens.prepared;
 }
 
@@ -134,11 +139,13 @@ void Model::clear() {
                     if constexpr (requires { body.clear(); }) body.clear();
                 },
                 sublayer.body);
+    if (embedding_sum) embedding_sum->clear();
     lm_head.prepared = {};  // where it is tied, the table does not have it
 }
 
 std::vector<ModelSite> Model::sites() const {
-    std::vector<ModelSite> out{{sites::embedding, -1}, {sites::final_norm, -1}, {sites::logits, -1}};
+    std::vector<ModelSite> out{{sites::embedding, -1}, {sites::final_norm, -1}};
+    if (spec.lm_head) out.push_back({sites::logits, -1});
     for (size_t i = 0; i < spec.layers.size(); ++i) {  // hooks see no drafts
         const auto add = [&](const std::optional<Site>& site) {
             if (site) out.push_back({*site, static_cast<int>(i)});

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "model/embedding_sum.h"
 #include "model/mtp_head.h"
 #include "model/stream.h"
 #include "model/sublayers/attention.h"
@@ -29,7 +30,11 @@ struct Sublayer {
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
     bool shares_norm = false;  // it reads the norm of the sublayer before, and begins before that one ends
+    bool takes_place = false;  // its norm becomes the residual stream: see StreamNorms
     VectorWeights norm = {}, post_norm = {};  // [hidden_size]
+
+    // What is normed ahead of it: nothing where it norms the residual stream itself.
+    TensorView norm_ahead() const { return takes_place ? TensorView() : TensorView(norm.prepared); }
 };
 
 struct Layer {
@@ -66,6 +71,7 @@ public:
     std::vector<Layer> layers;    // [num_layers], and that of the MTP head
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
+    std::optional<EmbeddingSum> embedding_sum;
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     VectorWeights norm;          // [hidden_size]
     LinearWeights lm_head;       // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied

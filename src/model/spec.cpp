@@ -100,6 +100,11 @@ void validate(const ModelSpec& spec) {
                  "vocab_size, hidden_size, num_layers and max_model_len must be positive, got ", spec.vocab_size, ", ",
                  spec.hidden_size, ", ", spec.num_layers, ", ", spec.max_model_len);
     require_spec(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
+    require_spec(spec.stream_norms == StreamNorms::none || (spec.pre_norms && !spec.parallel_blocks),
+                 "stream_norms are norms of what each sublayer reads alone");
+    require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp_layer),
+                 "without an lm_head there is none to be loaded, and nothing that an MTP head could draft");
+    if (spec.embedding_sum) spec.embedding_sum->check(spec.max_model_len);
     require_spec(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(),
                  " entries for ", spec.num_layers, " layers");
     require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
@@ -154,13 +159,14 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
         throw ConfigError(concat("a pipeline of ", num_stages, " stages does not fit a model of ", model.num_layers,
                                  " layers; a stage has at least one"));
     if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
-    const bool reads_others = model.own_vectors || std::ranges::any_of(model.caches(), [](const CacheSpec& cache) {
-                                  return cache.owner >= 0;
-                              });
+    const bool reads_others =
+        model.own_vectors || model.embedding_sum ||
+        std::ranges::any_of(model.caches(), [](const CacheSpec& cache) { return cache.owner >= 0; });
     if (num_stages > 1 && reads_others)
-        throw ConfigError(concat("a pipeline of ", num_stages,
-                                 " stages does not fit a model whose layers read the keys "
-                                 "and values of earlier ones, or an embedding of their own; use one stage"));
+        throw ConfigError(
+            concat("a pipeline of ", num_stages,
+                   " stages does not fit a model whose layers read the keys "
+                   "and values of earlier ones, or that adds other rows to its embedding; use one stage"));
     if (num_stages > 1 && model.mtp_layer)
         throw ConfigError(
             concat("a pipeline of ", num_stages,

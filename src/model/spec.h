@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "model/embedding_sum_spec.h"
 #include "model/sublayers/attention_spec.h"
 #include "model/sublayers/delta_spec.h"
 #include "model/sublayers/experts_spec.h"
@@ -25,6 +26,18 @@ constexpr std::string_view name(NormKind kind) {
         case NormKind::rms: return "rms";
         case NormKind::layer: return "layer";
         case NormKind::layer_bias: return "layer_bias";
+    }
+    return "?";
+}
+
+// Which norms of what sublayers read take the place of the residual stream, so that results are added to them: none;
+// that of the first sublayer, which so is a norm of the embedding; or all, so that sums are normed, as in BERT.
+enum class StreamNorms : uint8_t { none, embedding, all };
+constexpr std::string_view name(StreamNorms norms) {
+    switch (norms) {
+        case StreamNorms::none: return "none";
+        case StreamNorms::embedding: return "embedding";
+        case StreamNorms::all: return "all";
     }
     return "?";
 }
@@ -92,15 +105,18 @@ struct ModelSpec {
     NormKind norm = NormKind::rms;
     // Whether a sublayer norms its input, and whether it norms its result before that joins the residual stream.
     bool pre_norms = true, post_norms = false;
+    StreamNorms stream_norms = StreamNorms::none;
     bool parallel_blocks = false;    // attention and MLP read the same norm
     float norm_offset = 0;           // added to every norm weight
     float embedding_multiplier = 1;  // of the embedding
     float residual_multiplier = 1;   // of what a sublayer adds to the residual stream
     float logit_multiplier = 1;
     float logit_cap = 0;  // logits l become logit_cap * tanh(l / logit_cap); 0: they stay
+    bool lm_head = true;  // rows that are asked for give logits; else what the last norm makes of them, as encoders do
     bool tie_word_embeddings = false;
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
+    std::optional<EmbeddingSumSpec> embedding_sum;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
     // The layer of the MTP head, which drafts; see MtpHead. It counts as the one behind the last.
@@ -120,15 +136,20 @@ struct ModelSpec {
         f("norm", &ModelSpec::norm, "");
         f("pre_norms", &ModelSpec::pre_norms, "A norm for the input of each sublayer.");
         f("post_norms", &ModelSpec::post_norms, "A norm for what each sublayer adds to the residual stream.");
+        f("stream_norms", &ModelSpec::stream_norms,
+          "Which norms take the place of the residual stream: none, embedding (the first) or all, as in BERT.");
         f("parallel_blocks", &ModelSpec::parallel_blocks, "Attention and MLP read the same norm.");
         f("norm_offset", &ModelSpec::norm_offset, "Added to every norm weight.");
         f("embedding_multiplier", &ModelSpec::embedding_multiplier, "");
         f("residual_multiplier", &ModelSpec::residual_multiplier, "Multiplies what a sublayer adds.");
         f("logit_multiplier", &ModelSpec::logit_multiplier, "");
         f("logit_cap", &ModelSpec::logit_cap, "Logits l become logit_cap * tanh(l / logit_cap); 0: they stay.");
+        f("lm_head", &ModelSpec::lm_head,
+          "Rows that are asked for give logits; else what the last norm makes of them.");
         f("tie_word_embeddings", &ModelSpec::tie_word_embeddings, "");
         f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
         f("own_vectors", &ModelSpec::own_vectors, "");
+        f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("ropes", &ModelSpec::ropes, "");
         f("layers", &ModelSpec::layers, "[num_layers]");
         f("mtp_layer", &ModelSpec::mtp_layer,

@@ -26,15 +26,15 @@ public:
     Stream(const ModelSpec& spec, BufferPlan& plan);
 
     // The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for
-    // hooks, is done here.
+    // hooks, is done here. takes_place: it becomes the residual stream, see StreamNorms.
     template <class Tap>
-    Input begin(const Step<Tap>& s, const VectorWeights& norm, Site site) const;
+    Input begin(const Step<Tap>& s, const VectorWeights& norm, Site site, bool takes_place) const;
     // What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.
     template <class Tap, class Project>
     void add(const Step<Tap>& s, const Branch& branch, Project project) const;
-    // What the first sublayer finds there, as each later one does. norm: its.
+    // What the first sublayer finds there, as each later one does. norm: its; absent where it takes the stream's place.
     template <class Tap>
-    void start(const Step<Tap>& s, const VectorWeights& norm) const;
+    void start(const Step<Tap>& s, const TensorView& norm) const;
 
     Buffer x, normed;  // [num_tokens, hidden_size]
 
@@ -47,8 +47,13 @@ private:
 };
 
 template <class Tap>
-Input Stream::begin(const Step<Tap>& s, const VectorWeights& norm, Site site) const {
+Input Stream::begin(const Step<Tap>& s, const VectorWeights& norm, Site site, bool takes_place) const {
     if (!norm.prepared) return {.x = s.x};
+    if (takes_place) {
+        ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.x, .eps = eps_});
+        s.tap_common(site, s.x, s.x);
+        return {.x = s.x};
+    }
     if constexpr (Tap::active) {
         ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
         s.tap_common(site, s.normed, s.normed);
@@ -85,9 +90,9 @@ void Stream::add(const Step<Tap>& s, const Branch& b, Project project) const {
 }
 
 template <class Tap>
-void Stream::start(const Step<Tap>& s, const VectorWeights& norm) const {
-    if (!Tap::active && ahead(s.num_ranks()) && pre_norms_)
-        ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
+void Stream::start(const Step<Tap>& s, const TensorView& norm) const {
+    if (!Tap::active && ahead(s.num_ranks()) && norm)
+        ops::rms_norm(s.backend, {.x = s.x, .weight = norm, .out = s.normed, .eps = eps_});
 }
 
 }  // namespace infinilm

@@ -218,8 +218,7 @@ def test_lookups_name_what_is_unknown():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("bert", "it is an encoder"),
-        ("xlm-roberta", "it is an encoder"),
+        ("distilbert", "it is an encoder"),
         ("deberta-v2", "it is an encoder"),
         ("whisper", "it has an encoder and a decoder"),
         ("t5", "it has an encoder and a decoder"),
@@ -251,13 +250,22 @@ def test_classes_with_the_layers_of_a_family() -> None:
         ("LlamaForSequenceClassification", "LlamaForCausalLM", "score"),
         ("Gemma3TextModel", "Gemma3ForCausalLM", "none"),
         ("Qwen3ForCausalLM", "Qwen3ForCausalLM", "lm_head"),
+        ("BertModel", "BertModel", "none"),
+        ("RobertaForMaskedLM", "RobertaModel", "none"),
+        ("XLMRobertaForSequenceClassification", "XLMRobertaModel", "score"),
     ):
         config = LlamaConfig(architectures=[name])
         assert (config.architecture, config.head) == (row, head) == (family_of(name).architecture, head_of(name))
         assert config.to_dict()["architectures"] == [name] and LlamaConfig(**config.to_dict()) == config
         spec = build_spec(config, dtype="float32", max_model_len=8)
         assert spec.tie_word_embeddings is (head != "lm_head" or config.tie_word_embeddings)
-    for name in ("BertModel", "ForSequenceClassification", "Model", "XForSequenceClassification"):
+    for name in (
+        "DistilBertModel",
+        "LlamaForMaskedLM",
+        "ForSequenceClassification",
+        "Model",
+        "XForSequenceClassification",
+    ):
         with pytest.raises(ConfigError, match="is not supported"):
             family_of(name)
 
@@ -284,7 +292,9 @@ def test_build_spec_fills_every_field():
         "dtype": "bfloat16",
         "quantization": "none",
         "norm": "rms",
+        "stream_norms": "none",
         "parallel_blocks": False,
+        "lm_head": True,
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
@@ -304,13 +314,14 @@ def test_build_spec_fills_every_field():
         "mtp_layer": None,
         "layer_scalars": False,
         "own_vectors": None,
+        "embedding_sum": None,
     }
 
 
 def layer_with(sliding_window):
     """All fields of a layer of the configuration above."""
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 20}
-    reads = {"sliding_window": sliding_window, "chunked": False}
+    reads = {"sliding_window": sliding_window, "chunked": False, "two_way": False}
     return {
         "mixer": {
             **heads,

@@ -7,6 +7,7 @@ Arguments are float64 arrays of the values a backend sees, that is after roundin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,12 +103,17 @@ def gelu_tanh(x: F64) -> F64:
     return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
+def gelu(x: F64) -> F64:
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    return x / 2 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+
+
 def relu2(x: F64) -> F64:
     """max(x, 0)^2."""
     return np.square(np.maximum(x, 0))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2}  # of an MLP
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "relu2": relu2, "gelu": gelu}  # of an MLP
 
 
 def join(activation: str, gate: F64, up: F64) -> F64:

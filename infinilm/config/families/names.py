@@ -17,6 +17,7 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 __all__ = [
     "BAICHUAN",
     "BAICHUAN2",
+    "BERT",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "ERNIE_MOE",
@@ -50,6 +51,7 @@ __all__ = [
     "QWEN_MOE",
     "QWEN_VL",
     "QWEN_VL_MOE",
+    "ROBERTA",
     "STARCODER2",
     "ByHead",
     "TensorNames",
@@ -99,6 +101,12 @@ class TensorNames:
     mtp : Mapping of str to str
         Where the MTP head is, if it is not such a layer: the engine's name of a module of that layer to that of the
         files; "" to what stands before the names of all others.
+    norm_of_embedding, norm_of_layer : str
+        In families that norm sums: the names of the norm of the embedding, and of the norm at the end of a layer. The
+        engine has the first before layer 0, and the others before the next layer, or behind the last. "": the files
+        have norms where the engine has them.
+    heads : tuple of str
+        Beginnings of the names of heads of other tasks, which vectors do not need.
     not_read : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
     """
@@ -114,6 +122,9 @@ class TensorNames:
     unit_head: bool = False
     later_layers: bool = False
     mtp: Mapping[str, str] = field(default_factory=dict)
+    norm_of_embedding: str = ""
+    norm_of_layer: str = ""
+    heads: tuple[str, ...] = ()
     not_read: tuple[str, ...] = ()
 
 
@@ -321,6 +332,39 @@ LFM2_MOE = TensorNames(
     },
     stacked={f"feed_forward.{name.removeprefix('mlp.')}": parts for name, parts in _STACKED.items()},
     outside=LFM2.outside,
+)
+
+_BERT_RENAMED = {
+    **{f"self_attn.{part[0]}_proj": f"attention.self.{part}" for part in ("query", "key", "value")},
+    "self_attn.o_proj": "attention.output.dense",
+    "post_attention_layernorm": "attention.output.LayerNorm",
+    "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense",
+}
+_BERT_OUTSIDE = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_positions": "embeddings.position_embeddings",
+    "embed_token_types": "embeddings.token_type_embeddings",
+}
+
+BERT = TensorNames(
+    (("bert.", ""),),
+    layers="encoder.layer",
+    outside=_BERT_OUTSIDE,
+    renamed=_BERT_RENAMED,
+    norm_of_embedding="embeddings.LayerNorm",
+    norm_of_layer="output.LayerNorm",
+    heads=("pooler.", "bert.pooler.", "cls."),
+)
+
+ROBERTA = TensorNames(
+    (("roberta.", ""),),
+    layers="encoder.layer",
+    outside=_BERT_OUTSIDE,
+    renamed=_BERT_RENAMED,
+    norm_of_embedding="embeddings.LayerNorm",
+    norm_of_layer="output.LayerNorm",
+    heads=("pooler.", "roberta.pooler.", "lm_head."),
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from infinilm.config.families.dense import DENSE_FAMILIES
+from infinilm.config.families.encoders import ENCODER_FAMILIES
 from infinilm.config.families.experts import EXPERT_FAMILIES
 from infinilm.config.families.family import Family, Head
 from infinilm.config.families.latent import LATENT_FAMILIES
@@ -35,6 +36,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             *LATENT_FAMILIES,
             *SHAPED_FAMILIES,
             *MULTIMODAL_FAMILIES,
+            *ENCODER_FAMILIES,
         )
     }
 )
@@ -43,12 +45,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 # Ends of the names of other classes with the layers of a row: `Qwen3Model` and `Qwen3ForSequenceClassification` have
 # those of `Qwen3ForCausalLM`. Where a family also sees, the class of its text part may be called `Gemma3TextModel`.
-_OTHER_HEADS: Mapping[str, Head] = {"Model": "none", "ForSequenceClassification": "score"}
+# Those of an encoder have those of `BertModel`.
+_OTHER_HEADS: Mapping[str, Head] = {"Model": "none", "ForSequenceClassification": "score", "ForMaskedLM": "none"}
 
 
 def head_of(architecture: str) -> Head:
     """What a class, of a row or another one with its layers, has behind the last norm."""
-    if architecture in FAMILIES:
+    if architecture in FAMILIES and not FAMILIES[architecture].two_way:
         return "lm_head"
     return next((head for end, head in _OTHER_HEADS.items() if architecture.endswith(end)), "lm_head")
 
@@ -60,7 +63,9 @@ def family_of(architecture: str) -> Family:
         for end in _OTHER_HEADS:
             if architecture.endswith(end):
                 stem = architecture.removesuffix(end)
-                names += [f"{stem}ForCausalLM", f"{stem.removesuffix('Text')}ForCausalLM"]
+                names.append(f"{stem}Model")
+                if end != "ForMaskedLM":
+                    names += [f"{stem}ForCausalLM", f"{stem.removesuffix('Text')}ForCausalLM"]
         for name in names:
             if name in FAMILIES:
                 return FAMILIES[name]

@@ -81,6 +81,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "dim_model_base": ((None,), "multipliers are not supported"),
         "lm_head_bias": (_NEVER, "the lm_head has no bias"),
         "activation": ((None, "swiglu"), "the activation of the MLP is said by hidden_act"),
+        "type_vocab_size": (_NONE_OF, "tokens of this family have no types"),
         "parallel_attn": (_NEVER, "attention and MLP run one after the other"),
         "use_parallel_residual": (_NEVER, "attention and MLP run one after the other"),
         "is_encoder_decoder": (_NEVER, "only decoders are supported"),

@@ -24,7 +24,7 @@ from infinilm.config.json.field_checks import check_family_keys, check_layer_typ
 from infinilm.config.json.keys import INERT, UNSUPPORTED
 from infinilm.config.json.spellings import DUAL_CHUNK, limit_context, rename, unify_names, unify_rope
 from infinilm.config.json.text_part import text_part
-from infinilm.config.spec import decoder_spec
+from infinilm.config.spec import decoder_spec, longest_text
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_model_json, what_is_there
@@ -119,6 +119,8 @@ class ModelConfig(ModelFields):
     attn_temperature_tuning, floor_scale, attn_scale
         False, 8192, 0.1: queries of layers without RoPE are times 1 + attn_scale * ln(1 + floor((position + 1) /
         floor_scale)).
+    type_vocab_size
+        0: types of tokens, which tell the texts of a pair apart in encoders such as BERT.
     bos_token_id, eos_token_id
         1 and 2; an int or a list of ints (empty for none), read back as a list; anything else is a TypeError.
     dtype
@@ -319,7 +321,8 @@ class ModelConfig(ModelFields):
                 raise ConfigError(f"{product} must be < 2**31; got {size}")
         check_layer_types(self, family)
         check_family_keys(self, family)
-        decoder_spec(self, self.max_position_embeddings)
+        as_integer("type_vocab_size", self.type_vocab_size, least=0, below=2**16)
+        decoder_spec(self, longest_text(self))
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, ModelConfig) else NotImplemented

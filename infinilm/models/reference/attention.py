@@ -47,7 +47,15 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
             k, v = s.cache.seen(owner, row, own.stop - own.start)
         sinks = s.weights[s.name("self_attn.sinks")] if spec.sinks else None
         attended[own] = attend(
-            heads["q"][own], k, v, spec.softmax_scale, spec.score_cap, spec.sliding_window, spec.chunked, sinks
+            heads["q"][own],
+            k,
+            v,
+            spec.softmax_scale,
+            spec.score_cap,
+            spec.sliding_window,
+            spec.chunked,
+            sinks,
+            spec.two_way,
         )
     if spec.output_gate:
         gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
@@ -65,12 +73,14 @@ def attend(
     window: int = 0,
     chunked: bool = False,
     sinks: Array | None = None,
+    two_way: bool = False,
 ) -> Array:
-    """Causal attention of one row's last tokens over all of it.
+    """Attention of one row's last tokens over all of it, causal unless it is two_way.
 
     q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
     head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p, or, where windows are chunks,
-    from the last multiple of w on. A head's sink, of [num_heads], joins the softmax of its scores, with no value.
+    from the last multiple of w on. If it is two_way, a window reaches as far in the other direction. A head's sink, of
+    [num_heads], joins the softmax of its scores, with no value.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -82,6 +92,8 @@ def attend(
     behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
     reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if chunked and window else window
     visible = (behind >= 0) & (behind < reach if window else True)
+    if two_way:
+        visible = np.abs(behind) < (window or length)
     scores = np.where(visible, scores, -np.inf)
     if sinks is not None:
         own = np.broadcast_to(sinks.reshape(num_kv_heads, group, 1, 1), (*scores.shape[:-1], 1))

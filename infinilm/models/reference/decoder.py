@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infinilm._core import AttentionSpec, DeltaSpec, LatentSpec, RopeSpec, ShortConvSpec
+from infinilm._core import AttentionSpec, DeltaSpec, EmbeddingSumSpec, LatentSpec, RopeSpec, ShortConvSpec
 from infinilm.models.reference.attention import attention
 from infinilm.models.reference.delta import delta_rule
 from infinilm.models.reference.experts import experts, experts_beside_mlp, router_logits
@@ -19,10 +19,16 @@ from infinilm.models.reference.stream import add, begin
 __all__ = ["draft", "forward", "rotation"]
 
 
-def forward(s: Step, ids: Array, last_only: bool) -> Array:
-    """Compute the logits of tokens ids [num_tokens]: [num_tokens, vocab_size]; `last_only`: of each row's last one."""
+def forward(s: Step, ids: Array, last_only: bool, types: Array | None = None) -> Array:
+    """Compute the logits of tokens ids [num_tokens]: [num_tokens, vocab_size]; `last_only`: of each row's last one.
+
+    Without an lm_head these are the states after the last norm, [num_tokens, hidden_size]. `types`: of the tokens,
+    [num_tokens]; None: all are 0.
+    """
     spec, vectors = s.spec, s.spec.own_vectors
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(spec.embedding_multiplier)
+    if spec.embedding_sum:
+        embedded = embedded + embedding_sum(s, spec.embedding_sum, np.zeros_like(ids) if types is None else types)
     x = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
     own = make_own_vectors(s, vectors, ids, x) if vectors else None  # [num_tokens, num_layers, size]
     for layer in range(spec.num_layers):
@@ -38,7 +44,17 @@ def forward(s: Step, ids: Array, last_only: bool) -> Array:
         x = x[[row.stop - 1 for row in s.rows if row.stop > row.start]]
     normed = s.norm(x, "model.norm") * s.scalar(spec.logit_multiplier)
     h = s.emit("final_norm", normed)  # [num_logits, hidden_size]
+    if not spec.lm_head:
+        return h
     return s.emit("logits", lm_head(s, h))  # [num_logits, vocab_size]
+
+
+def embedding_sum(s: Step, spec: EmbeddingSumSpec, types: Array) -> Array:
+    """What is added to the embedding of each token: the rows of its position and of its type, [num_tokens, hidden]."""
+    total: Array = np.zeros((len(types), s.spec.hidden_size), s.dtype)
+    if spec.num_positions:
+        total = total + s.weight("model.embed_positions")[s.positions + spec.position_offset]
+    return total + s.weight("model.embed_token_types")[types] if spec.num_types else total
 
 
 def lm_head(s: Step, h: Array) -> Array:
@@ -76,11 +92,11 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
 def run_layer(s: Step, x: Array) -> Array:
     """One decoder layer, of two sublayers: x [num_tokens, hidden_size] -> the same."""
     own = s.layers[s.layer]
-    h = begin(s, x, "input_layernorm")
+    h, x = begin(s, x, "input_layernorm", is_first=s.layer == 0)
     x = s.emit("attention_residual", add(s, x, mix(s, own.mixer, h), "o_proj", "post_attention_layernorm"))
 
     if not s.spec.parallel_blocks:  # else both read the same norm
-        h = begin(s, x, "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm")
+        h, x = begin(s, x, "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm")
     if own.mlp and own.experts:
         return experts_beside_mlp(s, own.mlp, own.experts, x, h)
     if own.mlp:

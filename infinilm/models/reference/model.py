@@ -24,7 +24,7 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import build_spec, longest_text
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
@@ -74,7 +74,7 @@ class ReferenceModel(GenerationMixin):
         self.config = copy.deepcopy(config)
         self.dtype = dtype
         self.device = "cpu"
-        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
+        self.max_model_len = longest_text(config) if max_model_len is None else max_model_len
         self.use_generation_config(GenerationConfig())
         self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len, mtp=mtp)
         self._shapes = _core.param_shapes(self.spec)
@@ -154,8 +154,9 @@ class ReferenceModel(GenerationMixin):
         *,
         last_only: bool = False,
         tap: Tap | None = None,
+        token_types: npt.ArrayLike | None = None,
     ) -> Array:
-        """Compute the logits of new tokens.
+        """Compute the logits of new tokens, or of an encoder their states after the last norm.
 
         Parameters
         ----------
@@ -168,12 +169,15 @@ class ReferenceModel(GenerationMixin):
             Only the last new token of each row that has one.
         tap : callable, optional
             Sees and replaces activations, see `Tap`. The names are those of the engine's hooks.
+        token_types : array-like of int, optional
+            The type of each token, of all rows one behind the other, for encoders that tell the texts of a pair apart.
+            None: all are 0.
 
         Returns
         -------
         numpy.ndarray
-            [num_tokens, vocab_size], the rows of the batch one behind the other; with `last_only`
-            [num_rows, vocab_size].
+            [num_tokens, vocab_size], or of an encoder [num_tokens, hidden_size]: the rows of the batch one behind the
+            other; with `last_only` one row of each.
 
         Raises
         ------
@@ -188,7 +192,10 @@ class ReferenceModel(GenerationMixin):
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
         step = self._step(chunks, cache, self._registry_tap() if tap is None else tap)
-        logits = forward(step, np.concatenate(chunks), last_only)
+        if not self.spec.lm_head and any(cache.lengths):
+            raise RequestError("tokens of an encoder see those behind them: pass each text whole, without a cache")
+        types = None if token_types is None else np.asarray(token_types, np.int64).reshape(-1)
+        logits = forward(step, np.concatenate(chunks), last_only, types)
         cache.advance([len(chunk) for chunk in chunks])
         return logits
 
@@ -240,6 +247,7 @@ class ReferenceModel(GenerationMixin):
             dtype=self.dtype,
             ropes=[rotation(positions, rope, self.dtype) for rope in self.spec.ropes],
             starts=np.cumsum([0, *counts]),
+            positions=positions,
             cache=cache,
             tap=tap,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +40,11 @@ def gelu_tanh(x: Array) -> Array:
     return result
 
 
+def gelu(x: Array) -> Array:
+    result: Array = x / 2 * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2)))
+    return result
+
+
 def clamped_swiglu(gate: Array, up: Array) -> Array:
     scalar = gate.dtype.type
     gate, up = np.minimum(gate, scalar(7)), np.clip(up, scalar(-7), scalar(7))
@@ -49,6 +55,7 @@ def clamped_swiglu(gate: Array, up: Array) -> Array:
 JOINS: Mapping[str, Callable[[Array, Array], Array]] = {
     "silu": lambda gate, up: silu(gate) * up,
     "gelu_tanh": lambda gate, up: gelu_tanh(gate) * up,
+    "gelu": lambda gate, up: gelu(gate) * up,
     "relu2": lambda gate, up: np.square(np.maximum(gate, 0)) * up,
     "clamped_swiglu": clamped_swiglu,
 }

@@ -32,6 +32,7 @@ class Step:
     dtype: str
     ropes: Sequence[tuple[Array, Array]]  # cosines and sines of each table: [num_tokens, 1, R / 2], see `ops.rotate`
     starts: Array  # [num_rows + 1]: row r has tokens starts[r] .. starts[r + 1]
+    positions: Array  # [num_tokens]
     cache: DynamicCache
     tap: Tap | None
     layer: int = -1  # the one that runs; -1: none

@@ -8,9 +8,15 @@ from infinilm.models.reference.step import Step
 __all__ = ["add", "begin"]
 
 
-def begin(s: Step, x: Array, norm: str) -> Array:
-    """Return what a sublayer reads: x [num_tokens, hidden_size] through its norm, if the model has these."""
-    return s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
+def begin(s: Step, x: Array, norm: str, *, is_first: bool = False) -> tuple[Array, Array]:
+    """Return what a sublayer reads, x [num_tokens, hidden_size] through its norm, if the model has these; and the
+    stream that its result is added to: x, or the same as it reads where the norm takes its place.
+
+    `is_first`: of the model.
+    """
+    read = s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
+    takes_place = s.spec.stream_norms == "all" or (is_first and s.spec.stream_norms == "embedding")
+    return read, read if takes_place else x
 
 
 def add(s: Step, x: Array, branch: Array, site: str, post_norm: str) -> Array:

@@ -44,6 +44,8 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(head_dim > 0 && head_dim % 2 == 0, "head_dim must be positive and even, got ", head_dim);
     require_spec(sliding_window >= 0, "sliding_window must be 0 or positive, got ", sliding_window);
     require_spec(sliding_window > 0 || !chunked, "a layer that is chunked needs the size as sliding_window");
+    require_spec(!two_way || (!chunked && own_kv()),
+                 "two_way: attention in both directions is not chunked, and has keys and values of its own");
     require_spec(!v_norm || qk_norm == QkNorm::head, "v_norm needs a norm of each head of k");
     for (const int own : {rope, q_rope}) check_rope(model, own, head_dim);
 }
@@ -63,6 +65,7 @@ CacheSpec AttentionSpec::cache() const {
             .value_dim = head_dim,
             .sliding_window = sliding_window,
             .chunked = chunked,
+            .two_way = two_way,
             .owner = kv_owner,
             .states = {}};
 }

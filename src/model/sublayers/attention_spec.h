@@ -32,7 +32,8 @@ struct AttentionSpec {
     bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
     bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
-    bool v_norm = false;  // RMSNorm of each head of v, without weight
+    bool v_norm = false;   // RMSNorm of each head of v, without weight
+    bool two_way = false;  // tokens see those behind them, too; a window reaches as far in both directions
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
@@ -44,6 +45,7 @@ struct AttentionSpec {
     AttentionSpec local(Shard shard) const;
     CacheSpec cache() const;
     CostSpec cost() const { return {.of_pair = int64_t{2} * q_dim()}; }
+    const char* only_on_cpus() const { return two_way && sliding_window > 0 ? "a window in both directions" : nullptr; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -65,6 +67,7 @@ struct AttentionSpec {
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
+        f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
     }
 };
 

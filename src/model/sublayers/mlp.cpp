@@ -41,9 +41,10 @@ Mlp::Mlp(const ModelSpec& model, const MlpSpec& spec, BufferPlan& plan, bool hoo
       inner_size_(spec.intermediate_size),
       gated_(spec.gated),
       hooked_(hooked),
-      activation_(spec.activation) {
+      activation_(spec.activation),
+      joined_(spec.gated && spec.activation != Activation::gelu) {
     inner_ = plan.add({.name = "inner", .columns = inner_size_});
-    gate_up_ = plan.add({.name = "gate_up", .columns = 2 * inner_size_, .tapped = true});
+    gate_up_ = plan.add({.name = "gate_up", .columns = spec.gated ? 2 * inner_size_ : 0, .tapped = joined_});
 }
 
 void Mlp::declare(ParamTable& table, const std::string& at, const MlpSpec& whole) {
@@ -73,7 +74,7 @@ void Mlp::begin(const Step<Tap>& s, const Input& in) const {
                         .residual = {},
                         .out = inner,
                         .activation = activation_};
-    if (!Tap::active && gated_) return ops::linear(s.backend, linear);
+    if (!Tap::active && joined_) return ops::linear(s.backend, linear);
 
     const Buffer& buffer = gated_ ? gate_up_ : inner_;
     const TensorView gate_up = s.view(buffer);

@@ -34,8 +34,9 @@ private:
     int64_t hidden_size_, inner_size_;
     bool gated_, hooked_;
     Activation activation_;
+    bool joined_;     // the linear of gate and up applies the activation, but for hooks and adapters
     Buffer inner_;    // [num_tokens, intermediate_size]
-    Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap
+    Buffer gate_up_;  // [num_tokens, 2 * intermediate_size], with a tap or where they are not joined
 
     LinearWeights gate_up_proj_;  // gate, up, or up alone: each [intermediate_size, hidden_size]
     LinearWeights down_proj_;     // [hidden_size, intermediate_size]

@@ -51,6 +51,7 @@ struct CacheSpec {
     int value_dim = 0;                         // of a head's value, which is the end of its key where that is shorter
     int sliding_window = 0;                    // rows that a token sees; 0: all
     bool chunked = false;                      // the window does not slide: see AttentionSpec
+    bool two_way = false;                      // a token sees rows of those behind it, too
     int owner = -1;                            // of a shared one: the earlier layer whose rows these are
     std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32
 
@@ -75,6 +76,7 @@ struct CacheSpec {
           "Elements of a value. Where it is shorter than its key, it is the end of that.");
         f("sliding_window", &CacheSpec::sliding_window, "Tokens that a token sees; 0: all.");
         f("chunked", &CacheSpec::chunked, "");
+        f("two_way", &CacheSpec::two_way, "A token sees rows of those behind it, too.");
         f("owner", &CacheSpec::owner, "The earlier layer whose keys and values a shared cache reads.");
         f("states", &CacheSpec::states, "The shapes of the tensors of a state.");
     }
