@@ -6,9 +6,9 @@ The list is `tests/planted_faults.py`. It fails where a fault survives: then a t
 page docs/measurements/planted-faults.md.
 
 The C++ ones are built in at once, each as a choice that the process makes (`planted ? wrong : right`), so that one
-build serves all that are chosen (mutant schemata: Untch, Offutt and Harrold, "Mutation Analysis Using Mutant Schemata", 1993).
-The core is built into a folder of its own from a copy of the checkout. Faults of Python are texts in that folder, there
-only while their tests run. At the end the tests that have noticed a fault must pass without one.
+build serves all that are chosen (mutant schemata: Untch, Offutt and Harrold, "Mutation Analysis Using Mutant Schemata",
+1993). The core is built into a folder of its own from a copy of the checkout. Faults of Python are texts in that
+folder, there only while their tests run. At the end the tests that have noticed a fault must pass without one.
 """
 
 from __future__ import annotations
