@@ -360,14 +360,14 @@ _SCHEDULE = (
         f"{_SCHEDULING}/token_changes.py",
         "max(int(self._tokens[place, 1]), 0) + ⟦1⟧",
         "(self._tokens[place, 1] < 1)",
-        (f"{_LOGITS_TESTS}::test_greedy_with_penalties_is_the_oracle",),
+        (f"{_LOGITS_TESTS}::test_a_frequency_penalty_counts_every_time",),
     ),
     Fault(
         "penalties leave out the token of the step in flight",
         f"{_SCHEDULING}/token_changes.py",
         "if ⟦one.counts_tokens and counts_newest⟧ else",
         "False",
-        (f"{_LOGITS_TESTS}::test_greedy_with_penalties_is_the_oracle",),
+        (f"{_LOGITS_TESTS}::test_the_device_counts_the_token_of_a_step_in_flight",),
     ),
     Fault(
         "min_tokens is one more",

@@ -1,14 +1,14 @@
 """Plant faults in a copy of the sources, one after the other, and look whether the tests notice each.
 
-    python tools/plant_faults.py [-k TEXT] [--write]
+    python tools/plant_faults.py [-k TEXT]... [--write]
 
 The list is `tests/planted_faults.py`. It fails where a fault survives: then a test is missing. `--write` writes the
 page docs/measurements/planted-faults.md.
 
 The C++ ones are built in at once, each as a choice that the process makes (`planted ? wrong : right`), so that one
-build serves all of them (mutant schemata: Untch, Offutt and Harrold, "Mutation Analysis Using Mutant Schemata", 1993).
-The core is built into a folder of its own from a copy of the checkout. Faults of Python are texts in that folder, there
-only while their tests run. At the end the tests that have noticed a fault must pass without one.
+build serves all that are chosen (mutant schemata: Untch, Offutt and Harrold, "Mutation Analysis Using Mutant Schemata",
+1993). The core is built into a folder of its own from a copy of the checkout. Faults of Python are texts in that
+folder, there only while their tests run. At the end the tests that have noticed a fault must pass without one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,10 +75,11 @@ class Copy:
         The folder that has the package, which a process finds before any other.
     """
 
-    def __init__(self, folder: Path, *, with_cpp: bool) -> None:
+    def __init__(self, folder: Path, chosen: Mapping[int, Fault]) -> None:
         self.sources, self.site = folder / "sources", folder / "site"
         copy_checkout(self.sources)
-        if with_cpp:
+        if in_cpp := {number: fault for number, fault in chosen.items() if fault.is_cpp}:
+            self._plant_cpp(in_cpp)
             self._build()
         else:  # the core is that of the installed package
             package = self.site / "infinilm"
@@ -92,18 +93,16 @@ class Copy:
         shutil.rmtree(self.sources / "infinilm")  # so that no test finds this one
 
     def _build(self) -> None:
-        self._plant_cpp()
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
         # Below the sources as deep as an editable install builds, so that ccache finds what that has compiled.
         settings = ["-Csetup-args=-Dcuda=disabled", "-Cbuild-dir=build/faults", "--target", str(self.site)]
         ccache = {"CCACHE_BASEDIR": str(self.sources), "CCACHE_NOHASHDIR": "1"}
         subprocess.run([*command, *settings, str(self.sources)], check=True, env={**os.environ, **ccache})
 
-    def _plant_cpp(self) -> None:
-        numbered = [(number, fault) for number, fault in enumerate(FAULTS) if fault.is_cpp]
-        for file in {fault.file for _, fault in numbered}:
+    def _plant_cpp(self, faults: Mapping[int, Fault]) -> None:
+        for file in {fault.file for fault in faults.values()}:
             source = self.sources / file
-            of_file = [(number, fault) for number, fault in numbered if fault.file == file]
+            of_file = [(number, fault) for number, fault in faults.items() if fault.file == file]
             source.write_text(with_choices(source.read_text(), of_file))
         module = self.sources / "src/bind/module.cpp"
         module.write_text(module.read_text() + DEFINITION)
@@ -167,16 +166,21 @@ def page(noticed: dict[Fault, str | None]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-k", metavar="TEXT", default="", help="only faults whose name or file contains this")
+    parser.add_argument("-k", metavar="TEXT", action="append", help="only faults whose name or file contains a TEXT")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     args = parser.parse_args()
-    chosen = {n: fault for n, fault in enumerate(FAULTS) if args.k in fault.name or args.k in fault.file}
+    texts = args.k or [""]
+    chosen = {
+        number: fault
+        for number, fault in enumerate(FAULTS)
+        if any(text in fault.name or text in fault.file for text in texts)
+    }
     if not chosen:
-        parser.error(f"no fault has {args.k!r} in its name or file")
+        parser.error(f"no fault has {' or '.join(map(repr, texts))} in its name or file")
     if args.write and len(chosen) < len(FAULTS):
         parser.error("--write is of all faults: leave -k out")
     with tempfile.TemporaryDirectory(prefix="infinilm-faults-") as folder:
-        copy = Copy(Path(folder), with_cpp=any(fault.is_cpp for fault in chosen.values()))
+        copy = Copy(Path(folder), chosen)
         noticed: dict[Fault, str | None] = {}
         for number, fault in chosen.items():
             begin = time.perf_counter()

@@ -49,7 +49,15 @@ def test_the_inner_key_counts_and_null_is_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("outer", "inner", "tied"),
-    [(None, None, False), (True, None, True), (False, None, False), (None, True, True), (False, True, True)],
+    [
+        (None, None, False),
+        (True, None, True),
+        (False, None, False),
+        (None, True, True),
+        (False, True, True),
+        (True, False, True),
+        (False, False, False),
+    ],
 )
 def test_embeddings_are_tied_where_either_says_so(tmp_path, outer, inner, tied):
     text = {"model_type": "mistral", **SIZES, "tie_word_embeddings": inner}

@@ -12,8 +12,9 @@ from hypothesis import given, strategies as st
 from reference import ops as numpy_ops
 
 import infinilm
-from infinilm import LLM, SamplingParams, _core
+from infinilm import LLM, Constraint, SamplingParams, _core
 from infinilm.requests.logits import HostSampler, LogitsPipeline, best_logprobs
+from infinilm.scheduling.token_changes import TokenChanges, logit_changes
 from llm import tiny
 
 Array = npt.NDArray[Any]
@@ -135,6 +136,26 @@ def test_a_processor_that_changes_nothing(llm: LLM, sampling: dict[str, Any]) ->
     assert seen == [prompt + list(plain.token_ids[:i]) for i in range(30)]
 
 
+def test_the_device_counts_the_token_of_a_step_in_flight() -> None:
+    """Entry -1 stands for it, behind those of its row alone (see LogitChanges in src/ops/backend.h)."""
+    changes = TokenChanges(SamplingParams(frequency_penalty=0.5), np.array([5], np.int32))
+    for token_id in (3, 7, 3):
+        changes.accept(token_id)
+    known = [[3, 2, 0], [7, 1, 0]]
+    arrays = logit_changes([changes, changes], [0, 2], [True, False], 3)
+    assert arrays["change_tokens"].tolist() == [*known, [-1, 0, 0], *known]
+    assert arrays["change_rows"].tolist() == [[0, 3], [0, 0], [3, 5]]
+
+
+def test_a_frequency_penalty_counts_every_time(llm: LLM) -> None:
+    """Token 7 comes until its penalty of 2 each time outweighs its bias of 100: some 50 times, not for ever."""
+    settings: dict[str, Any] = {"temperature": 0, "max_tokens": 90, "ignore_eos": True, "logit_bias": {7: 100.0}}
+    got = run(llm, "the", frequency_penalty=2.0, **settings).token_ids
+    assert np.ptp(llm.forward(llm.tokenize("the") + list(got))) < 40  # so that 30 times are too few
+    assert list(got[:30]) == [7] * 30
+    assert got.count(7) < 75
+
+
 def test_greedy_with_penalties_is_the_oracle(llm: LLM) -> None:
     """Token by token from `forward`, with the order of the docs."""
     settings: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.7}
@@ -165,7 +186,9 @@ def test_min_tokens(llm: LLM) -> None:
     got = run(llm, "the", seed=4, max_tokens=30, ignore_eos=True, stop_token_ids=[stop], min_tokens=9)
     assert stop not in got.token_ids[:9]
     assert len(got.token_ids) > 9
-    assert len(run(llm, "the", logit_bias={tiny.EOS: 1e6}, min_tokens=5, max_tokens=30).token_ids) == 6
+    for others in ({}, {"allowed_token_ids": [5, 6, 8, tiny.EOS]}):  # a mask that ends with min_tokens, or stays
+        ended = run(llm, "the", logit_bias={tiny.EOS: 1e6}, min_tokens=5, max_tokens=30, **others)
+        assert len(ended.token_ids) == 6
     text = plain.text[2:4]
     assert (
         run(llm, "the", seed=4, max_tokens=30, ignore_eos=True, stop=text).text == plain.text[: plain.text.find(text)]
@@ -184,12 +207,14 @@ MIXED: list[dict[str, Any]] = [
     {"seed": 5, "min_tokens": 8, "frequency_penalty": 1.0},
     {"temperature": 0, "prompt_logprobs": 1},
     {"seed": 6, "n": 3, "presence_penalty": 1.0},
+    {"seed": 7, "constraint": Constraint.regex("[a-m]{30}"), "ignore_eos": False},
+    {"seed": 8, "constraint": Constraint.regex("[n-z]{30}"), "ignore_eos": False},
 ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7, "max_num_seqs": 3}], ids=str)
 def test_tokens_do_not_depend_on_what_runs_beside(folder: Any, llm: LLM, settings: dict[str, Any]) -> None:
-    params = [SamplingParams(max_tokens=25, ignore_eos=True, **m) for m in MIXED]
+    params = [SamplingParams(**{"max_tokens": 25, "ignore_eos": True, **m}) for m in MIXED]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
     alone = [llm.generate(prompt, p, use_tqdm=False)[0] for prompt, p in zip(prompts, params, strict=True)]
     with LLM(folder, **settings) as other:
