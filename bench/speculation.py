@@ -14,7 +14,7 @@ what they find, and drafts are right or wrong as they are.
 - prose: the documents of this repository without code, lists and tables; the prompt is the first half of a piece, the
   answer the second.
 
-With `--head`, the MTP head of the model is computed, and each of its three drafted tokens is then replaced: by the
+With `--head`, the MTP head of the model is computed, and each of the tokens that it drafts, three at most, is then replaced: by the
 token of the text with the given probability, else by another one.
 
 Each text is answered without drafts and with them by turns, and ratios are of the sums of times. `--one-thread` takes
@@ -196,7 +196,7 @@ class Teacher:
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
             drafters=settings.drafters if acceptance is None else (GivenHead(llm.engine, texts, acceptance),),
-            is_adaptive=acceptance is None,
+            is_adaptive=settings.is_adaptive,
             vocab_size=llm.config.vocab_size,
         )
         scheduler.clock = clock
