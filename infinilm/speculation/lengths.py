@@ -231,7 +231,7 @@ class Offer:
     Attributes
     ----------
     acceptance : Acceptance
-        Of its sequence and source.
+        The one of its sequence and source.
     num_tokens : int
         >= 1
     made_by : str or None
@@ -401,7 +401,7 @@ class Lengths:
         seconds : float
             From the results of the step before to its own.
         drafting : float
-            Those of them that rounds of drafting took.
+            The part of them that rounds of drafting took.
         """
         if num_drafted is None:
             self._since_asked += 1
