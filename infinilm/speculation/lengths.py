@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -231,7 +231,7 @@ class Offer:
     Attributes
     ----------
     acceptance : Acceptance
-        Of its sequence and source.
+        The one of its sequence and source.
     num_tokens : int
         >= 1
     made_by : str or None
@@ -313,13 +313,18 @@ class Lengths:
         places = np.arange(counts.max())
         # [len(offers), places]: the probability that this token and all before it are right, so falling in each row.
         gains = rates[:, :1] * rates[:, 1:] ** places
-        gains[places >= counts[:, None]] = 0
-        total = int(counts.sum())
-        order = np.argsort(-gains, axis=None, kind="stable")[:total]
-        seconds = self._times.curve(num_seqs, num_prompt_tokens, total)
-        tokens = num_seqs + np.concatenate(([0.0], np.cumsum(gains.ravel()[order])))
-        rate = tokens / (seconds + self._drafting(offers, order // len(places), order % len(places)))
-        rate[0] *= _WORTH
+        seconds = self._times.curve(num_seqs, num_prompt_tokens, int(counts.sum()))
+        rate, order = np.zeros(1), np.zeros(0, np.intp)
+        for lengths_at_most in self._longest(offers, counts):
+            # [number of tokens]: the most probable first, so that those of a draft are in order.
+            tokens = np.where(places < lengths_at_most[:, None], gains, 0)
+            found = np.argsort(-tokens, axis=None, kind="stable")[: int(lengths_at_most.sum())]
+            gained = np.concatenate(([0.0], np.cumsum(tokens.ravel()[found])))
+            took = seconds[: len(gained)] + self._drafting(offers, found // len(places), found % len(places))
+            found_rate = (num_seqs + gained) / took
+            found_rate[0] *= _WORTH
+            if found_rate.max() > rate.max():
+                rate, order = found_rate, found
         best = int(np.argmax(rate))
         self._until_trial -= 1
         if best and self._until_trial <= 0:
@@ -329,6 +334,18 @@ class Lengths:
         if 0 in lengths:
             self._probe(lengths, offers, seconds)
         return lengths
+
+    def _longest(self, offers: Sequence[Offer], counts: IndexArray) -> Iterator[IndexArray]:
+        """What lengths are chosen below, [len(offers)] each: all of `counts`, and with fewer rounds of drafting.
+
+        The first token of a round takes most of its time, so a choice token by token would not see what it gains.
+        """
+        is_made = np.array([offer.made_by in self._rounds for offer in offers])
+        yield counts
+        most = int(counts[is_made].max(initial=0))
+        while most:
+            most //= 2
+            yield np.where(is_made, np.minimum(counts, most), counts)
 
     def _drafting(self, offers: Sequence[Offer], drafts: IndexArray, places: IndexArray) -> FloatArray:
         """Seconds of making the first of these tokens, none to all of them, [len(drafts) + 1].
@@ -384,7 +401,7 @@ class Lengths:
         seconds : float
             From the results of the step before to its own.
         drafting : float
-            Those of them that rounds of drafting took.
+            The part of them that rounds of drafting took.
         """
         if num_drafted is None:
             self._since_asked += 1
