@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
+from httpx._transports import default as transports
 
 from infinilm import LLM
 from infinilm.calls.streams import AsyncRequests
@@ -29,6 +30,9 @@ from infinilm.server.settings import ServerSettings
 
 KEY = "a key for tests"
 SECONDS = 300  # for anything to happen, on machines with much else to do
+# Each client, be it httpx's, OpenAI's or Anthropic's, would read all certificate authorities of the system anew, which
+# takes longer than most of what tests ask.
+transports.create_ssl_context = cache(httpx.create_ssl_context)
 http_get, http_post, http_options = (partial(call, timeout=SECONDS) for call in (httpx.get, httpx.post, httpx.options))
 
 
