@@ -153,10 +153,8 @@ def _mixers(
             kv_owner=-1 if shape.kv_owner is None else shape.kv_owner,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
-            sinks=family.sinks,
-            output_gate=family.output_gate,
             qk_norm=qk_norm,
-            v_norm=family.v_norm,
+            **family.attention,
         )
 
     return mixer
