@@ -193,11 +193,9 @@ def _mixers(
             kv_owner=-1 if shape.kv_owner is None else shape.kv_owner,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
-            sinks=family.sinks,
-            output_gate=family.output_gate,
             qk_norm=qk_norm,
-            v_norm=family.v_norm,
             two_way=family.two_way,
+            **family.attention,
         )
 
     return mixer

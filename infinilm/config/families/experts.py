@@ -224,7 +224,7 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         defaults=GPT_OSS_DEFAULTS,
         windows="layer_types",
         activation="clamped_swiglu",
-        sinks=True,
+        attention={"sinks": True},
         routing=Routing(bias=True),
         norm_topk_prob=True,
         names=GPT_OSS,

@@ -59,10 +59,9 @@ class Family:
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim
-    v_norm: bool = False  # RMSNorm of each head of v, without weight
     layer_scalars: bool = False  # each layer has a number that multiplies the residual stream it leaves
-    output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a linear of its input
-    sinks: bool = False  # each head has a number that joins the softmax of its scores, with no value
+    # Fields of AttentionSpec (`src/model/sublayers/attention_spec.h`) that the family decides, in all its layers.
+    attention: Mapping[str, Any] = field(default_factory=dict)
     routing: Routing = field(default_factory=Routing)  # how tokens choose experts, in families that have them
     # The weights of a token's experts are scaled to add up to 1.
     norm_topk_prob: str | bool = "norm_topk_prob"

@@ -22,7 +22,7 @@ _GATED_DELTA: Mapping[str, Any] = {
     "qkv_bias": False,
     "out_bias": False,
     "qk_norm": "head",
-    "output_gate": True,
+    "attention": {"output_gate": True},
     "norm_offset": 1,
     "fixed_keys": {"attn_output_gate": True},
 }
