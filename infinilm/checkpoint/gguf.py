@@ -24,7 +24,7 @@ from infinilm.config.families.names import DELTA_BY_HEAD, GATED_Q, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import shapes_of
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import JOINED, MODEL_NAMES, STACKED, WHOLE_NAMES, Architecture
+from infinilm.gguf.architectures import JOINED, STACKED, WHOLE_NAMES, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
 
@@ -94,7 +94,7 @@ class GgufCheckpoint(MappedTensors):
                 shape = shape[1:]  # as ERNIE 4.5 has it, and the converter leaves it
             elif name.endswith(_BY_HEAD) and len(shape) == 3:
                 shape = shape[0] * shape[1], shape[2]
-            elif name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:
+            elif name.endswith((".linear_attn.conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
                 shape = shape[0], 1, shape[1]
             self._types[name] = tensor.type
             dtype = _PLAIN.get(tensor.type, tensor.type)
@@ -256,4 +256,5 @@ def _name(name: str, row: Architecture) -> str:
             end = ("_bias" if kind == "bias" else "") if module in STACKED or module in _BARE else f".{kind}"
             return f"model.layers.{int(layer)}.{module}{end}"
     base, _, kind = name.rpartition(".")
-    return f"{MODEL_NAMES[base]}.{kind}" if base in MODEL_NAMES else name
+    module = row.model_name(base)
+    return f"{module}.{kind}" if module else name

@@ -139,6 +139,10 @@ _LAYER_NAMES = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+    # Short convolutions.
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
 }
 _STATES = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
@@ -209,8 +213,8 @@ class Architecture:
         As `KEYS`, before them; "": the key says nothing.
     neutral : Mapping of str to tuple
         As `NEUTRAL_KEYS`, before them.
-    layer_names : Mapping of str to str
-        Names of tensors, before those that all share.
+    model_names, layer_names : Mapping of str to str
+        Names of tensors, of the model and of a layer, before those that all share.
     norm_offset : float
         What the norms in a file have been added; the checkpoint's are without.
     scales_attention : bool
@@ -225,7 +229,7 @@ class Architecture:
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
-        What layers have that a module of its own reads from the metadata: "latent", "state" or nothing.
+        What layers have that a module of its own reads from the metadata: "latent", "state", "conv" or nothing.
     gated_q, delta_by_head : bool
         As `TensorNames` has them.
     tiled_heads : bool
@@ -243,6 +247,7 @@ class Architecture:
     defaults: Mapping[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    model_names: Mapping[str, str] = field(default_factory=dict)
     layer_names: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     scales_attention: bool = False
@@ -251,10 +256,14 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
-    layers: Literal["", "latent", "state"] = ""
+    layers: Literal["", "latent", "state", "conv"] = ""
     gated_q: bool = False
     delta_by_head: bool = False
     tiled_heads: bool = False
+
+    def model_name(self, base: str) -> str | None:
+        """Return the module of a tensor outside the layers; None: there is no such."""
+        return self.model_names.get(base) or MODEL_NAMES.get(base)
 
     def layer_name(self, base: str) -> str | None:
         """Return the module of a layer's tensor; None: there is no such."""
@@ -277,6 +286,7 @@ _DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
     "n_shared_experts": 0,
     "first_k_dense_replace": 0,
 }
+_LFM2_NAMES = {"token_embd_norm": "model.norm"}  # as the final norm is called, since its checkpoints say embedding_norm
 _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -460,6 +470,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults=_DEEPSEEK_DEFAULTS,
             keys=_DEEPSEEK_KEYS,
             neutral={"expert_gating_func": (0, 1, 2)},
+        ),
+        "lfm2": Architecture("lfm2", model_names=_LFM2_NAMES, layers="conv"),
+        # Weights of experts are divided by their sum, and never scaled: llama.cpp's src/models/lfm2.cpp.
+        "lfm2moe": Architecture(
+            "lfm2_moe",
+            model_names=_LFM2_NAMES,
+            layers="conv",
+            keys={"expert_count": "num_experts", "leading_dense_block_count": "first_k_dense_replace"},
+            neutral={"expert_gating_func": (2,), "expert_weights_norm": (True,)},
         ),
         "starcoder2": Architecture("starcoder2"),
         "command-r": Architecture("cohere", rope_pairs="neighbours", keys={"logit_scale": "logit_scale"}),

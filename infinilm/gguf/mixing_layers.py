@@ -1,14 +1,15 @@
-"""Reads from the metadata of a GGUF file what layers with latent attention (MLA) or with a state have."""
+"""Reads from the metadata of a GGUF file what layers have: latent attention (MLA), a state or a short convolution."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from infinilm.checks import as_integer
+from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["latent_layers", "state_layers"]
+__all__ = ["conv_layers", "latent_layers", "state_layers"]
 
 
 def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -73,3 +74,29 @@ def state_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dic
         kinds = ["linear_attention" if state else "full_attention" for state in recurrent[:num_layers]]
         values |= {"layer_types": kinds, "full_attention_interval": None}
     return rest, values
+
+
+def conv_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without those of short convolutions, and the keys of config.json for them.
+
+    Layers with a convolution are those without heads of keys. `said`, errors: as those of `latent_layers`.
+    """
+    rest = dict(said)
+
+    def key(name: str) -> str:
+        return f"{gguf.path}: {prefix}{name}"
+
+    taps = as_integer(key("shortconv.l_cache"), rest.pop("shortconv.l_cache", None))
+    num_layers = as_integer(key("block_count"), said.get("block_count"))
+    heads = said.get("attention.head_count_kv")
+    counts = heads if isinstance(heads, list) else []
+    with_heads = {count for count in counts if count != 0}
+    if len(counts) != num_layers or len(with_heads) != 1:
+        raise ConfigError(
+            f"{key('attention.head_count_kv')} is {heads!r:.80}; expected a list that has one number for each of the "
+            f"{num_layers} layers: 0 where it has a short convolution, and the same in all that have attention"
+        )
+    rest["attention.head_count_kv"] = with_heads.pop()
+    kinds = [CONV_LAYER if count == 0 else "full_attention" for count in counts]
+    # The size of MLPs in a file is the one that they have.
+    return rest, {"conv_L_cache": taps, "layer_types": kinds, "block_auto_adjust_ff_dim": False}

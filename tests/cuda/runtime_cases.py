@@ -232,6 +232,7 @@ def compiled_by_the_driver(gpu: Gpu, device: int, told: bool) -> None:
     gpu.check(gpu.lib.cudaSetDevice(0))
     assert ("the CUDA driver compiles the kernels for this GPU (compute capability 12.0)" in text) == told, text
     assert ("-Dgpu_archs=120" in text) == told
+    assert ("CUDA_CACHE_PATH" in text) == told  # where the result is kept, which a new container loses
 
 
 def no_device(gpu: Gpu, code: int) -> None:

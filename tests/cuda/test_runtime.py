@@ -37,7 +37,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str]]] = [
 @pytest.mark.parametrize("case", CASES, ids=["-".join([c, *map(str, p.values()), *s.values()]) for c, p, s in CASES])
 def test_runtime(emulate: Run, case: tuple[str, dict[str, Any], dict[str, str]]) -> None:
     """An audit found: Newer GPUs compile PTX at the first start, for half a minute, silently. Now: stderr is told after
-    two seconds, and which gpu_archs avoids it; an option that asks the driver for the GPU at hand was not made.
+    two seconds, which gpu_archs avoids it, and that CUDA_CACHE_PATH keeps the result for the next container; an option
+    that asks the driver for the GPU at hand was not made.
 
     An audit found: One device that is lost looked like all being lost, in the emulator. Now: Errors stay with their
     device.

@@ -87,6 +87,7 @@ _LLAMA4 = {
     "expert_feed_forward_length": "intermediate_size",
     "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
+_LFM2 = {"shortconv.l_cache": "conv_L_cache"}
 _CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 _QWEN35 = Rules(
@@ -232,6 +233,11 @@ FAMILIES = {
         keys={"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 72},
         known={"rope_interleave": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
+    "lfm2": Rules("lfm2", keys=_LFM2),
+    "lfm2-moe": Rules(
+        "lfm2moe",
+        keys={**_LFM2, **_EXPERTS, "leading_dense_block_count": "num_dense_layers", "expert_gating_func": 2},
+    ),
     "phi3": Rules("phi3", keys=_PHI3),
     "phi4-mini-short": Rules("phi3", keys={**_PHI3, "rope.scaling.attn_factor": (1 + np.log(4) / np.log(32)) ** 0.5}),
     "smollm3": Rules("smollm3", permuted=True, known={"no_rope_layers": None, "no_rope_layer_interval": 4}),
@@ -309,6 +315,9 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
         said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
     if rules.arch == "deepseek2":
         said |= latent_metadata(text, scaling, split=rules.split)
+    if "conv_L_cache" in text:  # layers with a short convolution have no heads of keys
+        heads = text["num_key_value_heads"]
+        said["attention.head_count_kv"] = As("int32", [0 if kind == "conv" else heads for kind in full.layer_types])
     said["block_count"] += said.get("nextn_predict_layers", 0)
     out: dict[str, Any] = {"general.architecture": rules.arch}
     for key, value in said.items():
@@ -363,7 +372,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if is_expert:
                 _, module, kind = after.split(".")
                 merged = f"{before}.experts.{module}.{kind}"
-                if ".block_sparse_moe" in merged:
+                if module in ("w1", "w2", "w3"):
                     merged = merged.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
                 experts.setdefault(merged, []).append(array)
                 continue
@@ -378,6 +387,8 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
                 name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+            if name.endswith("conv.conv.weight"):
+                array = array.reshape(len(array), -1)
             if "linear_attn." in name:
                 yield from state_tensors(name, array, text, tiled=rules.arch != "qwen3next", split=rules.split)
                 continue
@@ -394,6 +405,9 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
                 continue
             if name.endswith("e_score_correction_bias"):
                 yield name.replace("_bias", ".bias"), array  # ERNIE's is the one row of a matrix
+                continue
+            if name.endswith("expert_bias"):
+                yield f"{name}.bias", array
                 continue
             if name.endswith("norm.weight"):
                 array = array + np.float32(rules.norm_offset)
@@ -440,7 +454,9 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
             continue
         to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
         assert to is not None, name
-        is_plain = array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to or ".ssm_conv1d" in to
+        is_plain = (
+            array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to or "conv1d" in to or "shortconv.conv" in to
+        )
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
     if rules.arch == "gemma4":  # the first quarter of a head turns
         tensors["rope_freqs.weight"] = quantise("F32", np.array([1] * 3 + [1e30] * 9, np.float32))

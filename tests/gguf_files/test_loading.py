@@ -108,6 +108,17 @@ def test_glm_4_7_flash(gating: int | None, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [2, As("int32", [0, 2]), As("int32", [2, 0, 0, 1, 0]), As("int32", [0] * 5)])
+def test_layers_with_short_convolutions_are_told_by_heads(heads: Any, tmp_path: Path) -> None:
+    """One number for all layers, too few, different ones, and none at all."""
+    pytest.importorskip("gguf")
+    file = convert_family(golden("lfm2"), OTHER_FAMILIES["lfm2"])
+    assert file.metadata["lfm2.block_count"] == 5
+    path = File({**file.metadata, "lfm2.attention.head_count_kv": heads}, file.tensors).write(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match=r"lfm2\.attention\.head_count_kv is .*one number for each of the 5 layers"):
+        LLM(path)
+
+
 def test_what_files_leave_out(tmp_path: Path) -> None:
     """Multipliers of MiniCPM in older files, and that Llama 4 of 128 experts norms no heads."""
     pytest.importorskip("gguf")
@@ -148,6 +159,7 @@ HEADS_OF_32 = {"num_attention_heads": 2, "head_dim": 32, "num_key_value_heads": 
             2,
         ),
         ("qwen3-5-text", "Q8_0", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}, 2),
+        ("lfm2", "Q4_0", {**HEADS_OF_32, "block_ff_dim": 96, "block_auto_adjust_ff_dim": False}, 1),
     ],
 )
 def test_other_families_natively(name: str, type_name: str, sizes: dict[str, int], ranks: int, tmp_path: Path) -> None:
