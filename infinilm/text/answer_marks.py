@@ -70,6 +70,11 @@ class TextFilter:
         place = 0
         for found in self._pattern.finditer(text):
             made.append(text[place : found.start()])
+            place = found.start()
+            rest = text[place : place + self._longest]
+            if not final and any(token.startswith(rest) and token != found[0] for token in self._by_first[rest[0]]):
+                self._text = text[place:]  # may become a longer token
+                return "".join(made)
             place = found.end()
         keep = 0 if final else self._num_kept(text[max(place, len(text) - self._longest) :])
         made.append(text[place : len(text) - keep])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from infinilm.outputs import AnswerPart, AnswerPiece
 from infinilm.text.answer_marks import AnswerMarks, TextFilter
 from infinilm.text.chat_formats import ChatFormat, chat_format, takes_one_call
 from infinilm.text.harmony import HarmonyParser
+from infinilm.text.pieces import Pieces
 from infinilm.text.reasoning import Marks, ReasoningSplitter
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.text.tool_calls import ToolCallFormat, ToolCallParser
@@ -51,6 +53,8 @@ class ChoiceMaker:
         Special tokens that are left out: the text has those that it needs, and so all.
     calls_end_reasoning : sequence of str
         Beginnings of calls that end a reasoning, too, where there are tools.
+    stray : collection of str
+        Marks that are no content where they stand alone.
 
     Attributes
     ----------
@@ -72,7 +76,9 @@ class ChoiceMaker:
         has_channels: bool = False,
         hidden: Collection[str] = (),
         calls_end_reasoning: Sequence[str] = (),
+        stray: Collection[str] = (),
     ) -> None:
+        self._pieces = Pieces()
         names = frozenset((schemas or {}) if form is not None else ())
         self._channels = HarmonyParser(prompt, names) if has_channels else None
         ends = calls_end_reasoning if form is not None else ()
@@ -80,6 +86,7 @@ class ChoiceMaker:
         self._answer = AnswerMarks(answer) if answer is not None else None
         self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
+        self._stray = TextFilter(stray) if stray else None
         self._max_calls = max_calls
         self._ids = form.ids if form is not None else ""
         # Calls of the conversation so far: their marks in the prompt.
@@ -90,6 +97,25 @@ class ChoiceMaker:
 
     def push(self, text: str, *, final: bool = False) -> AnswerPiece:
         """Take more text; return what is certain now. `final`: no more comes."""
+        pieces = self._pieces.push(text, final=final)
+        if len(pieces) == 1:
+            return AnswerPiece(self._read(pieces[0], final))
+        parts = [part for piece in pieces for part in self._read(piece, False)]
+        return AnswerPiece(list(self._merged(parts + (self._read("", True) if final else []))))
+
+    def _merged(self, parts: Sequence[AnswerPart]) -> Iterator[AnswerPart]:
+        """Join what belongs together."""
+
+        def what(part: AnswerPart) -> tuple[str, int, bool]:
+            return (part.kind, -1, False) if part.call is None else ("call", part.call["index"], "id" in part.call)
+
+        for (kind, index, _), group in groupby(parts, what):
+            first, *more = group
+            text = "".join([first.text, *(part.text for part in more)])
+            call = self._call(index, None, text) if more and first.call is not None else first.call
+            yield AnswerPart(kind, text, call)
+
+    def _read(self, text: str, final: bool) -> list[AnswerPart]:
         if self._filter is not None:
             text = self._filter.push(text, final=final)
         if self._channels is not None:
@@ -103,20 +129,22 @@ class ChoiceMaker:
         if self._answer is not None:
             text = self._answer.push(text, final=final)
         if self._parser is None:
-            if text:
-                parts.append(AnswerPart("content", text))
-            return AnswerPiece(parts)
+            return parts + self._content(text, final)
         for delta in self._parser.push(text) + (self._parser.finish() if final else []):
-            if delta.index is None:
-                if delta.content:
-                    parts.append(AnswerPart("content", delta.content))
-            elif self._max_calls is None or delta.index < self._max_calls:
+            parts += self._content(delta.content, delta.index is not None)
+            if delta.index is not None and (self._max_calls is None or delta.index < self._max_calls):
                 call = self._call(delta.index, delta.name, delta.arguments)
                 parts.append(AnswerPart("call", delta.arguments, call))
                 self.num_calls = delta.index + 1
-        return AnswerPiece(parts)
+        return parts + (self._content("", final) if final else [])
 
-    def _read_channels(self, parser: HarmonyParser, text: str, final: bool) -> AnswerPiece:
+    def _content(self, text: str, final: bool) -> list[AnswerPart]:
+        """What is certain of the content; `final`: a call comes next, or nothing."""
+        if self._stray is not None:
+            text = self._stray.push(text, final=final)
+        return [AnswerPart("content", text)] if text else []
+
+    def _read_channels(self, parser: HarmonyParser, text: str, final: bool) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
         for piece in parser.push(text, final=final):
             if piece.kind != "call":
@@ -126,7 +154,7 @@ class ChoiceMaker:
             if self._max_calls is None or self._num_seen <= self._max_calls:
                 self.num_calls = self._num_seen
                 parts.append(AnswerPart("call", piece.text, self._call(self._num_seen - 1, piece.name, piece.text)))
-        return AnswerPiece(parts)
+        return parts
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:
         if name is None:
@@ -199,4 +227,5 @@ class AnswerFormat:
             has_channels=self.chat.has_channels,
             hidden=hidden,
             calls_end_reasoning=self.chat.calls_end_reasoning,
+            stray=self.chat.stray,
         )

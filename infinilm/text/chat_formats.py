@@ -45,6 +45,9 @@ class ChatFormat:
         The levels of reasoning that the models know, from less to more; empty: those that the template compares.
     calls_end_reasoning : tuple of str
         Beginnings of calls that end a reasoning without its mark, which some models forget before they call a tool.
+    stray : tuple of str
+        Marks that are special tokens, and so no content where they stand alone: models write the end of a reasoning
+        twice, or one that they did not begin.
     """
 
     name: str
@@ -57,6 +60,7 @@ class ChatFormat:
     has_channels: bool = False
     efforts: tuple[str, ...] = ()
     calls_end_reasoning: tuple[str, ...] = ()
+    stray: tuple[str, ...] = ()
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this format."""
@@ -314,7 +318,14 @@ CHAT_FORMATS = (
         calls_end_reasoning=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ),
     ChatFormat("minimax m2", ("minimax:tool_call", "<invoke name="), calls=_MINIMAX),
-    ChatFormat("gemma 4", ("<|tool_call>call:",), calls=_GEMMA4, reasoning=("<|channel>thought\n", "<channel|>")),
+    ChatFormat(
+        "gemma 4",
+        ("<|tool_call>call:",),
+        calls=_GEMMA4,
+        reasoning=("<|channel>thought\n", "<channel|>"),
+        calls_end_reasoning=("<|tool_call>",),
+        stray=("<|channel>thought\n", "<|channel>", "<channel|>", "<tool_call|>", "<|tool_response>"),
+    ),
     ChatFormat("functiongemma", ("<start_function_call>",), calls=_FUNCTION_GEMMA),
     ChatFormat(
         "command r7b",  # of 2026, which writes texts where the others write responses

@@ -63,10 +63,16 @@ class TaggedCall:
     Attributes
     ----------
     name : str or None
-        The name of a tool, once something of a call follows it; a call that has one is given out.
+        The name of a tool, once something of a call follows it.
+    is_told : bool
+        Arguments have begun behind a name, or there are none: from now on this is a call, whatever follows.
+    is_cut : bool
+        False: marks end such a call where they stand between its parts, and are text elsewhere.
     raw : str
-        What was read before that: the content, if this is no call.
+        What is content if the call is broken: all that was read, or the tag of a key of one that is told.
     """
+
+    is_cut = False
 
     def __init__(self, tags: Tags, end: str, schemas: Mapping[str, Mapping[str, Any]], mark: str, index: int) -> None:
         self._tags, self._end, self._schemas = tags, end, schemas
@@ -78,7 +84,7 @@ class TaggedCall:
         self._has_arguments = False
         self._state = "name"  # then next, key, value, next ...
         self._key = ""
-        self._value = ""  # read so far and not given out
+        self._value: list[str] = []  # pieces that are read and not given out
         self._is_string = self._has_begun = False  # of the value
 
     def push(self, text: str, final: bool) -> int:
@@ -91,9 +97,21 @@ class TaggedCall:
             if count == 0 and state == self._state:
                 break
         if final and self.name is not None and not (self.is_done or self.is_broken):  # it was cut
-            self._arguments += self._value if self._state == "value" else ""
-            return len(text)
+            if self._state == "value":
+                self._arguments += "".join(self._value)
+            elif self._state == "key" and place < len(text):
+                self._arguments += self._separator() + json.dumps(text[place:], ensure_ascii=False)[:-1]
+                self._has_arguments = True
+            return len(text) if self.is_told else place
         return place
+
+    @property
+    def is_told(self) -> bool:
+        """See above."""
+        return self.name is not None and (self.is_done or self._has_arguments)
+
+    def _separator(self) -> str:
+        return ", " if self._has_arguments else "{"
 
     def take_arguments(self) -> str:
         """JSON text of the arguments that was not taken yet."""
@@ -127,6 +145,7 @@ class TaggedCall:
         space = len(text) - len(rest)
         if rest.startswith(key):
             self.name, self._state = self._named, "key"
+            self.raw = key if self._has_arguments else self.raw + text[: space + len(key)]
             return space + len(key)
         ends = [mark for mark in (end, self._end) if mark]
         if any(rest.startswith(mark) for mark in ends) or (final and len(rest) > 1 and ends[0].startswith(rest)):
@@ -146,16 +165,16 @@ class TaggedCall:
         if not stripped.startswith(begin):
             self.is_broken = not begin.startswith(stripped)
             return 0
-        self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", "", False
+        self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", [], False
         root = self._schemas[self.name or ""]
         if self._tags.says_kind:
             self._key, _, kind = self._key.partition('" string="')
             self._is_string = kind != "false"
         else:
             self._is_string = _kinds(_property(root, self._key), root) == {"string"}
-        self._arguments += (", " if self._has_arguments else "{") + json.dumps(self._key, ensure_ascii=False) + ": "
+        self._arguments += self._separator() + json.dumps(self._key, ensure_ascii=False) + ": "
         self._arguments += '"' if self._is_string else ""
-        self._has_arguments = True
+        self._has_arguments, self.raw = True, ""
         return len(text) - len(stripped) + len(begin)
 
     def _read_value(self, text: str, final: bool) -> int:
@@ -175,7 +194,7 @@ class TaggedCall:
             self._arguments += '"'
         else:
             root = self._schemas[self.name or ""]
-            value = typed_value(self._value, _property(root, self._key), root)
+            value = typed_value("".join(self._value), _property(root, self._key), root)
             self._arguments += json.dumps(value, ensure_ascii=False)
         self._state = "next"
         return place + len(mark)
@@ -185,7 +204,7 @@ class TaggedCall:
         if self._is_string:
             self._arguments += json.dumps(text, ensure_ascii=False)[1:-1]
         else:
-            self._value += text
+            self._value.append(text)
 
 
 def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:

@@ -3,8 +3,10 @@
 A model writes a call in the way its chat template taught it. The table of chat formats tells which way that is; a
 `ToolCallParser` takes the text in pieces and gives content, names and arguments as soon as they are certain.
 
-Invariant: the deltas joined depend on the text alone, not on where it was cut. What looks like a call and is none is
-content, so no text is lost.
+Invariant: the deltas joined depend on the text alone, not on where it was cut. No text is lost: what looks like a call
+and is none is content, up to where its arguments begin. From there on it is a call, as streams have given it out: its
+arguments are the text that the model wrote, up to the mark that ends the call, also where that is no JSON, which the
+JSON parser of a client then tells. What stands behind the arguments and belongs to no call is content.
 """
 
 from __future__ import annotations
@@ -276,21 +278,20 @@ class ToolCallParser:
                 if call.is_broken:
                     yield ToolCallDelta(call.raw)
             return
-        is_told = call.name is not None
+        was_told = call.is_told
         self._text = self._text[call.push(self._text, final) :]
-        if call.name is not None:
-            if not is_told:
+        if call.is_told:
+            if not was_told:
                 yield ToolCallDelta(index=call.index, name=call.name)
+                self.num_calls = call.index + 1
             if arguments := call.take_arguments():
                 yield ToolCallDelta(index=call.index, arguments=arguments)
-        if call.is_done:
+        if call.is_done or call.is_cut:
             self._call = None
         elif call.is_broken or final:
             self._call, self._in_calls = None, False
-            if call.name is None:
+            if call.is_broken or not call.is_told:
                 yield ToolCallDelta(call.raw)
-        if call.name is not None:
-            self.num_calls = call.index + 1
 
 
 class _Call:
@@ -299,7 +300,13 @@ class _Call:
     Attributes
     ----------
     name : str or None
-        Once it is known, and that of a tool; a call that has one is given out.
+        Once it is known, and that of a tool.
+    is_told : bool
+        Arguments have begun behind a name: from now on this is a call, whatever follows.
+    is_cut : bool
+        A mark stands where the arguments go on: they are no JSON, and the call has ended.
+    raw : str
+        What is content if the call is broken: all that was read, or what came behind the arguments of one that is told.
     """
 
     def __init__(self, form: ToolCallFormat, names: frozenset[str], mark: str, index: int) -> None:
@@ -308,7 +315,7 @@ class _Call:
         self.index = index
         self._raw = [mark]  # pieces: to join texts one by one would take quadratic time
         self.name: str | None = None
-        self.is_done = self.is_broken = False
+        self.is_done = self.is_broken = self.is_cut = False
         self._arguments: list[str] = []  # not given out yet
         self._has_arguments = False
         self._plain_name = False  # it stood before the object, which is the arguments
@@ -317,19 +324,32 @@ class _Call:
         self._value: list[str] = []  # characters of a key, value or plain name, so far
         self._depth = 0
         self._in_string = self._escaped = False
+        self._marks = tuple(mark for mark in (form.begin, form.end, *form.hidden) if mark)
+        self._firsts = frozenset(mark[0] for mark in self._marks)  # their first characters
 
     def push(self, text: str, final: bool) -> int:
         """Read text up to the end of the call; returns how many characters were read."""
         for count, char in enumerate(text):
             if self.is_done or self.is_broken:
                 return count
+            if char in self._firsts and self.is_told and self._state == "value" and not self._in_string:
+                if text.startswith(self._marks, count):
+                    self.is_cut = True
+                    return count
+                if not final and any(mark.startswith(text[count : count + len(mark)]) for mark in self._marks):
+                    return count
             self._raw.append(char)
             self._step(char)
         return len(text)
 
     @property
+    def is_told(self) -> bool:
+        """See above."""
+        return self.name is not None and (self.is_done or self._has_arguments)
+
+    @property
     def raw(self) -> str:
-        """All that was read: the content, if this is no call."""
+        """See above."""
         return "".join(self._raw)
 
     def take_arguments(self) -> str:
@@ -436,13 +456,21 @@ class _Call:
 
     def _end_value(self) -> None:
         self._state = "next"
+        if self._is_arguments() and self._value[0] == "{" and self.name is not None:
+            self._raw, self.is_done = [], self._plain_name  # they are told as they are
+            return
         value = self._load("".join(self._value))
         if self._key in ("name", "tool_name"):
             self._set_name(value)
         elif self._is_arguments() and isinstance(value, str):  # JSON inside a string
             self.is_broken |= not isinstance(self._load(value), dict)
-            self._arguments, self._has_arguments = ([] if self.is_broken else [value]), True
+            if not self.is_broken:
+                self._arguments, self._has_arguments = [value], True
+        elif self._is_arguments() and value is not None and not isinstance(value, dict):
+            self.is_broken = True
         self.is_done = self._plain_name and not self.is_broken
+        if self.is_told and not self.is_broken:
+            self._raw = []
 
     def _set_name(self, value: object) -> None:
         if isinstance(value, str) and value in self._names:

@@ -117,12 +117,20 @@ TABLE = [
         ONE,
     ),
     Said("gemma 4", "<|channel>thought\nI look.<channel|>It rains.", "I look.", "It rains."),
+    Said("gemma 4", "<|channel>thought\n<channel|><channel|>It rains.<|channel><channel|>", "", "It rains."),
     Said(
         "gemma 4",
         '<|tool_call>call:weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|><|tool_call>call:time{}<tool_call|>',
         "",
         "",
         BOTH,
+    ),
+    Said(  # without the end of its reasoning
+        "gemma 4",
+        '<|channel>thought\nI look.<|tool_call>call:weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|><channel|>',
+        "I look.",
+        "",
+        ONE,
     ),
     Said(
         "functiongemma",
@@ -232,7 +240,14 @@ TABLE = [
 def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Reasoning, content and calls of a text that comes in pieces; arguments as text."""
     maker = ChoiceMaker(
-        "", reasoning=row.reasoning, form=row.calls, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
+        "",
+        reasoning=row.reasoning,
+        form=row.calls,
+        schemas=SCHEMAS,
+        answer=row.answer,
+        has_channels=row.has_channels,
+        calls_end_reasoning=row.calls_end_reasoning,
+        stray=row.stray,
     )
     reasoning = content = ""
     calls: list[tuple[str, str]] = []
@@ -358,7 +373,9 @@ def test_an_answer_that_is_cut_short_loses_nothing(said: Said) -> None:
             assert told.count(words) == text.count(words), text
 
 
-@pytest.mark.parametrize("said", [s for s in TABLE if ROWS[s.name].calls_end_reasoning], ids=lambda said: said.name)
+@pytest.mark.parametrize(
+    "said", [s for s in TABLE if ROWS[s.name].calls_end_reasoning and len(s.calls) == 2], ids=lambda said: said.name
+)
 @given(cut=st.integers(0, 400))
 def test_a_call_ends_a_reasoning(said: Said, cut: int) -> None:
     """Some models forget the mark that ends their thoughts; without tools, the same text is a thought."""
@@ -375,6 +392,19 @@ def test_a_call_ends_a_reasoning(said: Said, cut: int) -> None:
         parts = maker.push(text[:cut]).parts + maker.push(text[cut:], final=True).parts
         assert "".join(part.text for part in parts if part.kind == "reasoning") == (text[:14] if has_tools else text)
         assert maker.num_calls == (2 if has_tools else 0)
+
+
+@pytest.mark.parametrize("said", [s for s in TABLE if s.calls and s.name != "harmony"], ids=lambda said: said.name)
+def test_a_call_that_breaks(said: Said) -> None:
+    """Its name is known and its arguments are none: all that is written is in the arguments or in the content."""
+    row = ROWS[said.name]
+    for place in (said.text.index("Zürich"), said.text.index("Zürich") + 2, said.text.index("days")):
+        for text in (said.text[:place] + "}]oops)>", said.text[:place] + '"oops' + said.text[place:]):
+            whole = read(row, text, [])
+            assert read(row, text, list(range(1, len(text)))) == whole
+            _, content, calls = whole
+            told = content + "".join(name + arguments for name, arguments in calls)
+            assert told.count("oops") == 1 and told.count("weather") == text.count("weather")
 
 
 DEEP = 30_000
