@@ -14,8 +14,8 @@ what they find, and drafts are right or wrong as they are.
 - prose: the documents of this repository without code, lists and tables; the prompt is the first half of a piece, the
   answer the second.
 
-With `--head`, the MTP head of the model is computed, and each of the tokens that it drafts, three at most, is then replaced: by the
-token of the text with the given probability, else by another one.
+With `--head`, the MTP head of the model is computed, and each of the tokens that it drafts, three at most, is then
+replaced: by the token of the text with the given probability, else by another one.
 
 Each text is answered without drafts and with them by turns, and ratios are of the sums of times. `--one-thread` takes
 the time of the processor instead of that of the wall, with one thread, where the machine is shared with others; the

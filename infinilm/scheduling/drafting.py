@@ -115,15 +115,17 @@ class Drafting:
 
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to a step that is otherwise complete, where it computes newest tokens; all tokens are known."""
-        self._choose(choice)
-        choice.is_typical &= self.catch_up()
-
-    def _choose(self, choice: StepChoice) -> None:
         candidates = self._candidates(choice)
         num_seqs = len(choice.decode_slots) + choice.num_recomputed
-        if not candidates or choice.budget <= 0 or not (self.lengths is None or self.lengths.asks(num_seqs)):
-            return
-        choice.is_asked = True
+        if candidates and self.lengths is not None and not self.lengths.asks(num_seqs):
+            for head in self._heads:
+                head.pass_over()
+        elif candidates and choice.budget > 0:
+            choice.is_asked = True
+            self._choose(choice, candidates, num_seqs)
+        choice.is_typical &= self.catch_up()
+
+    def _choose(self, choice: StepChoice, candidates: SequenceOf[int], num_seqs: int) -> None:
         slots = np.array([choice.sequences[i].slot for i in candidates], np.intp)
         offered: list[tuple[int, Draft]] = []
         for i, room in zip(candidates, self._rooms(slots, choice.budget).tolist(), strict=True):

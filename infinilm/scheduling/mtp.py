@@ -8,9 +8,10 @@ others come one by one, each from the head's own hidden state. How many are want
 with a step until the next one is chosen, and is made to follow earlier only where a sequence loses its blocks.
 
 Keys and values of the head are those of one more layer of the cache, in the blocks of the sequence. So prefixes, and
-what is preempted and computed again, need nothing of their own. A position is not followed where a step was made ahead,
-which happens in decode while drafts are not worth their time. What reads its block later sees what the block held
-before. Its drafts are worse, and its answer is the same, since steps verify drafts.
+what is preempted and computed again, need nothing of their own. In decode, positions are not followed while drafts are
+not worth their time, since following takes as long as one more layer, and where a step was made ahead. What reads
+their blocks later sees what these held before. Its drafts are worse, and its answer is the same, since steps verify
+drafts.
 """
 
 from __future__ import annotations
@@ -120,6 +121,12 @@ class MtpHead:
         if self._engine is not None:
             self._followed = _Followed.of(step, running, blocks)
             self._newest = self._followed.newest
+
+    def pass_over(self) -> None:
+        """Let no `prepare` follow the newest step, unless that had tokens of prompts."""
+        followed = self._followed
+        if followed is not None and not (followed.starts < followed.running.prompt_lens[followed.slots]).any():
+            self._followed, self._newest = None, []
 
     def prepare(self, wanted: SequenceOf[tuple[MtpDrafter, int]], /) -> list[Round] | None:
         """Follow the newest step, and make drafts of so many tokens; see `BatchDrafters`.

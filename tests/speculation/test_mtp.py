@@ -42,9 +42,9 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [same, [*same[:19], 3, 4], [1], rng.integers(0, vocab_size, 33).tolist(), [7] * 17]
 
 
-def drafting(folder: Path, num_tokens: int = 3, **settings: Any) -> LLM:
-    """All of each draft is verified, so that numbers of tokens do not depend on the clock."""
-    speculation = {"method": "mtp", "num_tokens": num_tokens, "adaptive": False}
+def drafting(folder: Path, num_tokens: int = 3, *, adaptive: bool = False, **settings: Any) -> LLM:
+    """All of each draft is verified, so that numbers of tokens do not depend on the clock, unless it is `adaptive`."""
+    speculation = {"method": "mtp", "num_tokens": num_tokens, "adaptive": adaptive}
     return LLM(folder, dtype="float32", max_model_len=96, speculation=speculation, use_tqdm=False, **settings)
 
 
@@ -102,6 +102,25 @@ def test_a_head_that_is_always_right(tmp_path: Path) -> None:
         before = llm.metrics().num_steps
         llm.generate([1, 2, 3], **GREEDY | {"max_tokens": 41})
         assert llm.metrics().num_steps - before == 1 + 40 // 8
+
+
+def test_nothing_is_followed_in_vain(folder: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts are not worth their time, the head follows prompts and no token of the answers."""
+    ids, followed = prompts(plain.config.vocab_size), []
+    monkeypatch.setattr("infinilm.speculation.lengths.Lengths.asks", lambda *_: False)
+    with drafting(folder, adaptive=True) as llm:
+        scheduler: Any = llm._thread.scheduler
+        (head,) = scheduler._drafting._heads
+        follow = head._follow
+
+        def counted(engine: Any, step: Any, lengths: Any) -> Any:
+            followed.append(step.starts < step.running.prompt_lens[step.slots])
+            return follow(engine, step, lengths)
+
+        monkeypatch.setattr(head, "_follow", counted)
+        assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
+        assert counts(llm) == (0, 0)
+    assert followed and all(is_prompt.any() for is_prompt in followed)
 
 
 class Recorder:
