@@ -290,7 +290,8 @@ def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
     path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
     sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": 96}
-    with open_llm(path, **chosen) as plain, open_llm(path, **chosen, speculation="mtp") as llm:
+    mtp = {"method": "mtp", "adaptive": False}
+    with open_llm(path, **chosen) as plain, open_llm(path, **chosen, speculation=mtp) as llm:
         for temperature in (0, 0.8):
             alone = told(plain.generate(prompts(90, 40, 5), **sampling, temperature=temperature))
             before = counts(llm)
@@ -305,7 +306,8 @@ def draft_model(_: Gpu, name: str, folder: str, dtype: str) -> None:
     """A model that drafts for itself, on the same device."""
     path = make_model(name, Path(folder))
     sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "temperature": 0}
-    with open_llm(path, dtype=dtype) as plain, open_llm(path, dtype=dtype, speculation={"model": path}) as llm:
+    itself = {"model": path, "adaptive": False}
+    with open_llm(path, dtype=dtype) as plain, open_llm(path, dtype=dtype, speculation=itself) as llm:
         alone = told(plain.generate(prompts(131, 40, 5), **sampling))
         assert told(llm.generate(prompts(131, 40, 5), **sampling)) == alone
         assert_drafted(llm, (0, 0), "right")
