@@ -150,7 +150,7 @@ def emulate(
         sanitize: str | None = None,
         schedule: str = "fifo",
         settings: dict[str, str] | None = None,
-        timeout: float = 120.0,
+        timeout: float = 900.0,  # for a case that hangs; a busy machine has time
         ucontext: bool = False,
         **parameters: Any,
     ) -> Outcome:

@@ -229,7 +229,7 @@ def test_attention_sanitized(
 ) -> None:
     """Split decode, prefill and a single chunk in one call."""
     case = Case("bf16", (2, 1), head_dim, ((600, 1), (280, 17), (5, 2)), block_size, window, 8)
-    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule=schedule, timeout=300)
+    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule=schedule)
 
 
 @pytest.mark.sanitizer
@@ -239,11 +239,11 @@ def test_attention_sanitized(
 def test_wide_sanitized(emulate: Run, head_dim: int, value_dim: int, window: int, sanitize: str, schedule: str) -> None:
     """Prefill over several chunks, with few parts to a chunk and with many, and decode."""
     case = Case("bf16", (6, 1), head_dim, ((300, 12), (140, 1)), 16, window, 8, value_dim=value_dim)
-    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule=schedule, timeout=300)
+    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule=schedule)
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_attention_f32_sanitized(emulate: Run, sanitize: str) -> None:
     case = Case("f32", (2, 1), 24, ((70, 5), (3, 3)), 37, 33, 8)
-    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule="random:1", timeout=300)
+    check(emulate, dataclasses.asdict(case), sanitize=sanitize, schedule="random:1")

@@ -116,7 +116,7 @@ def test_sanitized(emulate: Run, name: str) -> None:
     case, parameters, _, wanted = FINDINGS[name]
     assert wanted
     sanitize, expected = wanted
-    outcome = emulate([_source(case)], case, sanitize=sanitize, schedule="fifo", timeout=300, **parameters)
+    outcome = emulate([_source(case)], case, sanitize=sanitize, schedule="fifo", **parameters)
     assert not outcome.ok and expected in outcome.text, outcome.text
 
 
@@ -124,7 +124,7 @@ def test_sanitized(emulate: Run, name: str) -> None:
 def test_sanitized_with_two_host_threads(emulate: Run) -> None:
     """What kernels of two host threads tell each other as they take turns hides no race of the blocks of one."""
     case = "bug_cases:between_blocks_of_two_threads"
-    outcome = emulate(["bugs.cu"], case, sanitize="thread", schedule="random:1", timeout=300)
+    outcome = emulate(["bugs.cu"], case, sanitize="thread", schedule="random:1")
     assert not outcome.ok and RACE[1] in outcome.text, outcome.text
 
 

@@ -77,5 +77,5 @@ def test_sanitized(emulate: Run, sanitize: str) -> None:
     shape = {"seed": 9, "counts": [20, 1, 3], "k_heads": 1, "group": 2, "k_dim": 48, "v_dim": 72}
     conv = {"seed": 9, "counts": [20, 1, 3], "taps": 4, "channels": 150}
     shapes = [{**shape, "pad": pad} for pad in (0, 2)]
-    _check(emulate, "rule", shapes, sanitize=sanitize, schedule="lifo", timeout=600)
-    _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo", timeout=600)
+    _check(emulate, "rule", shapes, sanitize=sanitize, schedule="lifo")
+    _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo")

@@ -245,9 +245,7 @@ def test_drafts_of_a_draft_model(simulate: Run, models: str) -> None:
     ],
 )
 def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantization: str) -> None:
-    outcome = simulate(
-        "device_cases:quantised", name=name, folder=models, dtype=dtype, quantization=quantization, timeout=300
-    )
+    outcome = simulate("device_cases:quantised", name=name, folder=models, dtype=dtype, quantization=quantization)
     assert outcome.ok, outcome.text
 
 
@@ -266,7 +264,7 @@ def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantizati
     ],
 )
 def test_prefixes_and_preemption(simulate: Run, models: str, name: str, dtype: str) -> None:
-    outcome = simulate("device_cases:together", timeout=300, name=name, folder=models, dtype=dtype)
+    outcome = simulate("device_cases:together", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
 
 
@@ -293,7 +291,6 @@ def test_sanitized(simulate: Run, models: str) -> None:
     outcome = simulate(
         "device_cases:parity",
         sanitize="address",
-        timeout=600,
         name="llama-biases",
         folder=models,
         dtype="bfloat16",
@@ -346,7 +343,7 @@ def test_other_devices(simulate: Run, tmp_path: Path, capability: str, name: str
         parameters = {"case": "device_cases:parity_of", "folder": folder, "amplified": 8}
     else:
         parameters = {"case": "device_cases:as_transformers", "name": name}
-    outcome = simulate(**parameters, settings=settings, dtype="bfloat16", timeout=300)
+    outcome = simulate(**parameters, settings=settings, dtype="bfloat16")
     assert outcome.ok, outcome.text
 
 
@@ -354,7 +351,7 @@ def test_other_devices(simulate: Run, tmp_path: Path, capability: str, name: str
 def test_quantised_on_other_devices(simulate: Run, models: str, capability: str) -> None:
     settings = {"INFINILM_EMULATOR_CC": capability}
     parameters = {"name": "llama-mqa-tied", "folder": models, "dtype": "bfloat16", "quantization": "int4"}
-    outcome = simulate("device_cases:quantised", settings=settings, timeout=300, **parameters)
+    outcome = simulate("device_cases:quantised", settings=settings, **parameters)
     assert outcome.ok, outcome.text
 
 

@@ -88,4 +88,4 @@ def test_weigh(emulate: Run) -> None:
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:
-    _check(emulate, "grouped", sanitize=sanitize, schedule="lifo", timeout=600, **linears("", "bf16"))
+    _check(emulate, "grouped", sanitize=sanitize, schedule="lifo", **linears("", "bf16"))

@@ -48,7 +48,7 @@ def test_safetensors(
     native: bool,
 ) -> None:
     parameters = {"name": name, "form": form, "arguments": arguments, "dtype": dtype, "tp_size": tp_size}
-    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None, "timeout": 300}
+    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None}
     outcome = simulate("formats_cases:safetensors", native=native, **where, **parameters)
     assert outcome.ok, outcome.text
 
@@ -74,7 +74,7 @@ def test_gguf(
 ) -> None:
     pytest.importorskip("gguf")
     parameters = {"name": name, "type_name": type_name, "embedding": embedding, "dtype": dtype, "tp_size": tp_size}
-    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None, "timeout": 300}
+    where = {"folder": models, "nccl": fake_nccl, "settings": RANKS if tp_size > 1 else None}
     outcome = simulate("formats_cases:gguf", native=native, **where, **parameters)
     assert outcome.ok, outcome.text
 

@@ -131,7 +131,6 @@ def test_sanitized(simulate: Run, models: str) -> None:
     outcome = simulate(
         "graph_cases:anything",
         sanitize="address",
-        timeout=600,
         folder=models,
         name="llama",
         dtype="bfloat16",

@@ -32,4 +32,4 @@ def test_head_linear(emulate: Run, kind: str, name: str) -> None:
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:
-    _check(emulate, "bf16", "", sanitize=sanitize, timeout=600)
+    _check(emulate, "bf16", "", sanitize=sanitize)

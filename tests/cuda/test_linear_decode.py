@@ -140,4 +140,4 @@ def test_float32_rounds_to_the_output(emulate: Run, kind: str) -> None:
 @pytest.mark.parametrize("schedule", ["lifo", "random:1"])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str, schedule: str) -> None:
-    run(emulate, "matches_float64", specs=SPECS, schedule=schedule, sanitize=sanitize, timeout=300)
+    run(emulate, "matches_float64", specs=SPECS, schedule=schedule, sanitize=sanitize)

@@ -234,7 +234,7 @@ def test_sanitized(
 ) -> None:
     where = {"INFINILM_EMULATOR_SMS": sms}
     _check(
-        emulate, "values", sanitize=sanitize, schedule=schedule, settings=where, timeout=300,
+        emulate, "values", sanitize=sanitize, schedule=schedule, settings=where,
         kernel=kernel, shapes=shapes,
     )  # fmt: skip
 
@@ -248,7 +248,7 @@ def test_sanitized(
 def test_shared_tiles_sanitized(
     emulate: Run, case: str, sanitize: str, schedule: str, shapes: list[dict[str, Any]]
 ) -> None:
-    _check(emulate, case, sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
+    _check(emulate, case, sanitize=sanitize, schedule=schedule, shapes=shapes)
 
 
 @pytest.fixture

@@ -113,4 +113,4 @@ def test_blocks_of_files(emulate: Run) -> None:
 @settings(few, max_examples=1)
 @given(shapes=shapes())
 def test_sanitized(emulate: Run, kernel: str, sanitize: str, shapes: list[dict[str, Any]]) -> None:
-    _check(emulate, "values", sanitize=sanitize, schedule="lifo", timeout=600, kernel=kernel, shapes=shapes)
+    _check(emulate, "values", sanitize=sanitize, schedule="lifo", kernel=kernel, shapes=shapes)

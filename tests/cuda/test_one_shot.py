@@ -134,7 +134,7 @@ def test_devices(emulate: Run) -> None:
 def test_rounds_sanitized(emulate: Run, sanitize: str, schedule: str, drawn: dict[str, Any]) -> None:
     shapes = [drawn, shape("bf16", 3, 264, [2, 1, 3, 1]), shape("f16", 2, 520, [66])]
     shapes += [shape("bf16", 3, 264, [2, 1, 3, 1], way="two")]
-    check(emulate, "rounds", sanitize=sanitize, schedule=schedule, timeout=300, shapes=shapes)
+    check(emulate, "rounds", sanitize=sanitize, schedule=schedule, shapes=shapes)
 
 
 @pytest.mark.sanitizer
@@ -144,7 +144,6 @@ def test_graphs_sanitized(emulate: Run, sanitize: str) -> None:
         emulate,
         "replays",
         sanitize=sanitize,
-        timeout=300,
         schedule="random:1",
         kind="f16",
         size=2,

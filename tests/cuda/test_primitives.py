@@ -73,9 +73,7 @@ def test_primitive_sanitized(emulate: Run, case: Case, sanitize: str, schedule: 
     source, name, parameters = case
     if name == "conversions" and schedule != "fifo":
         pytest.skip("nothing to schedule")
-    outcome = emulate(
-        [source], f"emulator_cases:{name}", sanitize=sanitize, schedule=schedule, timeout=300, **parameters
-    )
+    outcome = emulate([source], f"emulator_cases:{name}", sanitize=sanitize, schedule=schedule, **parameters)
     assert outcome.ok, outcome.text
 
 

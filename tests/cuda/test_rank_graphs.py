@@ -32,9 +32,8 @@ def run(simulate: Run, models: str, fake_nccl: str) -> Run:
             "INFINILM_EMULATOR_PEERS": str(int(peers)),
             "INFINILM_EMULATOR_STREAMS": streams,
         }
-        timeout = 600 if sanitize else 120
         parameters |= {"nccl": fake_nccl, "folder": models, "tp_size": tp_size}
-        return simulate(f"rank_graph_cases:{case}", settings=settings, sanitize=sanitize, timeout=timeout, **parameters)
+        return simulate(f"rank_graph_cases:{case}", settings=settings, sanitize=sanitize, **parameters)
 
     return run
 

@@ -63,7 +63,7 @@ def test_ranks_with_a_device_each(
     """
     devices = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}
     parameters = {"name": name, "folder": models, "dtype": dtype, "tp_size": tp_size, "layers": layers}
-    outcome = simulate("rank_cases:same_bits", settings=devices, timeout=240, nccl=fake_nccl, **parameters)
+    outcome = simulate("rank_cases:same_bits", settings=devices, nccl=fake_nccl, **parameters)
     assert outcome.ok, outcome.text
 
 

@@ -158,4 +158,4 @@ def test_blocks_of_four_rows(emulate: Run, schedule: str) -> None:
 @settings(few, max_examples=1)
 @given(data=st.data())
 def test_rowwise_sanitized(emulate: Run, case: str, sanitize: str, schedule: str, data: st.DataObject) -> None:
-    _check(emulate, case, data, sanitize=sanitize, schedule=schedule, timeout=300)
+    _check(emulate, case, data, sanitize=sanitize, schedule=schedule)

@@ -43,7 +43,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 
 
 def _check(emulate: Run, case: str, **parameters: Any) -> None:
-    outcome = emulate(SOURCES, f"sampling_cases:{case}", timeout=300, **parameters)
+    outcome = emulate(SOURCES, f"sampling_cases:{case}", **parameters)
     assert outcome.ok, outcome.text
 
 
