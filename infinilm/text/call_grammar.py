@@ -18,7 +18,7 @@ from infinilm.text.tool_calls import ToolCallFormat
 
 __all__ = ["AnswerGrammar", "Tool"]
 
-_PARTS = re.compile(r"(\$(?:NAME|TOOL|ID|COUNT|ARGUMENTS))")
+_PARTS = re.compile(r"(\$(?:NAME|TOOL|ID|KEY|COUNT|ARGUMENTS))")
 _ANY_TEXT = "/(?s:.*)/"
 
 
@@ -126,6 +126,7 @@ class AnswerGrammar:
             "$NAME": self._text(json.dumps(name)),
             "$TOOL": self._text(name),
             "$ID": "/[a-zA-Z0-9]{9}/",
+            "$KEY": "/[a-z0-9]{10}/",
             "$COUNT": "/[0-9]{1,4}/",
             "$ARGUMENTS": arguments,
         }

@@ -290,7 +290,7 @@ _SOLAR = ToolCallFormat(
     name_before="<|tool_call:args|>",
     name_pattern=r"\s*\w*<\|tool_call:name\|>(.+?)<\|tool_call:args\|>\s*",
     hidden=("<|tool_calls|>", "<|calls|>"),
-    pattern="<|tool_call:begin|>$ID<|tool_call:name|>$TOOL<|tool_call:args|>$ARGUMENTS<|tool_call:end|>",
+    pattern="<|tool_call:begin|>$KEY<|tool_call:name|>$TOOL<|tool_call:args|>$ARGUMENTS<|tool_call:end|>",
     between="",
     around=("<|tool_calls|>", "<|calls|>"),
 )

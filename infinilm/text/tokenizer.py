@@ -23,6 +23,7 @@ from infinilm.keywords import unknown_attribute
 from infinilm.model_files import path_of, read_model_file, read_optional_model_json
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.token_bound import TokenBound
+from infinilm.vocabulary.charsmap import CharacterRules
 from infinilm.vocabulary.folder import FILES, read_vocabulary
 from infinilm.vocabulary.tokenizer_json import char_of_byte, token_text
 
@@ -86,9 +87,11 @@ class Tokenizer:
         bos_token_id: int | None = None,
         special_tokens: Mapping[str, str] | None = None,
         source: str = "the tokenizer",
+        rules: CharacterRules | None = None,
     ) -> None:
         self._backend = backend
         self.source = source  # may be changed
+        self._rules = rules  # for characters, before the backend gets a text
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
@@ -154,12 +157,13 @@ class Tokenizer:
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None
         special: dict[str, str] = {}
+        rules: CharacterRules | None = None
         try:
             backend = _open_backend(place if whole else place.parent, "tokenizer.json" if whole else place.name, path)
         except FileNotFoundError:
             found = read_vocabulary(place) if place.is_dir() else None
             if found is not None:
-                path, special = found.path, found.special_tokens
+                path, special, rules = found.path, found.special_tokens, found.rules
                 backend = _backend_of(json.dumps(found.content, ensure_ascii=False).encode(), path)
             elif tokenizer is not None:
                 raise ConfigError(
@@ -173,6 +177,7 @@ class Tokenizer:
             bos_token_id=generation.bos_token_id if "bos_token" not in special else None,
             special_tokens=special,
             source=str(path),
+            rules=rules,
         )
 
     @classmethod
@@ -194,6 +199,7 @@ class Tokenizer:
             bos_token_id=generation.bos_token_id if "bos_token" not in texts else None,
             special_tokens={key: str(text) for key, text in texts.items()},
             source=f"the {type(given).__name__}",
+            rules=given._rules if isinstance(given, Tokenizer) else None,
         )
 
     def __bool__(self) -> bool:
@@ -275,6 +281,8 @@ class Tokenizer:
         if len(whole) <= most:
             return whole
         backend = self._require()
+        if self._rules is not None:
+            texts = [self._rules(text) for text in texts]
         parts = [backend.encode_batch([text], add_special_tokens=False)[0] for text in texts]
         room = most - backend.num_special_tokens_to_add(len(parts) > 1) - sum(map(len, parts[:-1]))
         if room < 1:
@@ -295,6 +303,8 @@ class Tokenizer:
                     f"the text is not valid Unicode: lone surrogate at character {error.start}; decode its bytes as "
                     "UTF-8"
                 ) from error
+        if self._rules is not None:
+            texts = [self._rules(text) for text in texts]
         given = texts[0] if len(texts) == 1 else tuple(texts)
         # `encode` holds the GIL to its end: a long text would stop every other thread, the engine's among them. A batch
         # of one gives the same ids, lets go of the GIL, and starts no threads.
@@ -311,7 +321,7 @@ class Tokenizer:
         if len(text) <= _SHORT_TEXT:
             return 0
         self._bound = self._bound or TokenBound(self._require())
-        return self._bound.least_tokens(text)
+        return self._bound.least_tokens(text if self._rules is None else self._rules(text))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids that are no token (padding of the vocabulary) give no text.

@@ -45,7 +45,8 @@ class ToolCallFormat:
         Where the name stands in plain text before the arguments, what comes between them: `begin name [ARGS] {...}`.
     pattern : str
         How the model writes a call, which is read in more ways than this: $NAME is the name as JSON, $TOOL the name
-        as it is, $ID nine letters and digits, $COUNT a number, and $ARGUMENTS the arguments.
+        as it is, $ID nine letters and digits, $KEY ten small letters and digits, $COUNT a number, and $ARGUMENTS the
+        arguments.
     between : str
         What stands between two calls.
     around : tuple of str

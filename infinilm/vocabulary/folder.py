@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from infinilm.errors import ConfigError
 from infinilm.files import read_bytes, read_optional_json
 from infinilm.vocabulary import merges, sentencepiece, tekken, tiktoken
+from infinilm.vocabulary.charsmap import CharacterRules
 from infinilm.vocabulary.tokenizer_json import Json, added_token, token_text
 
 __all__ = ["FILES", "FolderVocabulary", "read_vocabulary"]
@@ -27,6 +28,7 @@ class FolderVocabulary(NamedTuple):
     path: Path  # the file
     content: Json  # of the tokenizer.json that says the same
     special_tokens: dict[str, str]  # "bos_token", "eos_token" ... to their texts, as the file itself says them
+    rules: CharacterRules | None = None  # what is done with a text before
 
 
 def read_vocabulary(folder: Path) -> FolderVocabulary | None:
@@ -53,10 +55,13 @@ def read_vocabulary(folder: Path) -> FolderVocabulary | None:
         return FolderVocabulary(path, tiktoken.tokenizer_json(data, source, class_name, added), {})
     model = sentencepiece.parse(data, source)
     special = {name: model.text_of(getattr(model, key)) for key, name in _SPECIAL_KEYS.items()}
+    content = sentencepiece.tokenizer_json(model, source, config, added)
+    tokens = (str(token["content"]) for token in content["added_tokens"])
     return FolderVocabulary(
         path,
-        sentencepiece.tokenizer_json(model, source, config, added),
+        content,
         {name: text for name, text in special.items() if text is not None},
+        CharacterRules(model.characters, tokens) if model.characters is not None else None,
     )
 
 

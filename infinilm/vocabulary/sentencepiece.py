@@ -13,6 +13,7 @@ from typing import Any
 
 from infinilm.errors import ConfigError
 from infinilm.files import FETCH_AGAIN
+from infinilm.vocabulary.charsmap import CharacterTable
 from infinilm.vocabulary.tokenizer_json import (
     BYTE,
     CONTROL,
@@ -22,7 +23,6 @@ from infinilm.vocabulary.tokenizer_json import (
     USER_DEFINED,
     Json,
     added_tokens,
-    charsmap,
     merges_by_score,
     sentence_bpe,
     token_ids,
@@ -47,7 +47,7 @@ class SentencePieceModel:
     scores: list[float] = field(default_factory=list)  # [vocab_size]
     types: list[int] = field(default_factory=list)  # [vocab_size], kinds of `tokenizer_json`
     model_type: int = _UNIGRAM
-    charsmap: bytes = b""
+    characters: CharacterTable | None = None  # texts that are replaced
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
     escape_whitespaces: bool = True
@@ -165,7 +165,7 @@ _SPECIAL_IDS = {40: "unk_id", 41: "bos_id", 42: "eos_id", 43: "pad_id"}
 def _read_normalizer(model: SentencePieceModel, data: bytes) -> None:
     for number, value in _fields(data):
         if number == 2:
-            model.charsmap = _bytes(value)
+            model.characters = CharacterTable(_bytes(value)) if value else None
         elif number in _SWITCHES:
             setattr(model, _SWITCHES[number], bool(value))
 
@@ -231,9 +231,6 @@ def tokenizer_json(
 
 
 def _normalizers(model: SentencePieceModel) -> list[Json]:
-    """Replaced characters, then no blanks at both ends, and single ones in between."""
-    steps = [charsmap(model.charsmap)] if model.charsmap else []
-    if model.remove_extra_whitespaces:
-        for pattern, content in (("\\A +", ""), ("[ ▁]+\\z", ""), (" {2,}", " ")):
-            steps.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
-    return steps
+    """No blanks at both ends, and single ones in between; before, `CharacterRules` has replaced characters."""
+    rules = (("\\A +", ""), ("[ ▁]+\\z", ""), (" {2,}", " ")) if model.remove_extra_whitespaces else ()
+    return [{"type": "Replace", "pattern": {"Regex": pattern}, "content": content} for pattern, content in rules]

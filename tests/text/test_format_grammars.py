@@ -126,3 +126,15 @@ def test_texts_with_channels(tokenizer: Tokenizer, grammars: Grammars) -> None:
     note = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
     for begin in ("", thought, thought + note, note):
         assert say(tokenizer, grammars.matcher(constraint), rng, begin + "<|channel|>final<|message|>Yes.") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("solar open", "[a-z0-9]{10}"), ("mistral ids", "[a-zA-Z0-9]{9}"), ("kimi k2", "[0-9]{1,4}")]
+)
+def test_ids_of_forced_calls(tokenizer: Tokenizer, name: str, pattern: str) -> None:
+    """They are as long as the template of the model says."""
+    form = ROWS[name].calls
+    assert form is not None
+    grammar = AnswerGrammar(tokenizer)
+    rule = grammar.calls(form, TOOLS, several=False)
+    assert f" /{pattern}/ " in grammar.text(rule, "", reasoning=None)

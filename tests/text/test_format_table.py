@@ -49,7 +49,8 @@ def forced_read(row: ChatFormat) -> int:
     calls = []
     for name in ("weather", "time"):
         arguments = json.dumps({"city": "Bern"} if name == "weather" else {})
-        values = {"$NAME": json.dumps(name), "$TOOL": name, "$ID": "abcdefgh1", "$COUNT": "0", "$ARGUMENTS": arguments}
+        values = {"$NAME": json.dumps(name), "$TOOL": name, "$COUNT": "0", "$ARGUMENTS": arguments}
+        values |= {"$ID": "abcdefgh1", "$KEY": "a1b2c3d4e5"}
         calls.append(re.sub(r"\$[A-Z]+", lambda found: values[found[0]], form.pattern))  # noqa: B023 (called at once)
     said = maker(row, form.as_json()).push(form.around[0] + form.between.join(calls) + form.around[1], final=True)
     return 0 if said.content.strip() else len(said.tool_calls)

@@ -46,12 +46,12 @@ class Counted(str):
             self._count(1)
             yield char
 
-    def find(self, mark: str, *places: Any) -> int:  # type: ignore[override]
+    def find(self, mark: str, *places: Any) -> int:
         found = str.find(self, mark, *places)
         self._count((found if found >= 0 else len(self)) - (places[0] if places else 0) + len(mark))
         return found
 
-    def startswith(self, mark: Any, *places: Any) -> bool:  # type: ignore[override]
+    def startswith(self, mark: Any, *places: Any) -> bool:
         self._count(len(mark) if isinstance(mark, str) else sum(map(len, mark)))
         return str.startswith(self, mark, *places)
 

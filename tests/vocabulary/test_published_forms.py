@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from infinilm.checkpoint import resolve_model
 from infinilm.errors import ConfigError, RequestError
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.vocabulary.charsmap import CharacterRules, CharacterTable
 from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 from infinilm.vocabulary.sentencepiece import parse
 from infinilm.vocabulary.tokenizer_json import byte_level_text
@@ -115,15 +116,61 @@ def test_special_tokens(models: Any) -> None:
     assert tokenizer.decode(own.encode("two  blanks")) == "two  blanks"
 
 
-def test_normalisation(tmp_path: Path) -> None:
-    """NFKC of SentencePiece; the tokenizers library reads its table by graphemes, so marks that combine are apart."""
+@pytest.fixture(scope="module", params=["nmt_nfkc", "nmt_nfkc_cf", "nfkc"])
+def normalised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Tokenizer]]:
+    """Models with a table of replaced characters: SentencePiece's own processor, and what is read here."""
+    made = []
     for kind in ("bpe", "unigram"):
-        data = trained(model_type=kind, normalization_rule_name="nmt_nfkc")
-        (tmp_path / "tokenizer.model").write_bytes(data)
-        own, tokenizer = sentencepiece.SentencePieceProcessor(model_proto=data), Tokenizer.from_folder(tmp_path)
-        for text in HOSTILE:
-            if "<0x" not in text:
-                assert tokenizer.encode(text, add_special_tokens=False) == own.encode(text), text
+        folder = tmp_path_factory.mktemp("model")
+        data = trained(model_type=kind, normalization_rule_name=request.param)
+        (folder / "tokenizer.model").write_bytes(data)
+        made.append((sentencepiece.SentencePieceProcessor(model_proto=data), Tokenizer.from_folder(folder)))
+    return made
+
+
+# Marks that combine, alone and on letters, jamo, letters of several, wide ones, and what is replaced by nothing.
+OFTEN = "aAeE\u00c0\u0300\u0301\u0308\u0345\u0323\u1100\u1161\u11a8\uac00ﬁ①½\u00a8\u00adＡ゙かﾞｶ\u200b\ufeff\x01\x7f\r\n\t"
+REPLACED = st.lists(st.sampled_from(f"{OFTEN} \u3000İſ…㌔\ufdfa") | st.characters(), max_size=12).map("".join)
+
+
+@example(text="".join(HOSTILE))
+@example(text="A\u0300\u0301")  # the tokenizers library loses the second mark
+@given(text=TEXTS | REPLACED)
+def test_normalisation(normalised: list[tuple[Any, Tokenizer]], text: str) -> None:
+    """Characters are replaced as SentencePiece replaces them."""
+    for own, tokenizer in normalised:
+        for part in (text, *HOSTILE) if text == "".join(HOSTILE) else (text,):
+            if any(mark in own.normalize(part) for mark in ("<s>", "</s>", "<unk>", "<0x")):
+                continue  # special tokens are read as such here, as in transformers
+            assert tokenizer.encode(part, add_special_tokens=False) == own.encode(part), part
+
+
+def test_replaced_characters_make_no_special_token(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained(model_type="bpe", normalization_rule_name="nfkc"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = tokenizer.encode("＜s＞ Ａ</s>", add_special_tokens=False)
+    assert ids.count(tokenizer.token_to_id("<s>")) == 0 and ids[-1] == tokenizer.token_to_id("</s>")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01",
+        b"\x08\x00\x00\x00\x00",
+        b"\x03\x00\x00\x00abc",
+        b"\x00\x00\x00\x00",
+    ],
+)
+def test_damaged_tables_of_characters(data: bytes) -> None:
+    with pytest.raises(ValueError, match="table of characters"):
+        CharacterTable(data)
+
+
+@given(st.binary(min_size=4, max_size=200), st.text(max_size=20))
+def test_any_table_of_characters(data: bytes, text: str) -> None:
+    """A damaged one replaces wrongly, and ends."""
+    table = CharacterTable((len(data) // 4 * 4).to_bytes(4, "little") + data + b"\0")
+    assert isinstance(CharacterRules(table)(text), str)
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x02\x08\x01", b"\x1a\x0b\x10\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x00"])
