@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from infinilm.checks import as_integer
-from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
@@ -97,6 +96,6 @@ def conv_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict
             f"{num_layers} layers: 0 where it has a short convolution, and the same in all that have attention"
         )
     rest["attention.head_count_kv"] = with_heads.pop()
-    kinds = [CONV_LAYER if count == 0 else "full_attention" for count in counts]
+    kinds = ["conv" if count == 0 else "full_attention" for count in counts]
     # The size of MLPs in a file is the one that they have.
     return rest, {"conv_L_cache": taps, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
