@@ -138,6 +138,27 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
         other_keys=EXPERT_COUNT,
     ),
+    # Norms as OLMo 2 has them.
+    Family(
+        architecture="FlexOlmoForCausalLM",
+        model_type="flex_olmo",
+        defaults={
+            "vocab_size": 100352,
+            "max_position_embeddings": 4096,
+            "rope_theta": 500000.0,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "pad_token_id": 100277,
+            "bos_token_id": (),
+            "eos_token_id": (100257,),
+        },
+        qk_norm="all",
+        pre_norms=False,
+        post_norms=True,
+        names=QWEN_MOE,
+        keys=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        other_keys=EXPERT_COUNT,
+    ),
     Family(architecture="GraniteMoeForCausalLM", model_type="granitemoe", **_GRANITE_MOE),
     Family(
         architecture="GraniteMoeSharedForCausalLM",

@@ -53,6 +53,7 @@ __all__ = [
     "QWEN_VL_MOE",
     "ROBERTA",
     "STARCODER2",
+    "VAULT_GEMMA",
     "ByHead",
     "TensorNames",
 ]
@@ -368,6 +369,9 @@ ROBERTA = TensorNames(
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
+
+# As Gemma 2 calls the norm before the MLP.
+VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_layernorm"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))

@@ -12,7 +12,7 @@ from infinilm.config.families.defaults import (
     GLM_DEFAULTS,
 )
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import GLM4, STARCODER2
+from infinilm.config.families.names import GLM4, STARCODER2, VAULT_GEMMA
 
 __all__ = ["NORM_FAMILIES"]
 
@@ -24,7 +24,7 @@ _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _LAYER_NORM_EPS: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
 
 NORM_FAMILIES: tuple[Family, ...] = (
-    # RMSNorm, its weights counted from 1; from Gemma 2 on, also behind sublayers.
+    # RMSNorm, its weights counted from 1; from Gemma 2 on, but not in VaultGemma, also behind sublayers.
     Family(
         architecture="GemmaForCausalLM",
         model_type="gemma",
@@ -47,6 +47,16 @@ NORM_FAMILIES: tuple[Family, ...] = (
         post_norms=True,
         norm_offset=1,
         scaled_embedding=True,
+        keys=_GEMMA_KEYS,
+    ),
+    Family(
+        architecture="VaultGemmaForCausalLM",
+        model_type="vaultgemma",
+        defaults=GEMMA2_DEFAULTS,
+        windows="layer_types",
+        norm_offset=1,
+        scaled_embedding=True,
+        names=VAULT_GEMMA,
         keys=_GEMMA_KEYS,
     ),
     Family(

@@ -13,7 +13,7 @@ __all__ = ["CHUNKED_LAYER", "WindowRule", "sliding_windows"]
 CHUNKED_LAYER = "chunked_attention"
 """In `layer_types`: tokens see those of their own chunk."""
 
-WindowRule = Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full", "chunks"]
+WindowRule = Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe", "last_full", "first_full", "chunks"]
 """The layers of a family that have a sliding window.
 
 - "none": no layer has one.
@@ -23,6 +23,8 @@ WindowRule = Literal["none", "all", "layer_types", "of_qwen2_moe", "of_qwen3_moe
 - "of_qwen2_moe": the same; without the key, every other layer before `max_window_layers`.
 - "of_qwen3_moe": all layers, with `use_sliding_window`.
 - "last_full": as "layer_types", but the last layer never has one.
+- "first_full": the layers that `layer_types` names. Without it, all but each `sliding_window_pattern`-th from the first
+  layer on, which has none.
 - "chunks": tokens see those of their own chunk of `attention_chunk_size`, in layers that have RoPE, or in those that
   `layer_types` names.
 """
@@ -72,10 +74,11 @@ _RULES: Mapping[str, Callable[[AttentionConfig, int], bool]] = {
     "of_qwen2_moe": lambda config, layer: layer % 2 == 0 and layer < config.max_window_layers,
     "of_qwen3_moe": lambda _, __: True,
     "last_full": _all_but_last,
+    "first_full": lambda config, layer: layer % (config.sliding_window_pattern or config.num_hidden_layers) != 0,
 }
 
 # Rules that `layer_types` overrides; with the others it must agree.
-_OVERRIDDEN = ("layer_types", "of_qwen2_moe", "last_full")
+_OVERRIDDEN = ("layer_types", "of_qwen2_moe", "last_full", "first_full")
 
 
 def _check_switch(config: AttentionConfig, rule: WindowRule, use: bool | None, architecture: str) -> None:
