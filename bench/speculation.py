@@ -49,6 +49,7 @@ from infinilm.requests.request import EngineRequest
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.steps import Step
 from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.request_progress import RequestProgress
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.speculation.lookup import LookupDrafter
 from infinilm.speculation.settings import read_speculation
@@ -124,7 +125,7 @@ class TaughtScheduler(Scheduler):
         self._last = now
 
 
-class TaughtThread(EngineThread):
+class TaughtProgress(RequestProgress):
     """Says of each row that it has drawn the token which the text has there."""
 
     texts: dict[bytes, list[int]]  # by the bytes of the prompt: prompt and answer
@@ -136,6 +137,10 @@ class TaughtThread(EngineThread):
             text = self.texts[sequence.prompt_token_ids.tobytes()]
             ids[row] = text[min(position, len(text) - 1)]
         return ids, {}
+
+
+class TaughtThread(EngineThread):
+    progress_class = TaughtProgress
 
 
 class Teacher:
@@ -160,13 +165,13 @@ class Teacher:
         hooks = EngineHooks(llm.engine, ModelSites(spec), 1)
         queue = RequestQueue(memory.max_num_seqs, None)
         self.thread = TaughtThread(llm.engine, scheduler, hooks, self._maker.adapters, queue)
-        self.thread.texts = {}
+        TaughtProgress.texts = {}
 
     def run(self, texts: Sequence[Text], num_tokens: int, speculation: str) -> float:
         """Seconds in which all of these are answered with so many tokens."""
         settings = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "speculation": speculation}
         for text in texts:
-            self.thread.texts[np.array(text.prompt, np.int32).tobytes()] = text.prompt + text.answer
+            TaughtProgress.texts[np.array(text.prompt, np.int32).tobytes()] = text.prompt + text.answer
         requests = self._maker.make([text.prompt for text in texts], None, settings)
         ends: SimpleQueue[object] = SimpleQueue()
         for request in requests:
