@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import mistral_common
 import numpy as np
@@ -55,6 +55,7 @@ from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.steps import Step
 from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.request_progress import RequestProgress
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.speculation.lookup import LookupDrafter
 from infinilm.speculation.settings import read_speculation
@@ -130,10 +131,10 @@ class TaughtScheduler(Scheduler):
         self._observed_at = now
 
 
-class TaughtThread(EngineThread):
+class TaughtProgress(RequestProgress):
     """Says of each row that it has drawn the token which the text has there."""
 
-    texts: dict[bytes, list[int]]  # by the bytes of the prompt: prompt and answer
+    texts: ClassVar[dict[bytes, list[int]]] = {}  # by the bytes of the prompt: prompt and answer
 
     def _sampled_ids(self, step: Step, output: _core.StepOutput) -> tuple[Any, dict[EngineRequest, BaseException]]:
         assert output.ids is not None
@@ -144,25 +145,27 @@ class TaughtThread(EngineThread):
         return ids, {}
 
 
+class TaughtThread(EngineThread):
+    progress_class = TaughtProgress
+
+
 class GivenHead(MtpHead):
     """The MTP head of a model, of whose drafted tokens a given share is right.
 
     Parameters
     ----------
     engine : InferEngine
-    texts : dict
-        By the bytes of a prompt: prompt and answer.
     acceptance : float
         The probability that a drafted token is that of the text, if those before it are.
     """
 
-    def __init__(self, engine: Any, texts: dict[bytes, list[int]], acceptance: float) -> None:
+    def __init__(self, engine: Any, acceptance: float) -> None:
         super().__init__(engine, 3)
-        self._texts, self._acceptance, self._rng = texts, acceptance, random.Random(0)
+        self._acceptance, self._rng = acceptance, random.Random(0)
 
     def drafted(self, sequence: Sequence) -> list[int]:
         """As many tokens as the head has drafted."""
-        text = self._texts[sequence.prompt_token_ids.tobytes()]
+        text = TaughtProgress.texts[sequence.prompt_token_ids.tobytes()]
         following = text[sequence.num_tokens :][: len(super().drafted(sequence))]
         return [token if self._rng.random() < self._acceptance else (token + 1) % 2 for token in following]
 
@@ -183,7 +186,6 @@ class Teacher:
     def __init__(self, llm: LLM, clock: Callable[[], float], acceptance: float | None = None) -> None:
         self._clock = clock
         self._maker = request_maker(llm, llm.engine)
-        texts: dict[bytes, list[int]] = {}
         memory, settings = llm.memory, read_speculation("auto")
         scheduler = TaughtScheduler(
             memory.num_blocks,
@@ -195,7 +197,7 @@ class Teacher:
             num_window_blocks=memory.num_window_blocks,
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
-            drafters=settings.drafters if acceptance is None else (GivenHead(llm.engine, texts, acceptance),),
+            drafters=settings.drafters if acceptance is None else (GivenHead(llm.engine, acceptance),),
             is_adaptive=settings.is_adaptive,
             vocab_size=llm.config.vocab_size,
         )
@@ -204,13 +206,12 @@ class Teacher:
         hooks = EngineHooks(llm.engine, ModelSites(spec), 1)
         queue = RequestQueue(memory.max_num_seqs, None)
         self.thread = TaughtThread(llm.engine, scheduler, hooks, self._maker.adapters, queue)
-        self.thread.texts = texts
 
     def run(self, texts: SequenceOf[Text], num_tokens: int, speculation: str) -> float:
         """Seconds in which all of these are answered with so many tokens."""
         settings = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "speculation": speculation}
         for text in texts:
-            self.thread.texts[np.array(text.prompt, np.int32).tobytes()] = text.prompt + text.answer
+            TaughtProgress.texts[np.array(text.prompt, np.int32).tobytes()] = text.prompt + text.answer
         requests = self._maker.make([text.prompt for text in texts], None, settings)
         ends: SimpleQueue[object] = SimpleQueue()
         for request in requests:

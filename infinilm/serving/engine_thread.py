@@ -19,8 +19,9 @@ sequence continues. The scheduler knows when a sequence ends by length, but not 
 string. In that case the step computes one row whose result is dropped. With a pipeline, as many steps are in flight as
 there are stages. They hold sequences whose tokens are known, so that all stages compute at once.
 
-User code (logits processors, hooks, callbacks for updates) runs in this thread. An exception in it, also `SystemExit`,
-belongs to its request and is raised where a caller waits for that request. Hence `except BaseException` below.
+What a step means for its requests is in `request_progress.py`. User code (logits processors, hooks, callbacks for
+updates) runs in this thread. An exception in it, also `SystemExit`, belongs to its request and is raised where a caller
+waits for that request. Hence `except BaseException` below.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +43,12 @@ from infinilm.errors import DeviceError, EngineDeadError, InfinilmError, Request
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics
-from infinilm.requests.logits import HostSampler, sampling_error
-from infinilm.requests.request import Completion, EngineRequest, PromptRequest, RequestUpdate
+from infinilm.requests.request import EngineRequest, RequestUpdate
 from infinilm.scheduling.scheduler import Scheduler
-from infinilm.scheduling.sequence import Int32Array, Sequence
+from infinilm.scheduling.sequence import Sequence
 from infinilm.scheduling.steps import InFlight, Step
 from infinilm.serving.counters import Counters
-from infinilm.serving.host_sampling import sample_rows, token_logprobs
-from infinilm.serving.mailbox import wake_loops
+from infinilm.serving.request_progress import RequestProgress, deliver
 from infinilm.serving.request_queue import RequestQueue
 
 _BUSY = "the LLM is busy with other requests; do this while none runs"
@@ -67,9 +65,6 @@ _MAX_STARTS = 500
 _LOOK_EVERY_SECONDS = 0.05
 
 
-_Update = RequestUpdate | None
-
-
 class EngineThread:
     """Runs the scheduler and the engine for all requests of an `LLM`.
 
@@ -78,7 +73,6 @@ class EngineThread:
     engine : _core.InferEngine
         Closed by `close`.
     scheduler : Scheduler
-        May be replaced inside `exclusive`.
     hooks : EngineHooks
         While there are hooks, no step is made ahead, so that hooks see no token of a sequence that has ended.
     adapters : Adapters
@@ -88,6 +82,8 @@ class EngineThread:
     num_stages : int
         Stages of a pipeline; 1: there is no pipeline.
     """
+
+    progress_class = RequestProgress
 
     def __init__(
         self,
@@ -101,7 +97,6 @@ class EngineThread:
         self._engine = engine
         self._queue = queue
         self._num_stages = num_stages
-        self.scheduler = scheduler
         self._hooks = hooks
         self._adapters = adapters
         self._in_flight: deque[InFlight] = deque()  # the oldest first
@@ -114,8 +109,17 @@ class EngineThread:
         self._death: BaseException | None = None  # why the engine died
         self._thread: threading.Thread | None = None
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
-        self._sampler = HostSampler()
         self._counters = Counters()
+        self._progress = self.progress_class(scheduler, queue, self._counters)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, which may be replaced inside `exclusive`."""
+        return self._progress.scheduler
+
+    @scheduler.setter
+    def scheduler(self, scheduler: Scheduler) -> None:
+        self._progress.scheduler = scheduler
 
     # ---- for callers ----
 
@@ -276,7 +280,9 @@ class EngineThread:
             self._queue.receive()
         with self._stepping:
             self._queue.forget_cancelled()
-            updates = [self._end(request, "error", own_copy(error)) for request in list(self._queue.open_requests)]
+            updates = [
+                self._progress.end(request, "error", own_copy(error)) for request in list(self._queue.open_requests)
+            ]
         self._deliver(updates)
         self._engine.close()
 
@@ -380,8 +386,8 @@ class EngineThread:
             in_flight.lacks_masks = False
             failures = in_flight.step.masks.fill()
             in_flight.pending.give_masks()
-            updates += [self._end(sequence.request, "error", error) for sequence, error in failures]
-            updates += self._remove_ended([sequence.request for sequence, _ in failures])
+            updates += [self._progress.end(sequence.request, "error", error) for sequence, error in failures]
+            updates += self._progress.remove_ended([sequence.request for sequence, _ in failures])
         return updates
 
     def _wait_for(self, step: InFlight) -> _core.StepOutput:
@@ -434,7 +440,8 @@ class EngineThread:
         self.scheduler.recompute_all()
         # A request that is open and finished had its last token in this step, and its updates are lost.
         ended = [r for r in requests if r.finish_reason is None or r in self._queue.open_requests]
-        return [self._end(request, "error", own_copy(error)) for request in ended] + self._remove_ended(ended)
+        updates = [self._progress.end(request, "error", own_copy(error)) for request in ended]
+        return updates + self._progress.remove_ended(ended)
 
     def _take_queued(self) -> list[RequestUpdate]:
         """Apply what callers asked for: end cancelled and late requests, empty the prefix cache, start requests."""
@@ -446,7 +453,7 @@ class EngineThread:
             self._resets_prefixes = False
             self.scheduler.reset_prefix_cache()
         for request in self._queue.pop_unstarted(_MAX_STARTS):
-            updates += self._start(request)
+            updates += self._progress.start(request)
         self._adapters.free_unused()
         return updates
 
@@ -456,141 +463,25 @@ class EngineThread:
         ended: list[EngineRequest] = []
         for request in self._queue.pop_cancelled(count, keep_unknown=keep_unknown):
             reason = "abort" if request.cancelled_by is None else "error"
-            updates.append(self._end(request, reason, request.cancelled_by))
+            updates.append(self._progress.end(request, reason, request.cancelled_by))
             ended.append(request)
-        return updates + self._remove_ended(ended)
+        return updates + self._progress.remove_ended(ended)
 
     def _take_results(self, done: InFlight, output: _core.StepOutput) -> list[RequestUpdate]:
-        """Give the tokens and rows of a step to their requests."""
-        step = done.step
-        ids, failures = self._sampled_ids(step, output)
-        now = time.perf_counter()
-        sampled = self.scheduler.update(step, output, now, ids, done.hidden[0] if done.hidden else None)
-        updates: list[RequestUpdate] = [s.request.token_update for s in sampled.streamed if s.request.needs_updates]
-        changed: list[EngineRequest] = []  # requests that have ended, or that have dependents
-        for sequence, row, token_id in sampled.request_tokens:
-            request: Completion = sequence.request
-            update = self._guarded(request, self._give_token, output, sequence, row, token_id)
-            if update is not None:
-                updates.append(update)
-            if request.dependents or request.finish_reason is not None:
-                changed.append(request)
-        num_tokens = sampled.num_tokens
-        for sequence, row, token_id in sampled.appended_later:
-            if sequence.request.finish_reason is not None:  # at a token before
-                num_tokens -= 1
-                continue
-            sequence.append(token_id, now)
-            update = self._guarded(sequence.request, self._give_token, output, sequence, row, token_id)
-            if update is not None:
-                updates.append(update)
-            changed.append(sequence.request)
-        for failed, error in failures.items():
-            if failed.finish_reason is not None:
-                continue
-            updates.append(self._end(failed, "error", error))
-            changed.append(failed)
-        for sequence, _, _, _ in step.logits_rows:
-            collector: PromptRequest = sequence.request
-            if collector.finish_reason is None:  # otherwise it was cancelled while the step ran
-                update = self._guarded(collector, collector.take_logits)
-                if update is not None:
-                    updates.append(update)
-                    changed.append(collector)
-        self.scheduler.observe(step, num_tokens, now - self._last_result)
+        """Give the results of a step to their requests, and measure it."""
+        now, num_tokens, updates = self._progress.take_results(done, output)
+        self.scheduler.observe(done.step, num_tokens, now - self._last_result)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
-        self._counters.add_step(step.num_prompt_tokens, num_tokens, self._step_seconds)
-        return updates + self._remove_ended(changed)
-
-    def _sampled_ids(
-        self, step: Step, output: _core.StepOutput
-    ) -> tuple[Int32Array | None, dict[EngineRequest, BaseException]]:
-        """Token ids of a step, [num_rows], and why requests get none, whose ids are negative. None: it samples none."""
-        logits = output.logits.numpy() if output.logits is not None else None
-        ids = output.ids.numpy() if output.ids is not None else None
-        failures: dict[EngineRequest, BaseException] = {}
-        if step.samples_on_host:
-            if ids is None or logits is None:
-                raise InfinilmError("the engine gave no logits to sample from")
-            ids, failures = sample_rows(self._sampler, step.samples, ids, logits)
-        if ids is not None:
-            for row in np.flatnonzero(ids[: len(step.samples)] < 0).tolist():
-                if step.drafts is not None and row not in step.rows_that_count(ids):
-                    continue
-                sequence = step.samples[row]
-                request: EngineRequest = sequence.request
-                if request.finish_reason is None and request not in failures:
-                    is_constrained, is_changed = sequence.constraint is not None, sequence.changes is not None
-                    failures[request] = sampling_error(int(ids[row]), is_constrained, is_changed)
-        return ids, failures
-
-    def _give_token(self, output: _core.StepOutput, sequence: Sequence, row: int, token_id: int) -> _Update:
-        request: Completion = sequence.request
-        return request.take_token(token_id, token_logprobs(self._sampler, output, sequence, row, token_id))
-
-    def _start(self, request: EngineRequest) -> list[RequestUpdate]:
-        """Give a request to the scheduler; returns the updates of its end if the scheduler refuses it."""
-        try:
-            self.scheduler.add(request.sequence)
-        except Exception as error:  # such as CacheFullError: the whole cache is too small for it
-            return [self._end(request, "error", error), *self._remove_ended([request])]
-        return []
-
-    def _guarded(self, request: EngineRequest, take: Callable[..., _Update], *args: Any) -> _Update:
-        """Call a method of a request; an exception ends this request alone."""
-        try:
-            return take(*args)
-        except BaseException as error:
-            return self._end(request, "error", error)
-
-    def _end(self, request: EngineRequest, reason: str, error: BaseException | None = None) -> RequestUpdate:
-        """End a request early; `_remove_ended` removes it from the scheduler."""
-        try:
-            return request.end(reason, error)
-        except BaseException as other:  # the tokenizer failed on the last text
-            return request.end("error", other)
-
-    def _remove_ended(self, requests: list[EngineRequest]) -> list[RequestUpdate]:
-        """Take those of these requests that have ended out of the scheduler, and start their dependents.
-
-        Returns updates of dependents that end at once. Dependents of a completion start as soon as it has a token, and
-        those of a prompt when it has ended.
-        """
-        for request in requests:
-            if request.finish_reason is not None and request in self._queue.open_requests:
-                self._queue.open_requests.discard(request)
-                self.scheduler.remove(request.sequence)
-                self._counters.num_finished += 1
-        updates: list[RequestUpdate] = []
-        for request in requests:
-            if request.finish_reason is not None or not isinstance(request, PromptRequest):
-                dependents, request.dependents = request.dependents, []
-                for dependent in dependents:
-                    updates += self._start_dependent(dependent, request)
+        self._counters.add_step(done.step.num_prompt_tokens, num_tokens, self._step_seconds)
         return updates
-
-    def _start_dependent(self, dependent: EngineRequest, request: EngineRequest) -> list[RequestUpdate]:
-        """Start a request that has waited for another one. It fails if that is a prompt which has failed."""
-        if dependent.finish_reason is not None:
-            return []
-        if isinstance(request, PromptRequest) and request.error is not None:
-            return [self._end(dependent, "error", own_copy(request.error)), *self._remove_ended([dependent])]
-        return self._start(dependent)
 
     def _deliver(self, updates: Iterable[RequestUpdate]) -> None:
         """Deliver updates to callers. A request whose updates cannot be delivered is cancelled."""
-        for update in updates:
-            request = update.request
-            try:
-                request.deliver(update)
-                if update.finish_reason is not None:
-                    request.release()
-            except BaseException as error:
-                if request.finish_reason is None and not self._queue.are_cancelled([request]):
-                    logger.warning("a request was cancelled, since its updates cannot be delivered: %s", error)
-                    self.cancel([request])
-        wake_loops()
+        for request, error in deliver(updates):
+            if request.finish_reason is None and not self._queue.are_cancelled([request]):
+                logger.warning("a request was cancelled, since its updates cannot be delivered: %s", error)
+                self.cancel([request])
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
