@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.config.families import family_of
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
 from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
@@ -202,6 +203,11 @@ class GenerationMixin:
         for name in unknown:
             raise TypeError(f"generate() has no parameter {name!r}{did_you_mean(name, _KEYWORDS)}")
         started = time.perf_counter()
+        if family_of(self.config.architecture).two_way:
+            name = self.config.architectures[0]
+            raise RequestError(
+                f"{name} is an encoder and writes no text; infinilm.LLM(path) has embed() and, for labels, classify()"
+            )
         prompts = as_token_rows(input_ids, self.config.vocab_size)
         defaults = self.generation_config if generation_config is None else generation_config
         given = {

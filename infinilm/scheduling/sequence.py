@@ -42,7 +42,7 @@ class Sequence:
     ----------
     prompt_token_ids : int32 array, [num_prompt_tokens]
     token_types : int32 array, [num_prompt_tokens], or None
-        Of these tokens, in models that tell the texts of a pair apart. None: all are 0.
+        The type of each, in models that tell the texts of a pair apart. None: all are 0.
     params : SamplingParams
     seed : int
         The seed and the position of a token determine its random number.

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from encoders import ENTRIES, expected_of, make_encoder, prompts_of
 from hypothesis import given, settings, strategies as st
-from llm.vector_files import write_modules, write_pooling
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from infinilm import LLM, ConfigError, HookRegistry, ReferenceModel, RequestError
+from infinilm import LLM, AutoLlamaModel, AutoModelForCausalLM, ConfigError, HookRegistry, ReferenceModel, RequestError
+from llm.vector_files import write_modules, write_pooling
 
 VECTORS = [name for name in ENTRIES if "scores" not in expected_of(name)]
 LABELS = [name for name in ENTRIES if name not in VECTORS]
@@ -195,6 +195,12 @@ def test_names_of_published_files(bert: Path, tmp_path: Path, prefix: str, archi
         assert llm.tokenize("the reddish bird") == [2, 8, 5, 6, 7, 3]
 
 
+@pytest.mark.parametrize("opened", [AutoLlamaModel.from_pretrained, AutoModelForCausalLM.from_pretrained])
+def test_classes_that_generate_say_that_it_is_an_encoder(bert: Path, opened: Any) -> None:
+    with opened(bert) as model, pytest.raises(RequestError, match="BertModel is an encoder and writes no text"):
+        model.generate([[4, 5]], max_new_tokens=2)
+
+
 def test_bad_input(bert: Path, tmp_path: Path) -> None:
     with open_llm(bert) as llm:
         writes = "BertModel is an encoder, whose tokens see those behind them, and writes no text; .* embed"
@@ -223,5 +229,5 @@ def test_bad_input(bert: Path, tmp_path: Path) -> None:
     roberta = make_encoder(tmp_path, "roberta")
     with open_llm(roberta) as llm:
         assert llm.max_model_len == 64  # of 66 positions, two are padding's
-        with pytest.raises(RequestError, match="have no types|out of range|0..0"):
+        with pytest.raises(RequestError, match="token_type_ids"):
             llm.embed({"prompt_token_ids": [4, 5], "token_type_ids": [0, 1]})

@@ -39,7 +39,7 @@ with_other_names = pytest.mark.parametrize("name", OTHER_NAMES)
 
 
 def test_there_are_goldens_of_all_names():
-    """Those of encoders are in tests/golden_encoders."""
+    """Goldens of encoders are in tests/golden_encoders."""
     named = {name for name, family in FAMILIES.items() if family.names is not LLAMA and not family.two_way}
     assert named == {architecture(name) for name in OTHER_NAMES}
 

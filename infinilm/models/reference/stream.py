@@ -9,10 +9,10 @@ __all__ = ["add", "begin"]
 
 
 def begin(s: Step, x: Array, norm: str, *, is_first: bool = False) -> tuple[Array, Array]:
-    """Return what a sublayer reads, x [num_tokens, hidden_size] through its norm, if the model has these; and the
-    stream that its result is added to: x, or the same as it reads where the norm takes its place.
+    """Return what a sublayer reads and the stream that its result is added to, both [num_tokens, hidden_size].
 
-    `is_first`: of the model.
+    It reads x through its norm, if the model has these. The stream is x, or where the norm takes its place what is
+    read. `is_first`: it is the first sublayer of the model.
     """
     read = s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
     takes_place = s.spec.stream_norms == "all" or (is_first and s.spec.stream_norms == "embedding")
