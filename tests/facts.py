@@ -26,13 +26,25 @@ ROOMS: tuple[type, ...] = (
     _core.MlpSpec,
     _core.ExpertsSpec,
     _core.OwnVectorsSpec,
+    _core.EmbeddingSumSpec,
     _core.RopeSpec,
 )
 OF_ENGINE = ("dtype", "quantization")  # fields of a ModelSpec that no family sets
 
 _NOT_OF_MLPS = "no `hidden_act` gives it; what uses it is the gate of attention, AttentionSpec.output_gate"
 _ONLY_GELU = "the one family with vectors of their own has gelu_tanh; MLPs have the others by the same code"
+_OF_ENCODERS = "tests/golden_encoders has it, which tests/llm/test_encoders.py holds to transformers"
 WITHOUT_GOLDEN = {
+    **dict.fromkeys(
+        (
+            *("AttentionSpec.two_way=True", "MlpSpec.activation=gelu"),
+            *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all"),
+            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_positions", "num_types", "position_offset")),
+        ),
+        _OF_ENCODERS,
+    ),
+    "ModelSpec.stream_norms=embedding": "no family has it yet",
+    "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=silu": _ONLY_GELU,
