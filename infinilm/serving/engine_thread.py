@@ -244,7 +244,7 @@ class EngineThread:
             while self._in_flight:  # steps that were made ahead for sequences that have ended
                 last = self._in_flight.popleft()
                 try:
-                    self._take_results(last, self._wait_for(last))
+                    self._take_results(last, self._wait_for(last), [])  # their sequences have ended
                 except BaseException as error:
                     self._deliver(self._fail([], error))
             yield self._run_alone
@@ -322,7 +322,7 @@ class EngineThread:
             if output.aborted:
                 self._undo(last)
             else:
-                updates += self._take_results(last, output)
+                self._take_results(last, output, updates)
             if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
                 updates += self._take_queued()  # those that came while the step ran
                 self._submit(updates)
@@ -438,8 +438,7 @@ class EngineThread:
                 self._wait_for(in_flight)
         self._in_flight.clear()
         self.scheduler.recompute_all()
-        # A request that is open and finished had its last token in this step, and its updates are lost.
-        ended = [r for r in requests if r.finish_reason is None or r in self._queue.open_requests]
+        ended = [request for request in requests if request.finish_reason is None]
         updates = [self._progress.end(request, "error", own_copy(error)) for request in ended]
         return updates + self._progress.remove_ended(ended)
 
@@ -467,14 +466,14 @@ class EngineThread:
             ended.append(request)
         return updates + self._progress.remove_ended(ended)
 
-    def _take_results(self, done: InFlight, output: _core.StepOutput) -> list[RequestUpdate]:
-        """Give the results of a step to their requests, and measure it."""
-        now, num_tokens, updates = self._progress.take_results(done, output)
+    def _take_results(self, done: InFlight, output: _core.StepOutput, updates: list[RequestUpdate]) -> None:
+        """Give the results of a step to their requests, add these to `updates`, and measure the step."""
+        now, num_tokens, taken = self._progress.take_results(done, output)
+        updates += taken  # first: a request that has ended gets its last update whatever fails behind this
         self.scheduler.observe(done.step, num_tokens, now - self._last_result)
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
         self._counters.add_step(done.step.num_prompt_tokens, num_tokens, self._step_seconds)
-        return updates
 
     def _deliver(self, updates: Iterable[RequestUpdate]) -> None:
         """Deliver updates to callers. A request whose updates cannot be delivered is cancelled."""

@@ -64,14 +64,20 @@ class Follower:
         self._is_lost = False
         self._last = -1  # the newest token of the answer
         self._accepted = bytearray(len(prediction))
+        self._num_tokens = 0  # of the answer
 
     @property
     def num_accepted(self) -> int:
-        """How many tokens of the prediction the answer has had so far, each counted once."""
-        return sum(self._accepted)
+        """How many tokens of the prediction the answer has had so far, each counted once.
+
+        An answer that goes on at another place has the token before it at two places, so the tokens that it has are the
+        bound.
+        """
+        return min(sum(self._accepted), self._num_tokens)
 
     def advance(self, token_id: int) -> None:
         """Take in the next token of the answer."""
+        self._num_tokens += 1
         expected, place = self._prediction.token_ids, self._place
         if not self._is_lost and place < len(expected) and expected[place] == token_id:
             self._accepted[place] = 1

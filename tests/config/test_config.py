@@ -246,7 +246,7 @@ INVALID = [
         r"num_attention_heads \* head_dim must be < 2\*\*31",
     ),
     ({"intermediate_size": 2**30}, r"2 \* intermediate_size must be < 2\*\*31; got 2147483648"),
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, swish"),
+    ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported; supported: silu, swish"),
     ({"hidden_act": ["silu"]}, "hidden_act must be a string"),
     *[({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0") for eps in (0, -1e-6, "1e-6", True)],
     *[({"rms_norm_eps": eps}, "rms_norm_eps must be a finite number > 0") for eps in (float("nan"), float("inf"))],

@@ -52,7 +52,7 @@ def test_no_config_json_says_what_to_do(tmp_path):
         ),
         ('{"architectures": ["LlamaForCausalLM"]}', "model_type is missing"),
         ('{"model_type": null}', "model_type is missing"),
-        ('{"model_type": "bert"}', "model_type 'bert' is not supported"),
+        ('{"model_type": "t5"}', "model_type 't5' is not supported"),
         ('{"model_type": "llama", "eos_token_id": "</s>"}', "eos_token_id must be an int or a list of ints"),
     ],
 )

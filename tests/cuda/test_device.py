@@ -23,6 +23,9 @@ from infinilm.config.families import FAMILIES
 GOLDEN = (
     "cohere2",
     "gemma",
+    "cwm",
+    "flex-olmo",
+    "vaultgemma",
     "gemma2",
     "gemma3",
     "glm4",

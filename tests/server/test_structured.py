@@ -332,19 +332,22 @@ def test_required(host: Hosted) -> None:
             whole = client.chat.completions.create(**call)
             streamed: list[list[list[str]]] = [[] for _ in range(8)]
             reasons: list[Any] = [None] * 8
+            texts = [""] * 8
             for chunk in client.chat.completions.create(**call, stream=True):
                 (choice,) = chunk.choices
                 reasons[choice.index] = choice.finish_reason or reasons[choice.index]
-                assert not (choice.delta.content or "").strip()
+                texts[choice.index] += choice.delta.content or ""
                 for delta in choice.delta.tool_calls or ():
                     if delta.id:
                         assert delta.function is not None and delta.index == len(streamed[choice.index])
                         streamed[choice.index].append([delta.function.name or "", ""])
                     streamed[choice.index][delta.index][1] += (delta.function and delta.function.arguments) or ""
             numbers = set()
-            for choice, calls, reason in zip(whole.choices, streamed, reasons, strict=True):
-                found: Any = choice.message.tool_calls
-                assert choice.message.content is None and choice.finish_reason == reason
+            for choice, calls, reason, text in zip(whole.choices, streamed, reasons, texts, strict=True):
+                found: Any = choice.message.tool_calls or ()
+                assert choice.finish_reason == reason
+                assert (choice.message.content or "").strip() == text.strip()
+                assert not text.strip() or reason == "length", "a call that was cut before its arguments is content"
                 listed = [(c.function.name, c.function.arguments) for c in found]
                 assert listed == [(name, arguments) for name, arguments in calls]
                 if reason == "length":

@@ -187,7 +187,7 @@ def test_requests_that_are_cancelled_or_draft_nothing(folder: Path, plain: LLM) 
 def test_auto_has_the_head(folder: Path, plain: LLM, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """With lookup before it, and lengths by the clock, 0 among them."""
     sampling, ids = GREEDY | KINDS[kind], prompts(plain.config.vocab_size)
-    with caplog.at_level("INFO"), plain_of(folder, speculation="auto") as llm:
+    with caplog.at_level("INFO", logger="infinilm"), plain_of(folder, speculation="auto") as llm:
         assert "the MTP head of" in caplog.text
         offered: list[int] = []
         (head,) = llm._thread.scheduler._drafting._heads  # type: ignore[union-attr]
@@ -216,7 +216,7 @@ def test_auto_without_memory_for_the_head(folder: Path, caplog: pytest.LogCaptur
     free = least.weight_bytes + least.workspace_bytes + 2 * 96 * least.kv_bytes_per_token  # half of it for the cache
     with pytest.raises(CacheFullError):
         plan_memory(folder, speculation="mtp", memory=free, **settings)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="infinilm"):
         plan = plan_memory(folder, memory=free, **settings)
     assert plan.weight_bytes == least.weight_bytes
     assert "the MTP head is not loaded" in caplog.text
