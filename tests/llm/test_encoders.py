@@ -123,9 +123,9 @@ def test_hooks_see_what_the_reference_has(bert: Path) -> None:
     registry = HookRegistry()
     for site in wanted:
         registry.register_hook(site, lambda site, x, layer: seen.update({site: np.array(x)}))
-    with open_llm(bert) as llm:
+    with open_llm(bert, tensor_parallel_size=1) as llm:
         plain = llm.embed(prompt)
-    with open_llm(bert, hooks=registry) as llm:
+    with open_llm(bert, hooks=registry, tensor_parallel_size=1) as llm:
         np.testing.assert_array_equal(llm.embed(prompt), plain)
     assert seen.keys() == wanted.keys() and "logits" not in seen and "layer0_input_layernorm" in seen
     for site, values in wanted.items():
