@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from emulation import ROOT, Gpu, from_16, to_16
+from encoders import expected_of as expected_of_encoder, make_encoder, prompts_of
 from goldens import expected_of, golden
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
@@ -60,6 +61,24 @@ def as_transformers(_: Gpu, name: str, dtype: str) -> None:
             greedy = expected["greedy_ids"].tolist()
             output = llm.generate(prompt, temperature=0, max_tokens=len(greedy), ignore_eos=True)
             assert list(output[0].outputs[0].token_ids) == greedy
+
+
+def encoder(_: Gpu, name: str, dtype: str, folder: str) -> None:
+    """Vectors or labels of texts of all lengths in one step: those of transformers, and the same bits alone."""
+    prompts, expected = prompts_of(name), expected_of_encoder(name)
+    with open_llm(make_encoder(Path(folder), name), dtype=dtype) as llm:
+        assert llm.device == "cuda"
+
+        def run(texts: Any) -> NDArray[Any]:
+            if llm.task == "embed":
+                return llm.embed(texts, "cls", normalize=False, use_tqdm=False)
+            return np.array([one.scores for one in llm.classify(texts, activation="identity", use_tqdm=False)])
+
+        got = run(prompts)
+        np.testing.assert_array_equal(np.concatenate([run(prompt) for prompt in prompts]), got)
+    want = expected["scores"] if "scores" in expected else expected["states"][np.cumsum([0, *expected["lengths"][:-1]])]
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert error <= (2e-5 if dtype == "float32" else 0.1), f"an error of {error:.2e} of the largest"
 
 
 # ---- random models of every family, in sizes that a GPU takes ----

@@ -183,6 +183,12 @@ def test_experts_in_mxfp4(simulate: Run, tmp_path: Path) -> None:
     assert outcome.ok, outcome.text
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("bert-labels", "float32"), ("roberta", "bfloat16")])
+def test_encoders(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
+    outcome = simulate("device_cases:encoder", name=name, dtype=dtype, folder=str(tmp_path))
+    assert outcome.ok, outcome.text
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SHAPED)
 def test_layers_of_other_shapes(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
