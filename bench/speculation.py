@@ -164,7 +164,7 @@ class GivenHead(MtpHead):
         self._acceptance, self._rng = acceptance, random.Random(0)
 
     def drafted(self, sequence: Sequence) -> list[int]:
-        """As many tokens as the head has drafted."""
+        """Given tokens in place of those that the head has drafted."""
         text = TaughtProgress.texts[sequence.prompt_token_ids.tobytes()]
         following = text[sequence.num_tokens :][: len(super().drafted(sequence))]
         return [token if self._rng.random() < self._acceptance else (token + 1) % 2 for token in following]

@@ -626,7 +626,7 @@ class EmbeddingSumSpec:
 
     @property
     def position_offset(self) -> int:
-        """Which of them is that of the first token."""
+        """The learned position of a text's first token."""
 
     @position_offset.setter
     def position_offset(self, arg: int, /) -> None: ...

@@ -43,7 +43,6 @@ WITHOUT_GOLDEN = {
         ),
         _OF_ENCODERS,
     ),
-    "ModelSpec.stream_norms=embedding": "no family has it yet",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=sigmoid": _NOT_OF_MLPS,

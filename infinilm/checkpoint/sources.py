@@ -175,9 +175,13 @@ def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
     if stored is None or not (names.mtp or names.later_layers):
         return bool(names.mtp or names.later_layers)
     files = _Files(names, None, shapes_of(config), {}, stored, {})
-    parameter = _Parameter("", (), f"layers.{config.num_hidden_layers}.", "eh_proj", "", "", "eh_proj")
-    module = files.tensor(parameter, parameter.module)
-    return any(name.startswith(f"{module}.") for name in stored)
+    layer = f"layers.{config.num_hidden_layers}."
+    modules = [files.tensor(_Parameter("", (), layer, own, "", "", own), own) for own in _OF_HEAD]
+    return all(any(name.startswith(f"{module}.") for name in stored) for module in modules)
+
+
+# What an MTP head has besides a layer: files that lack any of it have what is left of a head.
+_OF_HEAD = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 
 
 class _Parameter(NamedTuple):

@@ -33,7 +33,7 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """As above."""
+        """Where its drafts come from."""
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Take in tokens that are known now: first the prompt, then what the sequence generates, in order, each once.
@@ -94,15 +94,15 @@ class BatchDrafter(Drafter, Protocol):
 
     @property
     def num_offered(self) -> int:
-        """As above."""
+        """Tokens that it could draft now."""
 
     @property
     def num_at_once(self) -> int:
-        """As above."""
+        """Tokens at the beginning of a draft that need no time of their own."""
 
     @property
     def batch(self) -> BatchDrafters:
-        """As above."""
+        """What makes its drafts."""
 
 
 Round = tuple[int, float]

@@ -134,10 +134,8 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
         draft what a grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and
         parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
         "suffix" mean lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or
-        `MtpSettings`.
-        Or a factory of the caller's own, whose drafts are verified as
-        long as they are; as the `method` of a mapping it may be adaptive, too. None is "off". What this function has
-        given is given back.
+        `MtpSettings`. Or a factory of the caller's own, whose drafts are verified as long as they are; as the `method`
+        of a mapping it may be adaptive, too. None is "off". What this function has given is given back.
 
     Raises
     ------

@@ -33,7 +33,7 @@ struct EmbeddingSumSpec {
     template <class F>
     static void fields(F f) {
         f("num_positions", &EmbeddingSumSpec::num_positions, "Learned positions; 0: there are none.");
-        f("position_offset", &EmbeddingSumSpec::position_offset, "Which of them is that of the first token.");
+        f("position_offset", &EmbeddingSumSpec::position_offset, "The learned position of a text's first token.");
         f("num_types", &EmbeddingSumSpec::num_types, "Types of tokens; 0: there are none.");
     }
 };

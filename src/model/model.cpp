@@ -60,7 +60,6 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .has_post_norm = true});
     out.sublayers.back().sum_site = sites::residual;
     for (Sublayer& sublayer : out.sublayers) sublayer.takes_place = spec.stream_norms == StreamNorms::all;
-    if (layer == 0) out.sublayers[0].takes_place = spec.stream_norms != StreamNorms::none;
     return out;
 }
 

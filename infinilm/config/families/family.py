@@ -50,7 +50,7 @@ class Family:
     two_way: bool = False
     # Which norms of what sublayers read take the place of the residual stream: none; that of the first, which is a norm
     # of the embedding; or all, so that sums are normed.
-    stream_norms: Literal["none", "embedding", "all"] = "none"
+    stream_norms: Literal["none", "all"] = "none"
     # Positions are those of RoPE, or learned: a row for each, those of a text from the first on, or behind that of the
     # token that pads.
     positions: Literal["rope", "learned", "learned_behind_padding"] = "rope"

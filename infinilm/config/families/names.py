@@ -8,7 +8,7 @@ them in the files by these tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infinilm.config.fields import ModelFields
@@ -358,19 +358,11 @@ BERT = TensorNames(
     heads=("pooler.", "bert.pooler.", "cls."),
 )
 
-ROBERTA = TensorNames(
-    (("roberta.", ""),),
-    layers="encoder.layer",
-    outside=_BERT_OUTSIDE,
-    renamed=_BERT_RENAMED,
-    norm_of_embedding="embeddings.LayerNorm",
-    norm_of_layer="output.LayerNorm",
-    heads=("pooler.", "roberta.pooler.", "lm_head."),
-)
+ROBERTA = replace(BERT, prefixes=(("roberta.", ""),), heads=("pooler.", "roberta.pooler.", "lm_head."))
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
-# As Gemma 2 calls the norm before the MLP.
+# VaultGemma calls the norm before the MLP what Gemma 2 calls it.
 VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_layernorm"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.

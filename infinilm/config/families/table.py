@@ -45,7 +45,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 # Ends of the names of other classes with the layers of a row: `Qwen3Model` and `Qwen3ForSequenceClassification` have
 # those of `Qwen3ForCausalLM`. Where a family also sees, the class of its text part may be called `Gemma3TextModel`.
-# Those of an encoder have those of `BertModel`.
+# The rows of encoders have such names themselves: `BertForSequenceClassification` has the layers of `BertModel`.
 _OTHER_HEADS: Mapping[str, Head] = {"Model": "none", "ForSequenceClassification": "score", "ForMaskedLM": "none"}
 
 

@@ -92,7 +92,7 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
 def run_layer(s: Step, x: Array) -> Array:
     """One decoder layer, of two sublayers: x [num_tokens, hidden_size] -> the same."""
     own = s.layers[s.layer]
-    h, x = begin(s, x, "input_layernorm", is_first=s.layer == 0)
+    h, x = begin(s, x, "input_layernorm")
     x = s.emit("attention_residual", add(s, x, mix(s, own.mixer, h), "o_proj", "post_attention_layernorm"))
 
     if not s.spec.parallel_blocks:  # else both read the same norm

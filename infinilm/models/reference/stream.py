@@ -8,15 +8,14 @@ from infinilm.models.reference.step import Step
 __all__ = ["add", "begin"]
 
 
-def begin(s: Step, x: Array, norm: str, *, is_first: bool = False) -> tuple[Array, Array]:
+def begin(s: Step, x: Array, norm: str) -> tuple[Array, Array]:
     """Return what a sublayer reads and the stream that its result is added to, both [num_tokens, hidden_size].
 
     It reads x through its norm, if the model has these. The stream is x, or where the norm takes its place what is
-    read. `is_first`: it is the first sublayer of the model.
+    read.
     """
     read = s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
-    takes_place = s.spec.stream_norms == "all" or (is_first and s.spec.stream_norms == "embedding")
-    return read, read if takes_place else x
+    return read, read if s.spec.stream_norms == "all" else x
 
 
 def add(s: Step, x: Array, branch: Array, site: str, post_norm: str) -> Array:
