@@ -72,8 +72,8 @@ class ScoreMethods:
     def score(
         self,
         prompts: Prompts,
-        *,
         continuation: Prompts | None = None,
+        *,
         top: int = 0,
         lora: str | None = None,
         use_tqdm: bool = True,

@@ -92,7 +92,7 @@ def test_without_a_tokenizer_there_is_no_text(tmp_path: Path) -> None:
 def test_labels_of_a_prompt(llm: LLM) -> None:
     """The totals are those of the tokens behind the prompt, by an independent sum."""
     prompt, labels = "the end of", [" the story", " a", " little fox runs"]
-    scores = llm.score(prompt, continuation=labels)
+    scores = llm.score(prompt, labels)
     before = llm.tokenize(prompt)
     for label, score in zip(labels, scores, strict=True):
         ids = llm.tokenize(prompt + label)
