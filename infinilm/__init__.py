@@ -20,6 +20,7 @@ from infinilm.errors import (
     EngineDeadError as EngineDeadError,
     InfinilmError as InfinilmError,
     QueueFullError as QueueFullError,
+    ReceiptError as ReceiptError,
     RequestError as RequestError,
     TimeLimitError as TimeLimitError,
     WeightError as WeightError,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         TokenEvent as TokenEvent,
     )
     from infinilm.planning import MemoryPlan as MemoryPlan, plan_memory as plan_memory
+    from infinilm.receipts import Receipt as Receipt, Verdict as Verdict
     from infinilm.requests import RequestLimits as RequestLimits
     from infinilm.sampling_params import SamplingParams as SamplingParams
     from infinilm.text import Tokenizer as Tokenizer
@@ -110,6 +112,7 @@ _LAZY = {
             "TokenEvent",
         ),
         "infinilm.planning": ("MemoryPlan", "plan_memory"),
+        "infinilm.receipts": ("Receipt", "Verdict"),
         "infinilm.requests": ("RequestLimits",),
         "infinilm.sampling_params": ("SamplingParams",),
         "infinilm.text": ("Tokenizer",),

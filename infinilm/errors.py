@@ -42,6 +42,10 @@ class TimeLimitError(InfinilmError):
     """A request took longer than `RequestLimits.max_seconds`, in the queue or while it ran, and was ended."""
 
 
+class ReceiptError(InfinilmError, ValueError):
+    """A text that is no receipt, or a receipt whose signature does not fit: names the part."""
+
+
 class EngineDeadError(InfinilmError):
     """The engine was closed, a rank failed (`__cause__` says how), or this process was forked from the engine's."""
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from infinilm import _core
+from infinilm._version import __version__
 from infinilm.cache import CacheConfig
 from infinilm.calls import streams
 from infinilm.calls.chats import ChatMethods
@@ -28,11 +31,13 @@ from infinilm.calls.labels import LabelMethods, LabelScorer
 from infinilm.calls.rerank import RerankMethods
 from infinilm.calls.scores import ScoreMethods
 from infinilm.calls.vectors import VectorMaker, VectorMethods
+from infinilm.calls.verify import VerifyMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
+from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of, weights_fingerprint
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec, longest_text
-from infinilm.devices.system import nccl_library
+from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_attribute, unknown_parameter
@@ -45,6 +50,7 @@ from infinilm.planning.cache_plan import MemoryPlan, divide_memory
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
+from infinilm.requests.receipts import ReceiptMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
@@ -65,7 +71,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, OfThisProcess):
+class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, VerifyMethods, OfThisProcess):
     """A model ready to generate.
 
     Parameters
@@ -242,13 +248,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
-        spec = build_spec(
-            plan.config,
-            dtype=plan.dtype,
-            max_model_len=self.max_model_len,
-            quantization=plan.quantization,
-            mtp=plan.mtp,
-        )
+        spec = self._spec_of(plan, mtp=plan.mtp)
         others = None
         if stages:
             check_settings(kv_cache, hooks, lora or merge_lora)
@@ -317,6 +317,26 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        loaded = None if load_format == "dummy" else time.time()
+        self._receipts = ReceiptMaker(
+            {
+                "architecture": plan.config.architecture,
+                "computation": fingerprint_of([_computation(spec if not plan.mtp else self._spec_of(plan, mtp=False))]),
+                "eos_token_ids": sorted(self.tokenizer.eos_token_ids),
+            },
+            {
+                "version": __version__,
+                "kernels": kernel_class(plan.device),
+                "quantization": plan.quantization,
+                "dtype": plan.dtype,
+                "kv_cache_dtype": self.memory.kv_cache_dtype,
+                "num_ranks": tensor_parallel_size,
+            },
+            weights=partial(_weights_of, plan, f"dummy {seed or 0}", loaded),
+            adapters=self._adapters,
+            tokenizer=self.tokenizer,
+            has_hooks=lambda: engine_hooks.in_use,
+        )
         self.grammars = Grammars(self.tokenizer, plan.config.vocab_size)
         self._requests = RequestMaker(
             plan.config,
@@ -329,6 +349,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             limits,
             max_open,
             self._adapters,
+            self._receipts,
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
@@ -338,6 +359,15 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
+
+    def _spec_of(self, plan: ModelPlan, *, mtp: bool) -> _core.ModelSpec:
+        return build_spec(
+            plan.config,
+            dtype=plan.dtype,
+            max_model_len=self.max_model_len,
+            quantization=plan.quantization,
+            mtp=mtp,
+        )
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
@@ -664,3 +694,17 @@ name_keywords(LLM.__init__)
 name_keywords(LLM.from_pretrained, list(inspect.signature(LLM).parameters.values())[1:])
 for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream, LLM.asubmit):
     name_keywords(_method, SAMPLING)
+
+
+def _computation(spec: _core.ModelSpec) -> str:
+    """All that a model computes, whatever its longest sequence is."""
+    return re.sub(r"max_model_len=\d+", "", repr(spec))
+
+
+def _weights_of(plan: ModelPlan, dummy: str, loaded: float | None) -> str:
+    """The fingerprint of the weights of a plan, with the adapters that became part of them; `loaded`: `time.time`."""
+    if loaded is None:
+        return fingerprint_of([dummy])
+    weights = weights_fingerprint(plan.path, loaded)
+    merged = [] if plan.merge is None else [adapter_fingerprint(folder) for folder in plan.merge.folders]
+    return fingerprint_of([weights, *merged]) if merged else weights

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol
 
 from infinilm.errors import RequestError
+from infinilm.receipts import Receipt
 
 __all__ = [
     "AnswerPart",
@@ -314,6 +315,8 @@ class CompletionOutput:
     tool_calls : sequence of dict
         The calls in an answer of `LLM.chat`, as messages take them: ``{"id": ..., "type": "function", "function":
         {"name": ..., "arguments": JSON text}}``.
+    receipt : Receipt or None
+        What the answer is a function of, if it was asked for and the answer has ended by itself ("stop", "length").
     """
 
     index: int
@@ -327,6 +330,7 @@ class CompletionOutput:
     reasoning: str | None = None
     content: str | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    receipt: Receipt | None = None
 
     def __repr__(self) -> str:
         """Show the beginning of the text, the number of tokens and why it ended."""

@@ -180,6 +180,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "lora": _adapter_name,
     "prediction": _prediction,
     "speculation": _speculation,
+    "return_receipt": lambda v: as_boolean("return_receipt", v),
 }
 
 
@@ -211,6 +212,7 @@ class SamplingKeywords(TypedDict, total=False):
     lora: str | None
     prediction: str | Sequence[int] | None
     speculation: str | int | None
+    return_receipt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,9 @@ class SamplingParams:
     speculation : str or int, optional
         "off": nothing is drafted for the request; 1..15: at most so many tokens in a step; None or "auto": as the `LLM`
         was told. It changes no token, but how fast they come.
+    return_receipt : bool
+        Give each answer a `Receipt`, by which `LLM.verify` can check that the model gave it. The first one reads the
+        files of the weights once more.
 
     Raises
     ------
@@ -318,6 +323,7 @@ class SamplingParams:
     lora: str | None = None
     prediction: str | tuple[int, ...] | None = None
     speculation: str | int | None = None
+    return_receipt: bool = False
 
     if TYPE_CHECKING:  # callers may pass more types than fields hold
 
@@ -340,6 +346,11 @@ class SamplingParams:
             raise RequestError("allowed_token_ids must name at least one token, got none; None allows all")
         if self.constraint is not None and self.ignore_eos:
             raise RequestError("ignore_eos cannot be combined with constraint, which says where the text ends")
+
+    @property
+    def kept_logprobs(self) -> int | None:
+        """`logprobs`, but 0 where a receipt alone needs the log-probability of each token."""
+        return 0 if self.logprobs is None and self.return_receipt else self.logprobs
 
     @property
     def max_draft_tokens(self) -> int:

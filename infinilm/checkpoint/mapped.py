@@ -62,6 +62,11 @@ class MappedTensors:
         """Close."""
         self.close()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that the tensors are in."""
+        return tuple(self._states)
+
     def __repr__(self) -> str:
         """Name the files, the number of tensors and their size."""
         nbytes = sum(t.nbytes for t in self.tensors.values())

@@ -80,6 +80,14 @@ def usable_gpus(devices: list[dict[str, Any]] | None = None) -> list[int]:
     return [index for index, device in enumerate(found) if not device["reason"]]
 
 
+def kernel_class(device: str) -> str:
+    """What chooses the kernels of a device, and so how sums are rounded: an instruction set, or a kind of GPU."""
+    if device == "cpu":
+        return _core.selected_cpu_isa()
+    index = int(device.partition(":")[2] or 0)
+    return "sm_" + str(_core.cuda_devices()[index]["compute_capability"]).replace(".", "")
+
+
 def resolve_device(device: str) -> str:
     """What `device="auto"` means here: the first GPU that is usable, else the CPU; others are only checked.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ class Merge:
 
     def __init__(self, adapters: Sequence[PeftAdapter]) -> None:
         self._adapters = adapters
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the adapters came from, in that order."""
+        return tuple(adapter.folder for adapter in self._adapters)
 
     def __call__(self, name: str, array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
         """The parameter with what adapters add to it; itself where they add nothing. bfloat16 as uint16."""

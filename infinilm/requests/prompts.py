@@ -17,8 +17,10 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.pooling.recipe import TextRules
+from infinilm.receipts import Receipt
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
+from infinilm.requests.receipts import ReceiptMaker, Replay, replayed_params
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams, make_sampling_params
@@ -70,6 +72,7 @@ class _Draft:
     given: list[int]  # token ids of the beginning of its output
     params: SamplingParams
     prediction: Prediction | None  # that its completions share
+    expected: tuple[int, ...] | None = None  # the output, if it is replayed
 
 
 class RequestMaker:
@@ -93,6 +96,8 @@ class RequestMaker:
         Sequences that can run or wait at the same time.
     adapters : Adapters
         The LoRA adapters that requests can name.
+    receipts : ReceiptMaker
+        Makes the receipts of answers.
     """
 
     def __init__(
@@ -107,7 +112,9 @@ class RequestMaker:
         limits: RequestLimits,
         max_open: int,
         adapters: Adapters,
+        receipts: ReceiptMaker,
     ) -> None:
+        self._receipts = receipts
         self._config = config
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -184,6 +191,21 @@ class RequestMaker:
             total = sum(draft.params.n for draft in drafts)
         requests = (self._build(draft, make_answer) for draft in drafts)
         return RequestSource(requests, total, self.room(is_sized=total is not None))
+
+    def replay(self, receipt: Receipt) -> GenerationRequest:
+        """The request that computes the answer of a receipt once more.
+
+        ReceiptError, RequestError: there cannot have been such a request, or this engine cannot run it.
+        """
+        params = replace(replayed_params(receipt), lora=self._receipts.adapter_of(receipt))
+        self._check_params(params)
+        prompt: PromptDict = {
+            "prompt_token_ids": list(receipt.prompt_token_ids),
+            "output_token_ids": list(receipt.token_ids[: receipt.num_given]),
+        }
+        draft = self._read_one(0, prompt, params, False)
+        draft.expected = receipt.token_ids
+        return self._build(draft, None)
 
     def room(self, *, is_sized: bool) -> int:
         """Sequences that one call may have open; where prompts are read one by one, enough to keep the engine busy."""
@@ -388,8 +410,12 @@ class RequestMaker:
         request_id = str(next(self._request_ids))
         make_text: Callable[[], OutputText | None]
         make_text = partial(OutputText, self._tokenizer, params) if self._tokenizer.available else _no_text
+        receipt_model = (
+            self._receipts.prepare(params.lora) if params.return_receipt and draft.expected is None else None
+        )
+        kind = Completion if draft.expected is None else partial(Replay, draft.expected)
         completions = [
-            Completion(
+            kind(
                 request_id,
                 draft.prompt_index,
                 index,
@@ -405,6 +431,9 @@ class RequestMaker:
         if make_answer is not None:
             for completion in completions:
                 completion.make_answer = partial(make_answer, draft.text or "")
+        if receipt_model is not None:
+            for completion in completions:
+                completion.make_receipt = partial(self._receipts.receipt, model=receipt_model)
         matcher = None
         if params.constraint is not None:
             matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
@@ -431,6 +460,8 @@ class RequestMaker:
     def _check_params(self, params: SamplingParams) -> None:
         """Check what `SamplingParams` cannot check without the model and the limits."""
         self._limits.check(params)
+        if params.return_receipt:
+            self._receipts.check(params)
         self._check_number(params.n + (params.prompt_logprobs is not None))
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")

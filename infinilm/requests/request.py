@@ -37,6 +37,7 @@ from infinilm.outputs import (
     TokenEvent,
     name_logprobs,
 )
+from infinilm.receipts import Receipt
 from infinilm.requests import logits as lg
 from infinilm.requests.reducers import PromptLogprobs
 from infinilm.sampling_params import SamplingParams
@@ -221,11 +222,12 @@ class Completion(EngineRequest):
         # gets no update before the end.
         self.polled_in: asyncio.AbstractEventLoop | None = None
         params = sequence.params
-        top = params.logprobs
+        top = params.kept_logprobs
         takes_all = params.stop or top is not None or pipeline.changes is not None or pipeline.samples_on_host
         sequence.is_plain = not takes_all
         self.make_text = make_text
         self.make_answer: Callable[[], ChoiceMaker] | None = None  # returns what divides its text, in a conversation
+        self.make_receipt: Callable[[Completion], Receipt | None] | None = None
         self.searched_text = make_text() if params.stop else None  # for stop strings, in the engine thread
         self._reader: CompletionReader | None = None
         sequence.stop_token_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids)
@@ -234,7 +236,13 @@ class Completion(EngineRequest):
         sequence.changes = None if pipeline.samples_on_host else pipeline.changes
         sequence.needs_logits = sequence.samples_on_host or (top is not None and top > MAX_LOGPROBS)
         sequence.num_logprobs = -1 if top is None or sequence.needs_logits else top
+        self._takes_logprobs = top is not None
         self.constrain(None)
+
+    @property
+    def shown_logprobs(self) -> list[dict[int, float]]:
+        """Those of each token, if the caller asked for them."""
+        return self.logprobs if self.sequence.params.logprobs is not None else []
 
     @property
     def needs_updates(self) -> bool:
@@ -260,7 +268,7 @@ class Completion(EngineRequest):
         for token_id in token_ids:
             self.sequence.output_token_ids.append(token_id)
             self.num_given += 1
-            if self.sequence.params.logprobs is not None:
+            if self._takes_logprobs:
                 self.logprobs.append({token_id: math.nan})  # known where it was sampled, and not here
             update = self._add_token(token_id)
             if self.finish_reason is not None:
@@ -302,7 +310,8 @@ class Completion(EngineRequest):
             self.finish_reason = "stop" if is_complete else "length"
         if self.finish_reason is None and not self.sequence.is_streamed:
             return None
-        top = self.logprobs[-1] if self.logprobs else None
+        shown = self.shown_logprobs
+        top = shown[-1] if shown else None
         return RequestUpdate(
             self,
             token_id,
@@ -380,7 +389,7 @@ class CompletionReader:
     def given(self) -> Delta:
         """The tokens that came with the request, as if they had been generated here."""
         completion, count = self._completion, self._completion.num_given
-        ids, top = completion.sequence.output_token_ids[:count], completion.logprobs[:count]
+        ids, top = completion.sequence.output_token_ids[:count], completion.shown_logprobs[:count]
         return Delta(completion.prompt_index, completion.index, self._given_text, ids, top, None, None)
 
     def event(self, update: RequestUpdate) -> TokenEvent | None:
@@ -442,7 +451,7 @@ class CompletionReader:
             completion.index,
             text,
             sequence.output_token_ids[begin:num_tokens],
-            completion.logprobs[begin:num_tokens],
+            completion.shown_logprobs[begin:num_tokens],
             reason,
             error,
             None if reason is None else completion.stop_reason,
@@ -486,7 +495,7 @@ class CompletionReader:
             index=completion.index,
             text=text.text if text is not None else "",
             token_ids=list(sequence.output_token_ids),
-            logprobs=[self._named(one) for one in completion.logprobs] if wanted else None,
+            logprobs=[self._named(one) for one in completion.shown_logprobs] if wanted else None,
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
             finish_reason=completion.finish_reason if self._error is None else "error",
             stop_reason=completion.stop_reason,
@@ -494,6 +503,7 @@ class CompletionReader:
             reasoning=answer.reasoning if maker is not None and maker.has_reasoning else None,
             content=answer.content if maker is not None else None,
             tool_calls=[{key: value for key, value in call.items() if key != "index"} for call in answer.tool_calls],
+            receipt=completion.make_receipt(completion) if completion.make_receipt is not None else None,
         )
 
 

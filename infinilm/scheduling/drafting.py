@@ -10,6 +10,9 @@ Drafts get what is left: tokens of the step's budget that no prompt takes, and b
 chosen last and their blocks go back with the result, so that no sequence waits or is preempted for a draft. How much of
 a draft is worth its time is measured (`infinilm.speculation.lengths`), unless lengths are fixed. Drafts that a model
 makes are made once that is known.
+
+A sequence that replays a known answer (`Sequence.replay`) has the whole answer as its draft. All of it is verified, as
+much in a step as there is room for, and it is not counted among the drafts.
 """
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ from infinilm.scheduling.masks import KNOWN
 from infinilm.scheduling.matcher import Matcher
 from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.running import RunningSequences
-from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
+from infinilm.scheduling.sequence import ENDED, IndexArray, Int32Array, Sequence
 from infinilm.scheduling.step_builder import StepChoice
 from infinilm.scheduling.steps import Step
 from infinilm.speculation import MAX_DRAFT_TOKENS, BatchDrafter, Drafters
 from infinilm.speculation.chain import Draft, DrafterChain
 from infinilm.speculation.lengths import Acceptance, Lengths, Offer, Source
+from infinilm.speculation.replay import follow_replay
 
-__all__ = ["Drafting"]
+__all__ = ["MAX_REPLAYED_TOKENS", "Drafting"]
+
+MAX_REPLAYED_TOKENS = 255
+"""Drafted tokens of a step that replay known answers at most: the logits of each take the memory of a vocabulary."""
 
 
 class Drafting:
@@ -73,6 +80,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._running = running
         self._blocks = blocks
+        self._replaying: set[Sequence] = set()
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.accepted_at = [0] * MAX_DRAFT_TOKENS
@@ -80,6 +88,8 @@ class Drafting:
     @property
     def needs_results(self) -> bool:
         """Whether a step that could be made ahead waits for the newest tokens, which drafters draft from."""
+        if self._replays():
+            return True
         running, slots = self._running, self._running.slots
         is_drafted = running.is_drafted[slots]
         if not is_drafted.any():
@@ -91,15 +101,24 @@ class Drafting:
 
     def enter(self, sequence: Sequence) -> None:
         """Make the drafters of a sequence that enters a slot for the first time, if it may have some."""
-        if sequence.collect_logits or sequence.samples_on_host or not sequence.params.max_draft_tokens:
+        if sequence.collect_logits or sequence.samples_on_host:
+            return
+        if sequence.replay is not None:
+            self._replaying.add(sequence)
+        elif not sequence.params.max_draft_tokens:
             return
         made = []
-        for make in self._drafters:
+        for make in [follow_replay] if sequence.replay is not None else self._drafters:
             try:
                 made.append(make(sequence))
             except BaseException:  # a drafter may be user code, and this is the engine thread
                 logger.exception("a drafter of a request could not be made; the request goes on without it")
         sequence.drafters = DrafterChain(drafter for drafter in made if drafter is not None)
+
+    def _replays(self) -> bool:
+        """Whether a sequence that has a slot replays an answer."""
+        self._replaying = {sequence for sequence in self._replaying if sequence.request is not ENDED}
+        return any(sequence.slot >= 0 for sequence in self._replaying)
 
     def learn(self, step: Step) -> None:
         """Take in a step whose result was taken in; MTP heads follow it when drafts of the next are chosen."""
@@ -116,6 +135,9 @@ class Drafting:
     def choose(self, choice: StepChoice) -> None:
         """Add drafts to a step that is otherwise complete, where it computes newest tokens; all tokens are known."""
         candidates = self._candidates(choice)
+        if self._replaying:
+            self._replay(choice, candidates)
+            candidates = [i for i in candidates if choice.sequences[i].replay is None]
         num_seqs = len(choice.decode_slots) + choice.num_recomputed
         if candidates and self.lengths is not None and not self.lengths.asks(num_seqs):
             for head in self._heads:
@@ -124,6 +146,29 @@ class Drafting:
             choice.is_asked = True
             self._choose(choice, candidates, num_seqs)
         choice.is_typical &= self.catch_up()
+
+    def _replay(self, choice: StepChoice, candidates: SequenceOf[int]) -> None:
+        """Add what known answers go on with, of those of `candidates` that are replayed."""
+        left = MAX_REPLAYED_TOKENS
+        for i in candidates:
+            sequence = choice.sequences[i]
+            if sequence.replay is None:
+                continue
+            limit = min(int(self._rooms(np.array([sequence.slot], np.intp), choice.budget)[0]), left)
+            if limit > 0 and (draft := self._ask(sequence, limit)) is not None:
+                self._add(choice, i, draft.token_ids)
+                choice.is_typical = False
+                left -= draft.num_tokens
+
+    def _add(self, choice: StepChoice, i: int, token_ids: list[int]) -> None:
+        """Add a draft of the sequence with this index, for which there is room."""
+        slot = choice.sequences[i].slot
+        begin = int(self._running.num_tokens[slot])
+        end = begin + len(token_ids)
+        self._running.tokens[slot, begin:end] = token_ids
+        self._blocks.grow(slot, end)
+        choice.drafts.append((i, token_ids))
+        choice.budget -= len(token_ids)
 
     def _choose(self, choice: StepChoice, candidates: SequenceOf[int], num_seqs: int) -> None:
         slots = np.array([choice.sequences[i].slot for i in candidates], np.intp)
@@ -140,12 +185,7 @@ class Drafting:
             room = int(self._rooms(np.array([slot], np.intp), choice.budget)[0])
             del token_ids[max(room, 0) :]  # drafts before it have taken tokens and blocks
             if token_ids:
-                begin = int(self._running.num_tokens[slot])
-                end = begin + len(token_ids)
-                self._running.tokens[slot, begin:end] = token_ids
-                self._blocks.grow(slot, end)
-                choice.drafts.append((i, token_ids))
-                choice.budget -= len(token_ids)
+                self._add(choice, i, token_ids)
 
     def _candidates(self, choice: StepChoice) -> list[int]:
         """The sequences of a step that may have a draft, by their index: those in decode, and others with an output.
@@ -173,7 +213,7 @@ class Drafting:
         num_tokens = running.num_tokens[slots]
         room = (blocks.lengths[slots] + max(blocks.headroom(), 0)) * blocks.block_size - num_tokens
         left = running.max_num_tokens[slots] - num_tokens - 1  # the last token is drawn, and not computed
-        rooms: Int32Array = np.minimum(np.minimum(room, left), min(budget, MAX_DRAFT_TOKENS))
+        rooms: Int32Array = np.minimum(np.minimum(room, left), budget)
         return rooms
 
     def _lengths(self, choice: StepChoice, num_seqs: int, offered: SequenceOf[tuple[int, Draft]]) -> list[int]:
@@ -282,17 +322,21 @@ class Drafting:
             if (num_tokens := end - begin - 1) == 0:
                 continue
             sequence = step.samples[begin]
-            num_accepted = sum(row in counting for row in range(begin + 1, end))
-            self.num_drafts += 1
-            self.num_draft_tokens += num_tokens
-            sequence.num_draft_tokens += num_tokens
-            sequence.num_accepted_tokens += num_accepted
-            for place in range(num_accepted):
-                self.accepted_at[place] += 1
-            if self.lengths is not None:
-                self._acceptance(sequence, sequence.draft_source).add(num_tokens, num_accepted)
+            if sequence.replay is None:
+                self._count(sequence, num_tokens, sum(row in counting for row in range(begin + 1, end)))
             if sequence.slot >= 0:
                 self._blocks.trim(sequence.slot, int(self._running.num_tokens[sequence.slot]) - 1)
+
+    def _count(self, sequence: Sequence, num_tokens: int, num_accepted: int) -> None:
+        """Count a draft of a sequence, the first tokens of which were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        sequence.num_draft_tokens += num_tokens
+        sequence.num_accepted_tokens += num_accepted
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
+        if self.lengths is not None:
+            self._acceptance(sequence, sequence.draft_source).add(num_tokens, num_accepted)
 
     def observe(self, step: Step, num_tokens: int, seconds: float) -> None:
         """Learn from the time of a step, from the results of the step before it to its own, and its `num_tokens`."""

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as SequenceOf
+
     from infinilm.lora.adapters import Adapter
     from infinilm.sampling_params import SamplingParams
     from infinilm.scheduling.matcher import Matcher
@@ -74,6 +76,8 @@ class Sequence:
         The host samples the tokens, so no step can be made ahead.
     prediction : Prediction or None
         What the output will largely repeat, if the caller knows.
+    replay : sequence of int or None
+        The output that must come, if it is computed once more to see whether it does.
     drafters : DrafterChain or None
         Draft the next tokens, which a step then verifies.
     draft_source : Source
@@ -117,6 +121,7 @@ class Sequence:
     needs_logits: bool = False
     samples_on_host: bool = False
     prediction: Prediction | None = None
+    replay: SequenceOf[int] | None = None
     token_types: Int32Array | None = None
     drafters: DrafterChain | None = None
     draft_source: Source = ("", 0)

@@ -86,7 +86,7 @@ def token_logprobs(
     dict or None
         By token id: the most probable tokens, best first, and the sampled one. None: the request wants none.
     """
-    count = sequence.params.logprobs
+    count = sequence.params.kept_logprobs
     if count is None:
         return None
     if sequence.needs_logits:

@@ -66,6 +66,10 @@ class DraftRequest(Protocol):
         """The predicted answer (`infinilm.speculation.prediction.Prediction`) or None."""
 
     @property
+    def replay(self) -> Sequence[int] | None:
+        """The answer that is computed once more, to see whether it comes again."""
+
+    @property
     def constraint(self) -> Any:
         """The grammar (`infinilm.scheduling.matcher.Matcher`) or None.
 

@@ -18,7 +18,7 @@ FLOORS = (
     ("json_disjoint",),
     ("json_schema", "patterns"),
     ("grammar_text",),
-    ("constraint",),
+    ("constraint", "receipts"),
     ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
     ("gguf",),
     ("model_files", "hub"),
