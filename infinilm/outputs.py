@@ -428,6 +428,8 @@ class TokenEvent:
         for, in descending order, and of the new one; None unless asked for.
     piece : AnswerPiece or None
         What is certain now of the parts of an answer, in events of `LLM.stream_chat` and `LLM.astream_chat`.
+    receipt : Receipt or None
+        In the last event of a sequence, see `CompletionOutput`.
     """
 
     request_id: str
@@ -440,6 +442,7 @@ class TokenEvent:
     error: BaseException | None = None
     top_logprobs: Mapping[int, Logprob] | None = None
     piece: AnswerPiece | None = None
+    receipt: Receipt | None = None
 
     @property
     def reasoning(self) -> str:

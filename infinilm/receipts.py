@@ -27,7 +27,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import ReceiptError
 from infinilm.extras import how_to_install
 
-__all__ = ["Receipt", "Verdict"]
+__all__ = ["Receipt", "Verdict", "check_private_key"]
 
 _FORMAT = 1
 _PARTS = ("model", "engine", "request", "answer")
@@ -258,6 +258,11 @@ class Verdict:
     def __str__(self) -> str:
         """The status and the reason."""
         return f"{self.status}: {self.reason}" if self.reason else self.status
+
+
+def check_private_key(path: str | os.PathLike[str]) -> None:
+    """Do nothing if `Receipt.signed` can sign with this key; raises what it raises."""
+    _read_key(path, is_private=True)
 
 
 def _canonical(value: Mapping[str, Any]) -> str:

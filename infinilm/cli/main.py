@@ -15,6 +15,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import infinilm
@@ -44,6 +45,7 @@ from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_t
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.perplexity import add_perplexity, run_perplexity
 from infinilm.cli.quantize import add_quantize, run_quantize
+from infinilm.cli.receipts import add_receipt, add_verify, check_receipt, run_verify, write_receipts
 from infinilm.cli.route import add_route, run_route
 from infinilm.cli.serve import add_serve, run_serve
 from infinilm.cli.stream import PlainPrinter, Reply, event_text, print_stream, read_stream
@@ -52,6 +54,7 @@ from infinilm.errors import (
     ConfigError,
     DeviceError,
     InfinilmError,
+    ReceiptError,
     RequestError,
     WeightError,
     did_you_mean,
@@ -66,6 +69,7 @@ _USER_ERRORS = (
     ConfigError,
     WeightError,
     RequestError,
+    ReceiptError,
     CacheFullError,
     DeviceError,
     FileNotFoundError,
@@ -165,6 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_quantize(command("quantize", run_quantize, "Write a quantised checkpoint, which transformers reads, too."))
     add_pack(command("pack", run_pack, "Write a folder with weights packed for CPUs, which starts at once."))
     add_perplexity(command("perplexity", run_perplexity, "Tell how well a model foretells a text of any length."))
+    add_verify(command("verify", run_verify, "Check that a model gives the answers of receipts."))
     add_serve(command("serve", run_serve, "Serve a model over HTTP: the API of OpenAI, and a chat page at /."))
     add_route(command("route", run_route, "One address for several running servers of one model."))
     add_bench(command("bench", run_bench, "Measure speed against this machine's limits, or under many requests."))
@@ -198,6 +203,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_constraint(parser)
     add_control_vector(parser)
     add_speculation(parser)
+    add_receipt(parser)
     add_quiet(parser)
 
 
@@ -243,9 +249,10 @@ def _read_prompt(args: argparse.Namespace) -> str | list[int]:
 
 def _generate(args: argparse.Namespace) -> int:
     sampling_params(args)  # a bad option is told before the model is loaded
+    check_receipt(args)
     prompt = _read_prompt(args)
     with open_llm(args) as llm:
-        params = sampling_params(args, llm)
+        params = replace(sampling_params(args, llm), return_receipt=args.receipt is not None)
         events = llm.stream([prompt], params)  # a bad request raises here, before anything is printed
         if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
@@ -254,6 +261,8 @@ def _generate(args: argparse.Namespace) -> int:
             _print_several(events, params.n, reply, args.token_ids)
         else:
             print_stream(events, reply, PlainPrinter(), args.token_ids)
+        if reply.receipts:
+            write_receipts(reply.receipts, args)
         if args.stats:
             num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
             note(_stats(llm, num_prompt, reply))

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -14,6 +14,7 @@ from infinilm.cli.output import put
 
 if TYPE_CHECKING:
     from infinilm.outputs import TokenEvent
+    from infinilm.receipts import Receipt
 
 
 class CtrlC:
@@ -53,6 +54,7 @@ class Reply:
     interrupted: bool = False
     ttft: float = 0.0  # seconds from the request to the first token
     decode_seconds: float = 0.0  # from the first token to the last
+    receipts: list[Receipt] = field(default_factory=list)  # of the texts that have ended, if they were asked for
 
 
 class Printer(Protocol):
@@ -107,6 +109,8 @@ def read_stream(events: Iterator[TokenEvent], reply: Reply) -> Iterator[TokenEve
                 reply.decode_seconds = elapsed - reply.ttft
                 reply.num_tokens += event.token_id is not None
                 reply.finish_reason = event.finish_reason
+                if event.receipt is not None:
+                    reply.receipts.append(event.receipt)
                 yield event
                 if ctrl_c.pressed and event.finish_reason is None:
                     reply.interrupted = True

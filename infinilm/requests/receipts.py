@@ -7,11 +7,13 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence as SequenceOf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of
+from infinilm.checks import short_repr
 from infinilm.constraint import Constraint
 from infinilm.errors import InfinilmError, ReceiptError, RequestError, TimeLimitError
 from infinilm.lora.adapters import Adapters
@@ -27,6 +29,14 @@ _NOT_RECORDED = {
     "n", "prompt_logprobs", "logits_processor", "lora", "prediction", "speculation", "return_receipt"
 }  # fmt: skip
 _RECORDED = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.name not in _NOT_RECORDED)
+_DIGESTS = MappingProxyType(
+    {
+        "weights": "the weights are",
+        "computation": "the configuration and the dtypes of the model are",
+        "adapter": "the adapters that requests can name are",
+        "tokenizer": "the tokenizer and its vocabulary are",
+    }
+)
 
 
 class ReceiptMaker:
@@ -127,13 +137,14 @@ class ReceiptMaker:
     def differences(self, receipt: Receipt) -> list[str]:
         """How what this engine computes differs from what a receipt names, in sentences."""
         model = self.prepare(self.adapter_of(receipt))
-        named = {"weights": "the weights", "adapter": "the adapter", "tokenizer": "the tokenizer"}
         differing = []
         for claimed, own in ((receipt.model, model), (receipt.engine, self._engine)):
             for key in sorted({*claimed, *own}):
-                if claimed.get(key) != own.get(key):
-                    what = "others" if key in named else repr(own.get(key))
-                    differing.append(f"{named.get(key, key)}: {claimed.get(key)!r:.40} in the receipt, {what} here")
+                theirs, ours = claimed.get(key), own.get(key)
+                if theirs != ours and key in _DIGESTS:
+                    differing.append(f"{_DIGESTS[key]} not those of the receipt")
+                elif theirs != ours:
+                    differing.append(f"{key} is {short_repr(theirs)} in the receipt, {short_repr(ours)} here")
         return differing
 
 

@@ -351,6 +351,10 @@ class Completion(EngineRequest):
 
     # ---- for callers ----
 
+    def receipt(self) -> Receipt | None:
+        """The receipt of the answer, if it was asked for and the answer has ended by itself."""
+        return None if self.make_receipt is None else self.make_receipt(self)
+
     @property
     def reader(self) -> CompletionReader:
         """The reader whose text is in the output: one that has read all updates, if there is one."""
@@ -417,6 +421,7 @@ class CompletionReader:
             error=error,
             top_logprobs=None if update.top_logprobs is None else self._named(update.top_logprobs),
             piece=piece,
+            receipt=None if reason is None else completion.receipt(),
         )
 
     def _named(self, logprobs: Mapping[int, float]) -> dict[int, Logprob]:
@@ -503,7 +508,7 @@ class CompletionReader:
             reasoning=answer.reasoning if maker is not None and maker.has_reasoning else None,
             content=answer.content if maker is not None else None,
             tool_calls=[{key: value for key, value in call.items() if key != "index"} for call in answer.tool_calls],
-            receipt=completion.make_receipt(completion) if completion.make_receipt is not None else None,
+            receipt=completion.receipt() if self._error is None else None,
         )
 
 
