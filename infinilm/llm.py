@@ -34,6 +34,7 @@ from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.calls.verify import VerifyMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of, weights_fingerprint
+from infinilm.checkpoint.mapped import FileState
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import build_spec, longest_text
@@ -42,7 +43,7 @@ from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
-from infinilm.lora import read_adapter
+from infinilm.lora import Merge, read_adapter
 from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
@@ -266,10 +267,12 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 num_stages=self.num_stages,
                 stage=others.stage if others else None,
             )
+            files: Mapping[Path, FileState] = {}
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
+                    files = checkpoint.states
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
             if others:
@@ -317,7 +320,6 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
-        loaded = None if load_format == "dummy" else time.time()
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -332,7 +334,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": tensor_parallel_size,
             },
-            weights=partial(_weights_of, plan, f"dummy {seed or 0}", loaded),
+            weights=partial(_weights_of, files, plan.merge, f"dummy {seed or 0}"),
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use,
@@ -701,10 +703,8 @@ def _computation(spec: _core.ModelSpec) -> str:
     return re.sub(r"max_model_len=\d+", "", repr(spec))
 
 
-def _weights_of(plan: ModelPlan, dummy: str, loaded: float | None) -> str:
-    """The fingerprint of the weights of a plan, with the adapters that became part of them; `loaded`: `time.time`."""
-    if loaded is None:
-        return fingerprint_of([dummy])
-    weights = weights_fingerprint(plan.path, loaded)
-    merged = [] if plan.merge is None else [adapter_fingerprint(folder) for folder in plan.merge.folders]
+def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str) -> str:
+    """The fingerprint of weights, with the adapters that became part of them; of no files: of `dummy`."""
+    weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
+    merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights

@@ -27,7 +27,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import ReceiptError
 from infinilm.extras import how_to_install
 
-__all__ = ["Receipt", "Verdict", "check_private_key"]
+__all__ = ["Receipt", "Verdict", "check_key"]
 
 _FORMAT = 1
 _PARTS = ("model", "engine", "request", "answer")
@@ -260,9 +260,9 @@ class Verdict:
         return f"{self.status}: {self.reason}" if self.reason else self.status
 
 
-def check_private_key(path: str | os.PathLike[str]) -> None:
-    """Do nothing if `Receipt.signed` can sign with this key; raises what it raises."""
-    _read_key(path, is_private=True)
+def check_key(path: str | os.PathLike[str], *, is_private: bool) -> None:
+    """Do nothing if a file has a key of a kind; otherwise raises what signing or checking would raise."""
+    _read_key(path, is_private=is_private)
 
 
 def _canonical(value: Mapping[str, Any]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.mapped import FileState, file_state
 from infinilm.errors import WeightError
 from infinilm.files import open_regular
 
@@ -24,42 +23,39 @@ def fingerprint_of(parts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 
-def weights_fingerprint(model: Path, not_after: float) -> str:
-    """Fingerprint of the weight files of a folder or of a GGUF file, whatever the files are called.
+def weights_fingerprint(files: Mapping[Path, FileState]) -> str:
+    """Fingerprint of the files of weights, whatever they are called.
 
     This reads all of them, some 1.5 GB a second on a core that has instructions for it.
 
     Parameters
     ----------
-    model
-    not_after
-        When they were loaded, `time.time`.
+    files
+        What each was when its weights were loaded.
 
     Raises
     ------
     WeightError
-        They cannot be read, or a file was written after that, so that it may not be what was loaded.
+        One cannot be read, or was written since, so that it may not be what was loaded.
     """
-    with open_checkpoint(model) as checkpoint:
-        files = checkpoint.files
-    return _of_files(files, not_after)
+    return _of_files(files)
 
 
 def adapter_fingerprint(folder: Path) -> str:
     """Fingerprint of an adapter that PEFT saved: its weights and what its configuration says. WeightError: as above."""
-    return _of_files([path for path in folder.iterdir() if path.name.startswith("adapter_")])
+    return _of_files({path: None for path in folder.iterdir() if path.name.startswith("adapter_")})
 
 
-def _of_files(files: Iterable[Path], not_after: float = math.inf) -> str:
+def _of_files(files: Mapping[Path, FileState | None]) -> str:
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        return fingerprint_of(pool.map(lambda path: _of_file(path, not_after), files))
+        return fingerprint_of(pool.map(_of_file, files.keys(), files.values()))
 
 
-def _of_file(path: Path, not_after: float) -> str:
+def _of_file(path: Path, state: FileState | None) -> str:
     digest = hashlib.sha256()
     with open_regular(path, WeightError) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-        if os.fstat(file.fileno()).st_mtime > not_after:
+        if state is not None and file_state(os.fstat(file.fileno())) != state:
             raise WeightError(f"{path}: was written after the model was loaded; load the model again for its receipts")
     return digest.hexdigest()

@@ -63,9 +63,9 @@ class MappedTensors:
         self.close()
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """All files that the tensors are in."""
-        return tuple(self._states)
+    def states(self) -> Mapping[Path, FileState]:
+        """The files that the tensors are in, and what each was when it was opened."""
+        return self._states
 
     def __repr__(self) -> str:
         """Name the files, the number of tensors and their size."""

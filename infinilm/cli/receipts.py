@@ -30,10 +30,10 @@ def check_receipt(args: argparse.Namespace) -> None:
         if args.sign is not None:
             raise ConfigError("--sign is for receipts: pass --receipt FILE, too")
         return
-    from infinilm.receipts import check_private_key
+    from infinilm.receipts import check_key
 
     if args.sign is not None:
-        check_private_key(args.sign)
+        check_key(args.sign, is_private=True)
     with open(args.receipt, "x", encoding="ascii"):
         pass
 
@@ -61,8 +61,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def run_verify(args: argparse.Namespace) -> int:
     """Run `infinilm verify`; returns the exit code: 1 where a receipt is not equal."""
     from infinilm.llm import LLM
-    from infinilm.receipts import Verdict
+    from infinilm.receipts import Verdict, check_key
 
+    if args.key is not None:
+        check_key(args.key, is_private=False)
     read = list(_read(args.files))
     failed: dict[int, Verdict] = {}
     for i, (_, receipt) in enumerate(read):
@@ -84,7 +86,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def _read(files: Sequence[str]) -> Iterator[tuple[str, Receipt]]:
-    """The receipts of files, with what they are called. ReceiptError: names the file and the line of one that is none."""
+    """The receipts of files, with what they are called. ReceiptError: names the file and the line of what is none."""
     from infinilm.receipts import Receipt
 
     for name in files:

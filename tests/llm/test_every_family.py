@@ -53,7 +53,9 @@ def test_sites_and_bits(name: str) -> None:
     with LLM(folder, max_num_seqs=3, num_threads=2, max_num_batched_tokens=7, hooks=hooks, **settings) as llm:
         assert np.array_equal(llm.forward(ids), logits) and calls[0] == "embedding"
         handle.remove()
-        assert told(llm.generate(prompts, **GREEDY)) == alone
+        outputs = llm.generate(prompts, return_receipt=True, **GREEDY)
+        assert told(outputs) == alone
+        assert all(llm.verify([output.outputs[0].receipt for output in outputs], use_tqdm=False))
         again = llm.generate(ids, **GREEDY)
         assert told(again) == alone[:1]
         assert_hit(llm, again[0], ids)
