@@ -24,4 +24,5 @@ def request_maker(llm: LLM, engine: Any) -> RequestMaker:
         limits,
         limits.max_queued_seqs,
         Adapters(engine),
+        llm._receipts,
     )

@@ -85,7 +85,7 @@ class Receipt:
         return self.to_json() == other.to_json() if isinstance(other, Receipt) else NotImplemented
 
     def __hash__(self) -> int:
-        """That of its text."""
+        """The hash of its text."""
         return hash(self.to_json())
 
     # ---- as text ----

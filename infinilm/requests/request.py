@@ -241,7 +241,7 @@ class Completion(EngineRequest):
 
     @property
     def shown_logprobs(self) -> list[dict[int, float]]:
-        """Those of each token, if the caller asked for them."""
+        """The log-probabilities of each token, if the caller asked for them."""
         return self.logprobs if self.sequence.params.logprobs is not None else []
 
     @property
