@@ -8,11 +8,12 @@ from infinilm import LLM
 from infinilm.lora.adapters import Adapters
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.prompts import RequestMaker
+from infinilm.requests.receipts import ReceiptMaker
 
 
 def request_maker(llm: LLM, engine: Any) -> RequestMaker:
     """Makes requests for the model of an `LLM` that another engine, or none, shall run; there are no adapters."""
-    limits = RequestLimits()
+    limits, adapters = RequestLimits(), Adapters(engine)
     return RequestMaker(
         llm.config,
         llm.tokenizer,
@@ -23,6 +24,6 @@ def request_maker(llm: LLM, engine: Any) -> RequestMaker:
         None,
         limits,
         limits.max_queued_seqs,
-        Adapters(engine),
-        llm._receipts,
+        adapters,
+        ReceiptMaker({}, {}, lambda: "", adapters, llm.tokenizer, has_hooks=lambda: False),
     )
