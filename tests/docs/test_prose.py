@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("infinilm", "src", "cuda", "bench", "tools", "tests")
-# A comment that begins with "Those of" lacks its subject, as does each sentence that begins with "Of"; the pronouns hide
+# A comment that begins with "Those of" lacks its subject, as does each sentence that begins with "Of". Pronouns hide
 # which thread or user is meant.
 HABITS = {
     "fragment": re.compile(r"^(That of|Those of|Whose)\b|(^|(?<=[.!?] ))Of\b"),
