@@ -275,7 +275,7 @@ def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantizati
 )
 def test_prefixes_and_preemption(simulate: Run, models: str, name: str, dtype: str) -> None:
     """In 16 bits and with narrow heads, since others take several times as long: the bits of their kernels in any cut
-    are held by the tests of the ops and by test_layers_of_other_shapes, those of steps in float32 by drafts of MTP heads.
+    are held by the tests of the ops and by test_layers_of_other_shapes, of steps in float32 by drafts of MTP heads.
     """
     outcome = simulate("device_cases:together", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
