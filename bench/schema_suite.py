@@ -4,7 +4,7 @@
 
 FOLDER holds JSON files in either form of the repository guidance-ai/jsonschemabench. One is `data`, a folder of schemas
 for each set. The other is `maskbench/data`, files SET---NAME.json with a "schema" and "tests", which are instances and
-whether they are valid. Of each set `number` files are drawn.
+whether they are valid. `number` files of each set are drawn.
 
 A schema is taken where its constraint compiles. An instance is let through where a model could write it, token by
 token, as `json.dumps` does. Instances that are valid by the schema may be refused, such as one with properties that the

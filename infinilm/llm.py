@@ -88,7 +88,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     quantization
         How the weights are stored: None, as they come; "int8", with a scale for each output; "int4", with one for each
         output and 32 inputs, and the embedding and lm_head as int8; on GPUs "fp8" (e4m3), scaled as int8. What they
-        multiply becomes int8 on a CPU and stays 16 bits on a GPU. Of a folder of `infinilm pack`: as it was packed.
+        multiply becomes int8 on a CPU and stays 16 bits on a GPU. A folder of `infinilm pack` stays as it is.
     tensor_parallel_size
         Ranks that share the model. Each rank is a thread of this process, on a GPU of its own or on a part of the CPU's
         cores. The number must divide the number of attention heads. Answers are those of one rank within rounding.

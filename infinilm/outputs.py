@@ -299,7 +299,7 @@ class CompletionOutput:
         Generated tokens, the one that stopped the sequence included.
     logprobs : sequence of mappings of int to Logprob, optional
         Per generated token: log-probability by token id, of the most probable tokens in descending order and of the
-        generated one; each is a float with `decoded_token` and `rank`. Of the model's own distribution: before
+        generated one; each is a float with `decoded_token` and `rank`. The distribution is the model's own: before
         penalties, bias, processor, temperature and truncation. None unless asked for.
     cumulative_logprob : float, optional
         Sum over the generated tokens; None unless asked for.

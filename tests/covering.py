@@ -20,7 +20,7 @@ THOROUGH = settings.default == settings.get_profile("thorough")
 def covering(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Every combination of all axes but the last, whose values take turns.
 
-    Each value of the last axis then meets each one of another axis, if a third axis is as long as the last. Of two
+    Each value of the last axis then meets each one of another axis, if a third axis is as long as the last. With two
     axes, each value meets some of the other one.
     """
     if THOROUGH:

@@ -209,7 +209,7 @@ def greedy_cover(sets: dict[str, frozenset[str]]) -> list[str]:
     """Some of the names, whose sets together hold all elements; each next one adds the most.
 
     They are at most 1 + ln(n) times as many as the fewest (Chvatal, "A Greedy Heuristic for the Set-Covering Problem",
-    1979). Of names that add as much the first is taken, so the cover is the same each time.
+    1979). Among names that add as much the first is taken, so the cover is the same each time.
     """
     missing: set[str] = set().union(*sets.values())
     taken: list[str] = []

@@ -1,6 +1,6 @@
 """`pytest -m quick`: what shows in a minute that most of the engine is right.
 
-The tests that run every golden are marked for some goldens, which together have every fact of a model (facts.py). Of
+The tests that run every golden are marked for some goldens, which together have every fact of a model (facts.py). In
 the others, whole files are marked, which this list names with what they cost. It is the one place for
 marks: a test elsewhere says nothing of being quick.
 """

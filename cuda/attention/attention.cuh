@@ -486,8 +486,8 @@ struct RowKeeper {
     static __device__ __forceinline__ V give(V value, int tile, int half) {
         return __shfl_sync(0xffffffffu, value, 2 * tile + half, 4);
     }
-    // A chunk's weights, whose largest scores are known: sums them, and returns what brings outputs of the lane's row
-    // together with what was merged before.
+    // A chunk's weights, whose largest scores are known: sums them, and returns the factors by which outputs of the
+    // lane's row join those that were merged before.
     template <class T>
     __device__ __forceinline__ Factors merge(RowState (&chunk)[kTiles][2],
                                              const uint32_t (&weights)[kTiles][kChunk / 16][4]) {

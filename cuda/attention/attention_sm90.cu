@@ -3,7 +3,7 @@
 // Persistent blocks, one to an SM, over the tiles of the list of work (128 rows of a (sequence, kv head), those with
 // most keys first). Four warps bring keys and values by TMA: a stage of their ring is the keys or the values of a
 // chunk, in boxes of (a part of) a block of the cache; keys that no row sees come as zeros. Two warpgroups have 64 rows
-// each. Of a chunk, a warpgroup has all scores in registers (Q K^T, both from shared memory), makes them weights by the
+// each. A warpgroup has all scores of a chunk in registers (Q K^T, both from shared memory), makes them weights by the
 // arithmetic of attention.cuh, and multiplies these, from registers, by 64 columns of values at a time, which it merges
 // into the totals; the keys of the next chunk are multiplied meanwhile. The sums of weights are eight more columns of
 // the first product, whose values are ones. Heads of up to 64 columns run as 64, others as 128: zeros change no bit.

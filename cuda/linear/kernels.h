@@ -41,7 +41,7 @@ struct LinearArgs {
 // Every linear sums k in this many slices, which are added in their order (linear.cuh).
 constexpr int kSlices = 8;
 
-// The workspace: how many blocks of a tile have come, then the sums of parts of k. Of a tile the first block has one
+// The workspace: how many blocks of a tile have come, then the sums of parts of k. The first block of a tile has one
 // part, all its slices, and the others have one for each slice: only so are slices added in their order.
 constexpr int kSplitRows = 128, kSplitTokens = 64;  // of a tile
 constexpr int kSplitBytes = kSplitRows * kSplitTokens * 4, most_split_parts = 512;
@@ -52,7 +52,7 @@ static_assert(most_split_tiles * sizeof(unsigned) <= split_counter_bytes);
 constexpr size_t split_workspace_bytes = split_counter_bytes + size_t{kSplitBytes} * most_split_parts;
 
 // linear_choice.h says which of these a linear takes. At most this many tokens may go through linear_decode, and this
-// many with a norm, which every block computes again. Of quantised weights, of which more kernels are compiled, fewer.
+// many with a norm, which every block computes again. Quantised weights, which have more kernels, have fewer.
 constexpr int max_decode_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 96 : 64; }
 constexpr int max_norm_tokens(WeightFormat format) { return format == WeightFormat::as_type ? 16 : 8; }
 cudaError_t linear_decode(const LinearArgs&, cudaStream_t);      // num_tokens as above; all of LinearArgs

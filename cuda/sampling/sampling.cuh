@@ -91,7 +91,7 @@ public:
         return peers_.rank() == 0;
     }
 
-    // The first of the order: key and id. Of others smallest() is known then.
+    // The first of the order: key and id. The smallest() of the others is known then.
     __device__ __forceinline__ void find_first(uint32_t& key, uint32_t& id) {
         uint64_t best = ~uint64_t{0}, last = 0;
         for_row([&](const float (&logits)[kBatch], int first) {

@@ -13,7 +13,7 @@
 namespace infinilm::cuda {
 
 // Memory by which the blocks of a row of logits talk, where a device wants it (sampling_places): 16 KiB for each
-// multiprocessor. Of one stream.
+// multiprocessor. It belongs to one stream.
 class SamplingWorkspace {
 public:
     explicit SamplingWorkspace(cudaStream_t stream);  // of the current device

@@ -191,7 +191,7 @@ class VectorMethods:
         -------
         float32 array
             Cosines where the checkpoint says nothing; else as its config_sentence_transformers.json says: "cosine",
-            "dot", "euclidean" or "manhattan". Of the last two it is the negative distance: the larger, the more alike.
+            "dot", "euclidean" or "manhattan". The last two give the negative distance: the larger, the more alike.
 
         Raises
         ------

@@ -79,7 +79,7 @@ class TensorInfo:
     shape : tuple of int
     file : Path
     offset : int
-        First byte in the file, counted from the start of the file. Of any alignment.
+        First byte in the file, counted from the start of the file; it may have any alignment.
     nbytes : int
     """
 

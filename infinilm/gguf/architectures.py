@@ -385,8 +385,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
         ),
         # Keys as the family has them: intermediate_size is that of experts, and of the expert of all tokens. Which
-        # layers have experts is seen in their tensors. Of the chunks of attention a file says nothing, or, with 0,
-        # that there are none, which is refused.
+        # layers have experts is seen in their tensors. A file says nothing of the chunks of attention, or, with
+        # 0, that there are none, which is refused.
         "llama4": Architecture(
             "llama4_text",
             rope_pairs="neighbours",

@@ -47,8 +47,8 @@ class LoraWeight:
     Attributes
     ----------
     a, b : numpy.ndarray
-        [rank, in_features], [out_features, rank]; bfloat16 as uint16. Of a parameter that is a transposed matrix of
-        each head, one below the other, a has one of each head, too, [num_heads * rank, in_features], and all share b.
+        [rank, in_features], [out_features, rank]; bfloat16 as uint16. Where a parameter is a transposed matrix
+        of each head, one below the other, a has one of each head, too, [num_heads * rank, in_features]; all share b.
     a_dtype, b_dtype : str
     scale : float
     divided : str

@@ -391,7 +391,7 @@ def plan_memory(model: str | os.PathLike[str], **settings: Any) -> MemoryPlan:
     Parameters
     ----------
     model
-        As for `LLM`. Of a hub id only the configuration and the headers of the weights are fetched. A folder with a
+        As for `LLM`. Only the configuration and the headers of the weights of a hub id are fetched. A folder with a
         config.json alone will do, too: its weights are counted in the dtype that it names.
     settings
         ``device``, ``dtype``, ``quantization``, ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,

@@ -271,9 +271,9 @@ class RequestMaker:
         One prompt goes with each continuation, one continuation with each prompt, or else they are pairs.
 
         Where both are texts the whole is tokenised at once, as it is tokenised in a longer text, so that tokens may
-        reach across the border. What counts begins with the first token that is not as in the prompt alone. Of several
-        continuations of one prompt the first of these places is that of all: their log-probabilities are of the same
-        text behind the same tokens, and can be compared.
+        reach across the border. What counts begins with the first token that is not as in the prompt alone. Where
+        one prompt has several continuations, the first of these places is that of all: their log-probabilities are of
+        the same text behind the same tokens, and can be compared.
 
         Raises
         ------

@@ -124,7 +124,7 @@ def choose(replicas: Sequence[Replica], chain: Sequence[int], imbalance: int) ->
     """The best of some replicas, of one table, for a request, and how many blocks of its chain that has.
 
     The longest match wins, less what the requests weigh that run there; but none that is more than `imbalance` requests
-    above the least loaded one. Of equal ones that with fewer requests so far.
+    above the least loaded one. Among equal ones it is that with fewer requests so far.
     """
     if not replicas:
         return None, 0

@@ -9,9 +9,9 @@ with a step until the next one is chosen, and is made to follow earlier only whe
 
 Keys and values of the head are those of one more layer of the cache, in the blocks of the sequence. So prefixes, and
 what is preempted and computed again, need nothing of their own. In decode, positions are not followed while drafts are
-not worth their time, since following takes as long as one more layer, and where a step was made ahead. What reads
-their blocks later sees what these held before. Its drafts are worse, and its answer is the same, since steps verify
-drafts.
+not worth their time, since following takes as long as one more layer, and where a step was made ahead. A sequence that
+reads their blocks later sees what these held before. Its drafts are worse, and its answer is the same, since steps
+verify drafts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine of a draft model, in the same process: loaded beside that of the model, with a cache for as many tokens.
 
-Both engines compute in turns, since drafts are made between steps, so each may have all CPU threads. Of several ranks
-the first one's device computes the drafts.
+Both engines compute in turns, since drafts are made between steps, so each may have all CPU threads. The device of
+the first rank computes the drafts.
 """
 
 from __future__ import annotations

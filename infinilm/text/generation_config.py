@@ -1,7 +1,7 @@
 """generation_config.json: how those who made a model want its tokens chosen.
 
 `LLM` and `AutoModel` read it once; so do commands that do not load a model. What a caller says counts
-more than what the file says.
+more than the file does.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ void dequantise(const Matrix& matrix, int64_t begin, const TensorView& out, int 
 
 // The rows [begin, begin + count) in the form of a GGUF file's blocks, which packed linears are made of: for each
 // `block` columns (32, 64 or 128) the bytes of a scale as they are (2 of float16, with a zero point 3, 1 of MXFP4's
-// exponent), and of each 32 columns the codes as Q4_0 and MXFP4 (4 bits) or Q8_0 (8 bits) have them. Of the matrix only
-// the codes count; those of 8 bits get `flip` xored. scales: [num_rows, num_groups, bytes] of group_size columns, a
+// exponent), and of each 32 columns the codes as Q4_0 and MXFP4 (4 bits) or Q8_0 (8 bits) have them. Only the codes of
+// the matrix count; those of 8 bits get `flip` xored. scales: [num_rows, num_groups, bytes] of group_size columns, a
 // multiple of the block or all. out: [count, columns / block, block_bytes].
 struct BlockScales {
     const uint8_t* scales;

@@ -338,7 +338,7 @@ private:
 
 // In rank order, where ncclAllReduce adds in an order that depends on the size of the message and on the place in it:
 // so a row has the same bits in every batch. Each rank is sent its slice of everybody's x, adds up what it got, and all
-// gather the sums: (size - 1) / size of x out and in, twice, as in a ring. Of two numbers any order is the same, but
+// gather the sums: (size - 1) / size of x out and in, twice, as in a ring. For two numbers any order is the same, but
 // then also where NCCL rounds would have to be; there is one way for all sizes.
 void NcclCommunicator::do_all_reduce(const TensorView& x) {
     if (x.numel() == 0) return check();

@@ -61,7 +61,7 @@ public:
     std::vector<std::string> loaded_params();  // names
     // Names that load_param takes and this engine needs; those of stages elsewhere count as loaded.
     std::vector<std::string> own_params() const;
-    // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. Of one rank.
+    // The linears that are prepared, packed, by name (see PackedTensors); they count as not loaded then. One rank.
     std::vector<std::pair<std::string, Tensor>> take_packed();
     void load_dummy(DType dtype, uint64_t seed);  // random weights, for benchmarks
     void finish_loading();                        // all parameters are there: the engine can run
@@ -84,7 +84,7 @@ public:
     // Runs a step after those submitted before; the batch stays as it is until the result is there. `abort` ends the
     // step early, between two halves of a layer, and only this one: the output says so. A step of a graph that has
     // begun is ended before it samples, if at all. `masks`: batch.allowed is not complete yet, and the step waits for
-    // it before it samples; needs an `abort`, which ends this wait, as does close(). Of a pipeline the last stage gives
+    // it before it samples; needs an `abort`, which ends this wait, as does close(). In a pipeline the last stage gives
     // the output, the others an empty one; stages begin with the next step when they have done their part of this one.
     std::future<StepOutput> submit(const Batch& batch, std::shared_ptr<StepAbort> abort = nullptr,
                                    std::shared_ptr<LateMasks> masks = nullptr);

@@ -47,8 +47,8 @@ struct Batch {
     Tensor change_rows;    // [num_rows, 2] int32
     Tensor penalties;      // [num_rows, 3] float32
     Tensor change_tokens;  // [num_changes, 3] int32
-    // [num_rows] int32; all -1 is as absent. Of how many of the best each row wants the log-probabilities, and that of
-    // what it samples, before changes and masks; at most max_candidates, -1: none. See LogProbsParams.
+    // [num_rows] int32; all -1 is as absent. Each row wants the log-probabilities of so many of the best, and of what
+    // it samples, before changes and masks; at most max_candidates, -1: none. See LogProbsParams.
     Tensor num_logprobs;
     bool return_logits = false;  // as they were before changes and masks
     // Set by stage() for models whose embedding is a sum, [num_tokens] int32: see EmbeddingSum.
@@ -120,8 +120,8 @@ Batch stage_allowed(Backend& backend, const Batch& staged);
 int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
 // Bytes that change_tokens of so many rows take on a device, at most but for steps with millions of them.
 int64_t stage_changes_bytes(const ModelSpec& spec, int64_t num_rows);
-// The output in host memory; the step is done then. Of a device with a queue a step that gives no logits need not be
-// waited for: DeviceQueue::fetch.
+// The output in host memory; the step is done then. Where the device has a queue, a step that gives no logits
+// need not be waited for: DeviceQueue::fetch.
 StepOutput to_host(Backend& backend, const StepOutput& output, const ModelSpec& spec);
 
 }  // namespace infinilm

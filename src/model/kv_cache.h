@@ -37,8 +37,8 @@ public:
     KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec);
 
     const KvCacheSpec& spec() const { return spec_; }
-    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner. Of latents
-    // there are only keys.
+    // [num_blocks, num_kv_heads, block_size, head_dim], of a layer that shares them those of their owner.
+    // Latents have only keys.
     TensorView k(int layer) const { return rows(k_, layer, place(layer).keys); }
     TensorView v(int layer) const {
         return place(layer).has_values ? rows(v_, layer, place(layer).values) : TensorView();

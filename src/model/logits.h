@@ -1,5 +1,5 @@
-// The end of the forward pass: from the last hidden states to logits, and from logits to token ids. Of several ranks
-// each has the logits of its part of the vocabulary; these are brought together when they are asked for, else only the
+// The end of the forward pass: from the last hidden states to logits, and from logits to token ids. Several ranks
+// each have the logits of its part of the vocabulary; these are brought together when they are asked for, else only the
 // best of each part are, where they decide what is sampled. Masks are not needed before sample().
 #pragma once
 

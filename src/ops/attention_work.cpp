@@ -46,7 +46,7 @@ private:
         for (int32_t row0 = 0; row0 < rows; row0 += tile_rows)
             tiles.push_back(make_tile(seq, row0, std::min(rows - row0, tile_rows)));
     }
-    // A sequence with more rows is prefill's. Of wide heads a block of prefill takes four tiles of decode at a time,
+    // A sequence with more rows is prefill's. With wide heads a block of prefill takes four tiles of decode at a time,
     // and about half as long for a chunk as decode for one tile, by counting (docs/kernels.md), but walks through all
     // chunks alone: it has them unless the longest walk would take longer than decode's tiles take when they are cut
     // and spread over the device.

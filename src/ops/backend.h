@@ -30,7 +30,7 @@ struct Blocks {
 
 // One checkpoint tensor of a linear layer. Parts are joined along out_features (q, k, v).
 struct LinearPart {
-    // [out_features, in_features], any floating dtype; in host memory rows may be strided. Of blocks uint8
+    // [out_features, in_features], any floating dtype; in host memory rows may be strided. Blocks are uint8
     // [out_features, in_features / size * bytes], in host memory.
     Tensor weight;
     Tensor bias;  // [out_features] or absent
@@ -394,7 +394,7 @@ struct ChangeLogitsParams {
 void change_logits(const ChangeLogitsParams&);  // in memory of the host
 
 // The k best logits of each row, best first, with their token ids; equal logits by id, -0 ties with 0. Where fewer are
-// above -inf: -inf and first_id, which is never drawn. Of a row that holds NaN only the first is defined, which is NaN.
+// above -inf: -inf and first_id, which is never drawn. In a row that holds NaN only the first is defined, which is NaN.
 inline constexpr int max_candidates = 64;
 struct FindBestParams {
     TensorView logits;        // [num_rows, n] float32, rows may be strided; n may be 0
@@ -422,7 +422,7 @@ struct SampleParams {
 };
 
 // Log-probabilities at temperature 1 of the drawn token of each row, and of the best behind it, best first; equal
-// logits by id. Of a row whose logits hold NaN or +inf, or that has no drawn token: NaN, and -1 as the ids of the best.
+// logits by id. A row whose logits hold NaN or +inf, or that has no drawn token, has NaN, and -1 as the best ids.
 struct LogProbsParams {
     TensorView logits;        // [num_rows, vocab_size] float32, rows may be strided
     TensorView drawn;         // [num_rows] int32: ids, or negative as sample() tells of a fault

@@ -197,8 +197,9 @@ def test_layers_of_other_shapes(simulate: Run, tmp_path: Path, name: str, dtype:
     # Scores of 512 products of normed numbers, which nothing scales down, make sharp softmaxes.
     outcome = simulate("device_cases:parity_of", folder=str(folder), dtype=dtype, amplified=8)
     assert outcome.ok, outcome.text
-    outcome = simulate("device_cases:cuts", folder=str(folder), dtype=dtype)
-    assert outcome.ok, outcome.text
+    if dtype == "bfloat16" or name in ("gemma4", "gemma4-moe"):  # in float32 wide heads take eight times as long
+        outcome = simulate("device_cases:cuts", folder=str(folder), dtype=dtype)
+        assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -263,16 +264,19 @@ def test_quantised(simulate: Run, models: str, name: str, dtype: str, quantizati
     [
         # With states, and beside them experts:
         ("qwen3-5", "bfloat16"),
-        ("qwen3-5-moe", "float32"),
+        ("qwen3-5-moe", "bfloat16"),
         ("qwen3-next", "float16"),
-        # With caches of several sizes, some of which layers share, and wide heads:
-        ("gemma4-text", "bfloat16"),
-        ("gemma4-a4b", "float32"),
+        # With caches of several sizes, some of which layers share:
+        ("gemma4-e2b", "bfloat16"),
+        ("gemma4-a4b", "float16"),
         # With latents:
-        ("deepseek-v3", "bfloat16"),
+        ("deepseek-v2", "bfloat16"),
     ],
 )
 def test_prefixes_and_preemption(simulate: Run, models: str, name: str, dtype: str) -> None:
+    """In 16 bits and with narrow heads, since others take several times as long: the bits of their kernels in any cut
+    are held by the tests of the ops and by test_layers_of_other_shapes, of steps in float32 by drafts of MTP heads.
+    """
     outcome = simulate("device_cases:together", name=name, folder=models, dtype=dtype)
     assert outcome.ok, outcome.text
 

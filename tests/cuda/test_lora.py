@@ -14,7 +14,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "tp_size"), [("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("llama", "bfloat16", 2)]
+    ("name", "dtype", "tp_size"), [("llama", "float16", 1), ("qwen3", "bfloat16", 1), ("llama", "bfloat16", 2)]
 )
 def test_logits(simulate: Run, models: str, fake_nccl: str, name: str, dtype: str, tp_size: int) -> None:
     settings = {"INFINILM_EMULATOR_DEVICES": str(tp_size), "INFINILM_EMULATOR_SMS": "64"}

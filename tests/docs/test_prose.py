@@ -17,11 +17,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("infinilm", "src", "cuda", "bench", "tools", "tests")
-# A comment that begins with "Of" or "Those of" lacks its subject; the pronouns hide which thread or user is meant.
+# A comment that begins with "Those of" lacks its subject, as does each sentence that begins with "Of". Pronouns hide
+# which thread or user is meant.
 HABITS = {
-    "fragment": re.compile(r"^(Of|That of|Those of|Whose)\b"),
+    "fragment": re.compile(r"^(That of|Those of|Whose)\b|(^|(?<=[.!?] ))Of\b"),
     "pronoun": re.compile(r"\b(nobody|no one(?!-)|somebody|whoever)\b", re.IGNORECASE),  # a comment names who is meant
-    "equation": re.compile(r"\bwhat\b[^,.;:()]*\b(is|are) (always )?what\b", re.IGNORECASE),  # of two unnamed things
+    # Two unnamed things in one clause, unless they are a list ("what was expected and what came").
+    "unnamed": re.compile(r"\bwhat\b[^,.;:()]*(?<!\band )\bwhat\b", re.IGNORECASE),
 }
 
 
@@ -108,7 +110,10 @@ def test_comments_have_subjects(folder: str) -> None:
         (".py", 'def f():\n    """A row\n    Of a matrix, made with no one-shot sum.\n    """\n', 0),
         (".py", 'a = 1\n"""Whose it is."""\n', 1),
         (".py", "# What is read is what was written.\n", 1),
+        (".py", "# It reads what fits what is there.\n", 1),
         (".py", "# What is read, and what is not.\n", 0),
+        (".py", "# It names what was expected and what came.\n", 0),
+        (".py", "# Rows are sorted. Of equal ones the first counts.\n", 1),
     ],
 )
 def test_a_habit_is_found(suffix: str, text: str, count: int) -> None:

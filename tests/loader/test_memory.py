@@ -317,7 +317,7 @@ print(json.dumps([resident("VmHWM") - before, llm.memory.total_bytes]))
     ids=["in place", "dummy", "converted", "two ranks", "four ranks, converted"],
 )
 def test_the_plan_is_kept(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """What a process has resident after importing grows by what was planned, to 5%.
+    """The resident memory of a process grows after importing as planned, to 5%.
 
     With several ranks it may be less: one gives back its gathered logits before another has touched its own, the more
     so where there are more ranks than cores, or others use these.

@@ -113,7 +113,7 @@ def test_end_of_text(model: CausalLM) -> None:
 
 
 class FakeTextStreamer:
-    """What a TextStreamer of transformers does with what it gets."""
+    """It treats what it gets as a TextStreamer of transformers does."""
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool) -> None:
         self.tokenizer, self.skip_prompt, self.is_prompt = tokenizer, skip_prompt, True

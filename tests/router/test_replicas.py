@@ -267,7 +267,7 @@ def test_a_replica_starts_on_uvloop(stand_in: Path) -> None:
 
 
 def test_lines_of_any_length(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line that is longer than what is kept of one neither ends the reading nor hides what follows."""
+    """A line that is longer than a kept one neither ends the reading nor hides what follows."""
     stand_in.write_text(
         stand_in.read_text() + f"head -c {3 * processes._LONGEST_LINE} /dev/zero | tr '\\0' x >&2\n"
         "echo ' end' >&2\n" + SERVES + "echo more >&2\nsleep 0.1\nprintf last >&2\n"

@@ -99,7 +99,7 @@ export async function takeLeft() {
   } catch { /* no storage at all, which is told at the first write */ }
 }
 
-/** Texts only ever grow. Of two tabs that go on from the same text, the later becomes a branch beside the first. */
+/** Texts only ever grow. Where two tabs go on from the same text, the later one becomes a branch beside the first. */
 async function put(store, patch) {
   const old = await settled(store.get(patch.id));
   if (old?.content && patch.content !== undefined && !patch.content.startsWith(old.content)) {

@@ -110,8 +110,8 @@ struct Rows {
 
 // Tokens of a head, over `VECTORS` vectors of columns of its state S [k_dim, v_dim], the last of `count` elements:
 //   S = decay * S;  delta = beta * (v - S^T k);  S += k delta^T;  out = S^T q
-// S^T q of the new S is that of the old one and delta times the dot of q and k. So one pass over S can add what a token
-// leaves and read what the next one needs of it.
+// S^T q of the new S is that of the old one and delta times the dot of q and k. So one pass over S can add a token's
+// part and read what the next one needs of it.
 template <int VECTORS>
 struct Columns {
     int64_t k_dim;

@@ -397,7 +397,7 @@ INFINILM_INLINE vec gelu_tanh(vec x) {
     const vec u = x * fma(x * x, set1(0.044715f), set1(1.0f));
     return x / (1.0f + exp(u * -1.5957691f));
 }
-// x times the share of the normal distribution below x, erfc(-x / sqrt(2)) / 2. Of z = |x| / sqrt(2) and
+// x times the share of the normal distribution below x, erfc(-x / sqrt(2)) / 2. For z = |x| / sqrt(2) and
 // t = 1 / (1 + z / 2), erfc(z) is t * e^(p(t) - z^2) (Press et al., Numerical Recipes, section 6.2, has this form). The
 // polynomial p was fitted in Chebyshev points for z in [0, 9.5], to 5e-8 of erfc.
 INFINILM_INLINE vec gelu(vec x) {

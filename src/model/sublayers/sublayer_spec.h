@@ -6,7 +6,7 @@
 //   local(shard)   the same sublayer as one rank has it
 //   cache()        what it keeps of the tokens before; of sublayers that mix tokens
 //   cost()         its work besides linears; of the same
-//   only_on_cpus() what GPUs have no kernels for; null: nothing. Of kinds that may have such
+//   only_on_cpus() what GPUs have no kernels for; null: nothing. Kinds that may have such say it
 #pragma once
 
 #include <cstdint>
