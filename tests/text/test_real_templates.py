@@ -18,6 +18,7 @@ from text.real_templates import FOLDER, FORMATS, PLAIN, TOOLS, answer_of, call, 
 
 from infinilm.errors import RequestError
 from infinilm.text.chat_formats import chat_format
+from infinilm.text.thinking import EFFORTS
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
 
@@ -176,3 +177,33 @@ def test_what_a_template_writes_is_read_back(file: str) -> None:
         assert told == shown, (name, text)
         num_read += 1
     assert num_read > 0 or file in WITH_TOOLS_OF_THEIR_OWN
+
+
+# ---- reasoning ----
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_reasoning_is_switched_or_refused_by_name(file: str) -> None:
+    """On and off are different prompts, each level is one that the template takes, and all else is an error."""
+    template = template_of(file)
+    control = template.thinking(with_tools=False)
+    prompts = {}
+    for name, follow, wish in [
+        *(("on" if on else "off", control.turned, on) for on in (True, False)),
+        *((level, control.at, level) for level in EFFORTS),
+    ]:
+        try:
+            variables = follow(wish)  # type: ignore[operator]
+        except RequestError as error:
+            assert control.format in str(error), name
+            continue
+        prompts[name] = template.render([QUESTION], **variables) if variables else None
+    assert prompts.keys() >= {"off"} or control.reasons  # no model that does not reason refuses not to
+    if prompts.get("on") and prompts.get("off"):
+        assert prompts["on"] != prompts["off"]
+    for name in sorted(template._select(False).traits.variables - {control.switch, control.effort}):
+        if re.search("think|reason|effort", name):  # another name for the same, or about the thoughts of a history
+            other = rendered(file, [QUESTION], None, **{name: True})
+            assert isinstance(other, Exception) or other in (template.render([QUESTION]), *prompts.values()), name
+    graded = [prompts[level] for level in control.levels if level not in ("none", "no_think")]
+    assert None not in graded and (len(graded) < 2 or len(set(graded)) > 1)
