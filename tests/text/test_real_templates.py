@@ -42,6 +42,9 @@ CONVERSATIONS: dict[str, list[Any]] = {
     "reasoning": [QUESTION, {**RAIN, "reasoning_content": "I look."}, THANKS],
     "call and result": [BRIEF, QUESTION, CALLED, RESULTS[0]],
     "two calls": [QUESTION, {**CALLED, "tool_calls": [WEATHER, TIME]}, *RESULTS, RAIN, THANKS],
+    "thoughts between calls": [QUESTION, CALLED, RESULTS[0], {**CALLED, "tool_calls": [TIME]}, RESULTS[1]],
+    "empty answer": [QUESTION, {"role": "assistant", "content": ""}, THANKS],
+    "assistant last": [BRIEF, QUESTION, RAIN],
 }
 
 # Templates that show the first call of a message alone are given a message for each, and the result of each behind it.
@@ -135,6 +138,20 @@ def test_variables_of_templates(file: str) -> None:
         expected = rendered(file, messages, None, **options)
         made = outcome(file, messages, None, **options)
         assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_contents_in_parts(file: str) -> None:
+    """They are those of transformers where the template reads parts of all roles, and otherwise joined by line ends."""
+    parts = [{"type": "text", "text": "How is it"}, {"type": "text", "text": "in Zürich?"}]
+    joined = [BRIEF, {"role": "user", "content": "How is it\nin Zürich?"}]
+    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, {**QUESTION, "content": parts}]
+    made = outcome(file, messages, None)
+    if isinstance(made, RequestError):
+        assert isinstance(outcome(file, joined, None), RequestError)
+    else:
+        assert made in (rendered(file, messages, None), rendered(file, joined, None))
+        assert made.index("How is it") < made.index("in Zürich?")
 
 
 # ---- what a template writes for an answer is read as that answer ----
