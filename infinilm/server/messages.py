@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from infinilm.server.bodies import (
 )
 from infinilm.server.chat import ChatCall, read_chat
 from infinilm.server.service import Service
+from infinilm.text.messages import arguments_object
 
 __all__ = ["MessageBuilder", "read_message"]
 
@@ -241,13 +241,5 @@ class MessageBuilder(BlockBuilder):
 
     def _close(self, kind: str, is_cut: bool) -> Iterator[Event]:
         if kind == "call":
-            self.blocks[-1]["input"] = _object(self._arguments)
+            self.blocks[-1]["input"] = arguments_object(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
-
-
-def _object(arguments: str) -> Any:
-    """Arguments as an object; those of a call that was cut short by the limit are no JSON."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return {}

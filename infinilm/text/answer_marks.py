@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 from infinilm.text.detokenize import overlap
-from infinilm.text.reasoning import Marks
 
-__all__ = ["AnswerMarks", "TextFilter"]
+__all__ = ["AnswerMarks", "Edges", "TextFilter"]
+
+
+class Edges(NamedTuple):
+    """What stands around the content of an answer.
+
+    Attributes
+    ----------
+    begin, end : str
+        Marks; an answer without the first has none.
+    speaker : str
+        Who speaks, which may stand before the first word, with and without marks; "": the models do not say it.
+    """
+
+    begin: str
+    end: str
+    speaker: str = ""
 
 
 class AnswerMarks:
-    """Text in, in pieces; text without the marks around it out. What comes out does not depend on where it was cut.
+    """Text in, in pieces; text without what stands around it out, which does not depend on where it was cut.
 
     An answer has marks if it begins with the first; without that one, the last is text as well. Space behind the
     first, a line end before the last, and space behind that are taken with them.
     """
 
-    def __init__(self, marks: Marks) -> None:
-        self._begin, self._end = marks
+    def __init__(self, edges: Edges) -> None:
+        self._begin, self._end, self._speaker = edges
         self._state = "start"  # then gap and inside, and behind, or at once text
         self._text = ""
 
@@ -30,12 +46,17 @@ class AnswerMarks:
             stripped = self._text.lstrip()
             if stripped.startswith(self._begin):
                 self._state, self._text = "gap", stripped[len(self._begin) :]
-            elif final or not self._begin.startswith(stripped):
+            elif self._speaker and stripped.startswith(self._speaker):
+                self._state, self._text = "text", stripped[len(self._speaker) :]
+            elif final or not (self._begin.startswith(stripped) or self._speaker.startswith(stripped)):
                 self._state = "text"
         made = ""
         if self._state == "gap":
             self._text = self._text.lstrip()
-            self._state = "inside" if self._text else "gap"
+            if self._speaker and self._text.startswith(self._speaker):
+                self._state, self._text = "inside", self._text[len(self._speaker) :]
+            elif final or (self._text and not self._speaker.startswith(self._text)):
+                self._state = "inside"
         if self._state == "inside":
             made, mark, rest = self._text.partition(self._end)
             if mark:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from infinilm.outputs import AnswerPart, AnswerPiece
-from infinilm.text.answer_marks import AnswerMarks, TextFilter
+from infinilm.text.answer_marks import AnswerMarks, Edges, TextFilter
 from infinilm.text.chat_formats import ChatFormat, chat_format, takes_one_call
 from infinilm.text.harmony import HarmonyParser
 from infinilm.text.pieces import Pieces
@@ -45,7 +45,7 @@ class ChoiceMaker:
         JSON schemas of the parameters of the tools, by name.
     max_calls : int or None
         Calls behind these are dropped: with parallel calls switched off.
-    answer : Marks or None
+    answer : Edges or None
         What stands around the text, of which it is no part.
     has_channels : bool
         The answer is messages with channels, as gpt-oss writes them, whatever `reasoning` and `answer` are.
@@ -72,7 +72,7 @@ class ChoiceMaker:
         form: ToolCallFormat | None = None,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         max_calls: int | None = None,
-        answer: Marks | None = None,
+        answer: Edges | None = None,
         has_channels: bool = False,
         hidden: Collection[str] = (),
         calls_end_reasoning: Sequence[str] = (),

@@ -10,7 +10,7 @@ from typing import Any
 
 from infinilm.text.detokenize import overlap
 
-__all__ = ["Reader", "WholeCalls", "gemma_reader", "read_python"]
+__all__ = ["Reader", "WholeCalls", "gemma_reader", "read_python", "read_value"]
 
 Reader = Callable[[str], "list[tuple[str, dict[str, Any]]] | None"]
 """Reads the text between the marks of calls: names and arguments; None: it is no call."""
@@ -88,9 +88,8 @@ class WholeCalls:
 
 def read_python(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     """Read `[f(a="x", b=2), g()]`, or calls on lines of their own, with literals of Python or JSON; see `Reader`."""
-    try:
-        body = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    body = _parsed(text)
+    if body is None:
         return None
     items: list[ast.expr | None] = []
     for line in body:
@@ -105,6 +104,32 @@ def read_python(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     return calls
 
 
+_STRING = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*\'""", re.S)
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\0": "\\x00", "\\\n": "\\\\\\n"}
+
+
+def _parsed(text: str) -> list[ast.stmt] | None:
+    """The statements of a text in Python, whose strings may go over several lines, as models write programs."""
+
+    def on_one_line(string: re.Match[str]) -> str:
+        return re.sub(r"\\.|[\n\r\0]", lambda char: _ESCAPES.get(char[0], char[0]), string[0], flags=re.S)
+
+    for is_repaired in (False, True):
+        try:
+            return ast.parse(_STRING.sub(on_one_line, text.strip()) if is_repaired else text.strip()).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass
+    return None
+
+
+def read_value(text: str) -> Any:
+    """Read a value as Python or JSON writes it. ValueError, TypeError, RecursionError: it is none."""
+    body = _parsed(text) or ()
+    if len(body) != 1 or not isinstance(body[0], ast.Expr):
+        raise ValueError("no value")
+    return _literal(body[0].value)
+
+
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -114,7 +139,7 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return {_literal(key): _literal(value) for key, value in pairs if key is not None}
-    if isinstance(node, (ast.List, ast.Tuple)):
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):  # JSON knows lists alone
         return [_literal(value) for value in node.elts]
     return ast.literal_eval(node)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from infinilm.text.answer_marks import Edges
 from infinilm.text.call_readers import gemma_reader, read_python
 from infinilm.text.harmony import HARMONY_MARKS
 from infinilm.text.reasoning import Marks, reasoning_marks
@@ -37,7 +38,7 @@ class ChatFormat:
         How calls are written; None: the format has none.
     reasoning : Marks or None
         What stands around the reasoning; None: the template says.
-    answer : Marks or None
+    answer : Edges or None
         What stands around the content, of which it is no part.
     has_channels : bool
         The answer is messages with channels, as gpt-oss writes them.
@@ -56,7 +57,7 @@ class ChatFormat:
     pattern: str = ""
     calls: ToolCallFormat | None = None
     reasoning: Marks | None = None
-    answer: Marks | None = None
+    answer: Edges | None = None
     has_channels: bool = False
     efforts: tuple[str, ...] = ()
     calls_end_reasoning: tuple[str, ...] = ()
@@ -117,7 +118,12 @@ _MISTRAL_NAMES = replace(
 # Clients get ids of the engine's, as with all other formats, and not those that the model writes.
 _MISTRAL_IDS = replace(_MISTRAL_NAMES, name="mistral ids", pattern="[TOOL_CALLS]$TOOL[CALL_ID]$ID[ARGS]$ARGUMENTS")
 _LLAMA3 = ToolCallFormat(
-    "llama3", "", separators=_SPACE + ";", pattern='{"name": $NAME, "parameters": $ARGUMENTS}', between="; "
+    "llama3",
+    "",
+    separators=_SPACE + ";",
+    hidden=("<|python_tag|>",),
+    pattern='{"name": $NAME, "parameters": $ARGUMENTS}',
+    between="; ",
 )
 _PYTHONIC = replace(_LLAMA3, name="pythonic", read=read_python, hidden=("<|python_start|>", "<|python_end|>"))
 _HARMONY = ToolCallFormat(
@@ -233,7 +239,14 @@ _HUNYUAN = ToolCallFormat(
     between=", ",
     around=("<tool_calls>[", "]</tool_calls>"),
 )
-_GRANITE3 = ToolCallFormat("granite 3", "<|tool_call|>", separators=_LIST, between=", ", around=("<|tool_call|>[", "]"))
+_GRANITE3 = ToolCallFormat(
+    "granite 3",
+    "<|tool_call|>",
+    also=("<tool_call>",),  # Granite 3.1 writes the mark as text: vLLM's tests/tool_parsers/test_granite_tool_parser.py
+    separators=_LIST,
+    between=", ",
+    around=("<|tool_call|>[", "]"),
+)
 _FUNCTOOLS = ToolCallFormat("phi 4 mini", "functools", separators=_LIST, between=", ", around=("functools[", "]"))
 _APERTUS = ToolCallFormat(
     "apertus",
@@ -270,6 +283,15 @@ _FUNCTIONARY = ToolCallFormat(
     name_pattern=r"\s*([^<>{}\s]+)>\s*",
     pattern="<function=$TOOL>$ARGUMENTS</function>",
     between="",
+)
+_MINICPM5 = ToolCallFormat(
+    "minicpm 5",
+    '<function name="',
+    "</function>",
+    name_before='">',
+    name_pattern=r'\s*([^<>{}\s"]+)">\s*',
+    pattern='<function name="$TOOL">$ARGUMENTS</function>',
+    tags=Tags(("", '">'), ('<param name="', '">'), ("", "</param>"), section=("<![CDATA[", "]]>")),
 )
 _GIGACHAT = ToolCallFormat(
     "gigachat",
@@ -324,7 +346,14 @@ CHAT_FORMATS = (
         calls=_GEMMA4,
         reasoning=("<|channel>thought\n", "<channel|>"),
         calls_end_reasoning=("<|tool_call>",),
-        stray=("<|channel>thought\n", "<|channel>", "<channel|>", "<tool_call|>", "<|tool_response>"),
+        stray=(
+            "<|channel>thought\n",
+            "<|channel>thought",
+            "<|channel>",
+            "<channel|>",
+            "<tool_call|>",
+            "<|tool_response>",
+        ),
     ),
     ChatFormat("functiongemma", ("<start_function_call>",), calls=_FUNCTION_GEMMA),
     ChatFormat(
@@ -332,17 +361,17 @@ CHAT_FORMATS = (
         ("<|START_ACTION|>", "<|START_TEXT|>"),
         calls=_COMMAND_R7B,
         reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
-        answer=("<|START_TEXT|>", "<|END_TEXT|>"),
+        answer=Edges("<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     ChatFormat(
         "command r7b",  # and A
         ("<|START_ACTION|>",),
         calls=_COMMAND_R7B,
         reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
-        answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        answer=Edges("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
     ChatFormat("apertus", ("<|tools_prefix|>",), calls=_APERTUS, reasoning=("<|inner_prefix|>", "<|inner_suffix|>")),
-    ChatFormat("granite 3", ("<|tool_call|>",), calls=_GRANITE3, answer=("<response>", "</response>")),
+    ChatFormat("granite 3", ("<|tool_call|>",), calls=_GRANITE3, answer=Edges("<response>", "</response>")),
     ChatFormat("nemotron", ("<TOOLCALL>",), calls=_NEMOTRON),  # Nano v2
     ChatFormat("internlm", ("<|action_start|>", "<|plugin|>"), calls=_INTERNLM),
     ChatFormat("lfm2", ("<|tool_call_start|>",), calls=_LFM2),
@@ -351,7 +380,9 @@ CHAT_FORMATS = (
     ChatFormat("olmo 3", ("<function_calls>",), lacks=("｜DSML｜", "<invoke"), calls=_OLMO3),
     ChatFormat("phi 4 mini", ("functools",), calls=_FUNCTOOLS),
     ChatFormat("phi 4 mini", ("<|tool|>", "<|/tool|>"), calls=_FUNCTOOLS),
-    ChatFormat("ernie 4.5", ("<response>",), pattern=_HERMES_CALL, calls=_HERMES, answer=("<response>", "</response>")),
+    ChatFormat(
+        "ernie 4.5", ("<response>",), pattern=_HERMES_CALL, calls=_HERMES, answer=Edges("<response>", "</response>")
+    ),
     ChatFormat("hermes", pattern=_HERMES_CALL, calls=_HERMES),  # Qwen2.5, Qwen3, QwQ, Granite 4, EXAONE 4, SmolLM3
     ChatFormat(
         "qwen3 coder",  # Qwen3.5, Nemotron 3
@@ -360,7 +391,7 @@ CHAT_FORMATS = (
         calls_end_reasoning=("<tool_call>\n<function=",),
     ),
     ChatFormat("seed oss", ("<seed:tool_call>", "<function="), calls=_SEED),
-    ChatFormat("glm", ("<tool_call>", "<arg_key>"), calls=_GLM),  # of 4.5 and later
+    ChatFormat("glm", ("<tool_call>", "<arg_key>"), calls=_GLM, calls_end_reasoning=("<tool_call>",)),  # from 4.5 on
     ChatFormat("mistral", ("[TOOL_CALLS]",), lacks=("[ARGS]",), calls=_MISTRAL),
     ChatFormat("mistral ids", ("[TOOL_CALLS]", "[CALL_ID]"), calls=_MISTRAL_IDS),  # Small 3.2
     ChatFormat("mistral names", ("[TOOL_CALLS]",), calls=_MISTRAL_NAMES),  # of 2025, and Magistral
@@ -376,17 +407,18 @@ CHAT_FORMATS = (
         ("<tool_calls>",),
         pattern=r"<answer>|<\|extra_4\|>",  # one that vLLM has for its tools does not name the former
         calls=_HUNYUAN,
-        answer=("<answer>", "</answer>"),
+        answer=Edges("<answer>", "</answer>", speaker="助手："),  # its template tells it to begin texts so
     ),
     ChatFormat(
         "apriel",
         ("[BEGIN FINAL RESPONSE]", "<tool_calls>["),
         calls=_APRIEL,
         reasoning=("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
-        answer=("", "[END FINAL RESPONSE]"),
+        answer=Edges("", "[END FINAL RESPONSE]"),
     ),
     ChatFormat("command r plus", ("Action:", "```json", "tool_name"), calls=_COMMAND_R_PLUS),
     ChatFormat("functionary", ("start_tag => `<function`",), calls=_FUNCTIONARY),  # of 3.1
+    ChatFormat("minicpm 5", ('<function name="', '<param name="'), calls=_MINICPM5),
     ChatFormat("gigachat", ("<|function_call|>", "<|role_sep|>"), calls=_GIGACHAT),  # of 3.1
     ChatFormat("gigachat 3", ("function call", "<|role_sep|>", "<|message_sep|>"), calls=_GIGACHAT3),
     ChatFormat(
@@ -394,7 +426,7 @@ CHAT_FORMATS = (
         ("<|tool_call:begin|>", "<|think|>"),
         calls=_SOLAR,
         reasoning=("<|think|>", "<|end|><|begin|>assistant"),
-        answer=("<|content|>", "<|end|>"),
+        answer=Edges("<|content|>", "<|end|>"),
     ),
 )
 """The table; the first row that matches is the format of a template."""

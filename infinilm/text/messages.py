@@ -19,12 +19,12 @@ from infinilm.errors import RequestError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["TemplateTraits", "check_messages", "check_tools"]
+__all__ = ["TemplateTraits", "arguments_object", "check_messages", "check_tools"]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
-# Around arguments that are no JSON object, for templates that read objects alone. The name is the one that Anthropic's
-# documentation gives to clients for the same purpose (fine-grained tool streaming).
+# Around arguments that are no JSON object, for templates and APIs that read objects alone. The name is the one that
+# Anthropic's documentation gives to clients for the same purpose (fine-grained tool streaming).
 _INVALID = "INVALID_JSON"
 
 _LENGTHS = frozenset({"length", "count"})  # filters
@@ -323,21 +323,34 @@ def _read_arguments(arguments: object, traits: TemplateTraits) -> object:
     """Arguments of a call: an object, which templates write as JSON themselves, or a text."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
+    if isinstance(arguments, Mapping) and arguments.keys() == {_INVALID}:
+        arguments = arguments[_INVALID]
     if not isinstance(arguments, str):
         is_object = isinstance(arguments, Mapping)
         return json.dumps(arguments, ensure_ascii=False) if is_object and traits.needs_text_arguments else arguments
     if traits.needs_text_arguments:
         return arguments
+    value = arguments_object(arguments)
+    return arguments if traits.reads_text_arguments and value.keys() == {_INVALID} else value
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Arguments of a call as an object; those that are none stand in one, as they were written."""
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments, parse_constant=_refuse)
         if value is None:  # as some clients say that there are none
             return {}
         if isinstance(value, dict):
-            json.dumps(value, ensure_ascii=False).encode()  # fails at half a character, which JSON can spell
+            # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             return value
     except (ValueError, RecursionError):
         pass
-    return arguments if traits.reads_text_arguments else {_INVALID: arguments}
+    return {_INVALID: arguments}
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)  # NaN and Infinity, which are no JSON
 
 
 class _CallIds:

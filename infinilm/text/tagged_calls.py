@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infinilm.text.call_readers import read_value
 from infinilm.text.detokenize import overlap
 
 __all__ = ["TaggedCall", "Tags", "typed_value"]
@@ -32,6 +33,8 @@ class Tags:
         Without a tag behind it, a name ends at space or at the next tag.
     end : str
         "" where the end mark of the format ends the call.
+    section : (str, str)
+        What may stand around a value within its tags, so that it may have any text in it, as `CDATA` does in XML.
     says_kind : bool
         A key has `" string="true` behind it, or `false` for values that are JSON, so that no schema is needed.
     has_lines : bool
@@ -44,6 +47,7 @@ class Tags:
     end: str = ""
     has_lines: bool = False
     says_kind: bool = False
+    section: tuple[str, str] = ("", "")
 
 
 class TaggedCall:
@@ -85,6 +89,7 @@ class TaggedCall:
         self._state = "name"  # then next, key, value, next ...
         self._key = ""
         self._value: list[str] = []  # pieces that are read and not given out
+        self._behind = tags.value[1]  # what ends the value
         self._is_string = self._has_begun = False  # of the value
 
     def push(self, text: str, final: bool) -> int:
@@ -166,6 +171,7 @@ class TaggedCall:
             self.is_broken = not begin.startswith(stripped)
             return 0
         self._key, self._state, self._value, self._has_begun = key.strip(_SPACE), "value", [], False
+        self._behind = self._tags.value[1]
         root = self._schemas[self.name or ""]
         if self._tags.says_kind:
             self._key, _, kind = self._key.partition('" string="')
@@ -180,8 +186,15 @@ class TaggedCall:
     def _read_value(self, text: str, final: bool) -> int:
         if not text:
             return 0
+        section = self._tags.section
+        if section[0] and not self._has_begun:
+            if text.startswith(section[0]):
+                self._behind, self._has_begun = section[1] + self._behind, True
+                return len(section[0])
+            if section[0].startswith(text):
+                return 0
         begin = 1 if self._tags.has_lines and not self._has_begun and text[0] == "\n" else 0
-        mark = self._tags.value[1]
+        mark = self._behind
         line_end = "\n" if self._tags.has_lines else ""
         place = text.find(mark, begin)
         if place < 0:
@@ -221,14 +234,20 @@ def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
     kinds = _kinds(schema, root)
     if kinds == {"string"}:
         return text
-    try:
-        stripped = text.strip(_SPACE)
-        value = _WORDS[stripped] if stripped in _WORDS else json.loads(stripped, parse_constant=_refuse)
-        # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return text
-    return text if "string" in kinds and _kind(value) not in kinds - {"string"} else value
+    # Templates that show lists and objects by Python's words teach models to write them so.
+    for read in (_read_json, *((read_value,) if kinds & {"array", "object"} and "string" not in kinds else ())):
+        try:
+            value = read(text.strip(_SPACE))
+            # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError):
+            continue
+        return text if "string" in kinds and _kind(value) not in kinds - {"string"} else value
+    return text
+
+
+def _read_json(text: str) -> Any:
+    return _WORDS[text] if text in _WORDS else json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(word: str) -> Any:

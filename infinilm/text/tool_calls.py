@@ -63,6 +63,8 @@ class ToolCallFormat:
         An object has the name for its only key, and the arguments for its value.
     read : Reader, optional
         For calls that are read once they have ended, and not while they come.
+    also : tuple of str
+        What some of the models write instead of `begin`.
     inner : tuple of str
         Marks within a call that nothing above names.
     has_channels : bool
@@ -86,6 +88,7 @@ class ToolCallFormat:
     name_pattern: str = ""
     is_keyed: bool = False
     read: Reader | None = None
+    also: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     has_channels: bool = False
     ids: str = ""
@@ -93,14 +96,25 @@ class ToolCallFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """What may begin a call: `begin`, or the tag behind it, as models of Qwen3-Coder's kind forget the former."""
-        return tuple(mark for mark in (self.begin, self.tags.name[0] if self.tags is not None else "") if mark)
+        tag = self.tags.name[0] if self.tags is not None else ""
+        return tuple(mark for mark in (self.begin, *self.also, tag) if mark)
 
     @property
     def written(self) -> tuple[str, ...]:
         """All that is written around names and arguments."""
         tags = self.tags
         inside = (*tags.name, *tags.key, *tags.value, tags.end) if tags is not None else ()
-        return (self.begin, self.end, self.name_before, self.pattern, *self.around, *self.hidden, *self.inner, *inside)
+        return (
+            self.begin,
+            *self.also,
+            self.end,
+            self.name_before,
+            self.pattern,
+            *self.around,
+            *self.hidden,
+            *self.inner,
+            *inside,
+        )
 
     def as_json(self) -> ToolCallFormat:
         """For answers whose calls a grammar writes: what stands between tags is no call then, but text."""
@@ -149,6 +163,7 @@ class ToolCallParser:
         self._text = ""  # not yet read
         self._call: _Call | TaggedCall | WholeCalls | None = None  # being read
         self._has_begun = False  # `begin` was read, and what follows says how the call is written
+        self._mark = form.begin  # as it was written
         self._in_calls = False  # after `begin`
         self._at_start = True  # nothing but space and a hidden mark has come
         self._end = form.end  # or the hidden mark that ends calls without a mark of their own
@@ -219,8 +234,8 @@ class ToolCallParser:
                 self._text, self._after_call = self._text[place + len(mark) :], True
                 return
             self._text, self._in_calls = self._text[place + len(mark) :], True
-            if mark == form.begin:
-                self._has_begun = True
+            if mark in (form.begin, *form.also):
+                self._has_begun, self._mark = True, mark
             elif form.tags is not None:
                 tags = replace(form.tags, name=("", form.tags.name[1]))  # the rest of a call whose mark is forgotten
                 self._call = TaggedCall(tags, form.end, self._schemas, mark, self.num_calls)
@@ -235,11 +250,11 @@ class ToolCallParser:
             return
         self._has_begun = False
         if form.read is not None:
-            self._call = WholeCalls(form.read, form.end, self._schemas, form.begin, self.num_calls)
+            self._call = WholeCalls(form.read, form.end, self._schemas, self._mark, self.num_calls)
         elif form.tags is None or text.startswith("{"):
-            self._call = _Call(form, self._names, form.begin, self.num_calls)
+            self._call = _Call(form, self._names, self._mark, self.num_calls)
         else:
-            self._call = TaggedCall(form.tags, form.end, self._schemas, form.begin, self.num_calls)
+            self._call = TaggedCall(form.tags, form.end, self._schemas, self._mark, self.num_calls)
 
     def _read_between(self, final: bool) -> Iterator[ToolCallDelta]:
         """After a call: the end mark, another object, another mark, or content again."""

@@ -395,7 +395,78 @@ def test_a_call_that_is_cut(family: tuple[str, ScriptedLLM, Hosted]) -> None:
         tools: Any = [{"name": "weather", "input_schema": PARAMETERS}]
         message = other.messages.create(model="tiny", max_tokens=60, messages=QUESTION, tools=tools)
         assert message.stop_reason == "max_tokens" and message.content[0].type == "tool_use"
-        assert message.content[0].input == {}
+        (begun,) = message.content[0].input.values()
+        assert isinstance(begun, str) and begun.startswith('{"city": "xxx')
+
+
+def told(client: openai.OpenAI, other: anthropic.Anthropic) -> Iterator[tuple[str, str, list[tuple[str, str]], str]]:
+    """By API, whole and streamed: content, calls with their arguments as text, and why the answer ended."""
+    call: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "tools": TOOLS}
+    (choice,) = client.chat.completions.create(**call).choices
+    calls: Any = choice.message.tool_calls or []
+    found = [(one.function.name, one.function.arguments) for one in calls]
+    yield "chat", choice.message.content or "", found, choice.finish_reason
+    content, made, reason = "", list[tuple[str, str]](), ""
+    for chunk in client.chat.completions.create(**call, stream=True):
+        delta: Any = chunk.choices[0].delta
+        content += delta.content or ""
+        for part in delta.tool_calls or ():
+            made += [(part.function.name, "")] if part.function.name else []
+            made[part.index] = (made[part.index][0], made[part.index][1] + (part.function.arguments or ""))
+        reason = chunk.choices[0].finish_reason or reason
+    yield "chat, streamed", content, made, reason
+
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked: dict[str, Any] = {"model": "tiny", "input": "How is it?", "tools": flat}
+    *events, last = client.responses.create(**asked, stream=True)
+    for name, response in (("response", client.responses.create(**asked)), ("response, streamed", last.response)):
+        calls = [item for item in response.output if item.type == "function_call"]
+        yield name, response.output_text, [(one.name, one.arguments) for one in calls], ""
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == "".join(one.arguments for one in calls)
+
+    schemas: Any = [{"name": tool["function"]["name"], "input_schema": PARAMETERS} for tool in TOOLS]
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "messages": QUESTION, "tools": schemas}
+    message = other.messages.create(**body)
+    uses = [block for block in message.content if block.type == "tool_use"]
+    content = "".join(block.text for block in message.content if block.type == "text")
+    yield "message", content, [(use.name, use.input.get("INVALID_JSON", json.dumps(use.input))) for use in uses], ""
+    content, made = "", []
+    for event in other.messages.create(**body, stream=True):
+        if event.type == "content_block_start" and event.content_block.type == "tool_use":
+            made.append((event.content_block.name, ""))
+        elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+            made[-1] = (made[-1][0], made[-1][1] + event.delta.partial_json)
+        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+            content += event.delta.text
+    yield "message, streamed", content, made, ""
+
+
+def test_calls_that_break(family: tuple[str, ScriptedLLM, Hosted]) -> None:
+    """In each API, whole and streamed, all that the model wrote is content or arguments, and the server goes on."""
+    name, llm, host = family
+    whole = WRITERS[name]([("weather", {"city": "Bern", "n": [1]})])
+    is_text = name in ("qwen3 coder", "seed oss", "glm")  # the values are no JSON, which the arguments are made of
+    broken = '{"city": "Bern", "n": NaN}' if not is_text else ""
+    with chat(host) as client, claude(host) as other:
+        for script, content, arguments in [
+            (whole.replace("weather", "wether"), whole.replace("weather", "wether"), None),  # there is no such tool
+            (whole[: whole.index("Bern") + 2], "", '{"city": "Be'),  # the model ended within it
+            (whole.replace("[1]", "NaN"), "", broken or json.dumps({"city": "Bern", "n": "NaN"})),
+            (whole.replace("[1]", '"\\ud83d"'), "", None if is_text else '{"city": "Bern", "n": "\\ud83d"}'),
+            (f"Hm. {whole[: whole.index('weather')]}", f"Hm. {whole[: whole.index('weather')]}", None),
+        ]:
+            llm.script = script
+            for api, text, calls, reason in told(client, other):
+                where = name, api, script
+                if arguments is None and not content:
+                    assert [tool for tool, _ in calls] == ["weather"], where
+                else:
+                    assert calls == ([] if arguments is None else [("weather", arguments)]), where
+                assert text.strip() == content.strip(), where
+                assert reason in ("", "tool_calls" if calls else "stop"), where
+        llm.script = "It is fine."
+        assert {text for _, text, _, _ in told(client, other)} == {llm.script}
 
 
 def test_a_template_that_takes_one_call(folder: Path) -> None:

@@ -63,6 +63,7 @@ FORMATS = {
         "meta-llama-Llama-3.2-3B-Instruct",
         "meta-llama-Llama-3.3-70B-Instruct",
     ],
+    "minicpm 5": ["openbmb-MiniCPM5-1B"],
     "minimax m2": ["MiniMax-M2"],
     "mistral": ["mistralai-Mistral-Nemo-Instruct-2407"],
     "mistral ids": ["Mistral-Small-3.2-24B-Instruct-2506"],
@@ -90,7 +91,6 @@ PLAIN = {
     "muse-glimmer": _NO_FAMILY,
     "tencent-Hy3": _NO_FAMILY,
     "meetkai-functionary-medium-v3.2": "the mark of a first call is in the prompt, and texts have one as well",
-    "openbmb-MiniCPM5-1B": "its values may be sections of CDATA, which are not read",
 }
 """The others, and why they are no row."""
 

@@ -206,6 +206,8 @@ TABLE = [
     Said("llama3", "; ".join(PARAMS), "", "", BOTH),
     Said("hunyuan", "<answer>\nIt rains.\n</answer>", "", "It rains."),
     Said("hunyuan", f"<tool_calls>{LIST}</tool_calls>", "", "", BOTH),
+    Said("hunyuan", "助手：It rains.", "", "It rains."),  # who speaks, as its template tells it to write with tools
+    Said("hunyuan", "<answer>\n助手：It rains.\n</answer>", "", "It rains."),
     Said(
         "apriel",
         "Here are my reasoning steps:\nI look.[BEGIN FINAL RESPONSE]\nIt rains.\n[END FINAL RESPONSE]",
@@ -222,6 +224,22 @@ TABLE = [
         BOTH,
     ),
     Said("functionary", f"<function=weather>{CITY}</function><function=time>{{}}</function>", "", "", BOTH),
+    Said(
+        "minicpm 5",
+        'I look.\n<function name="weather"><param name="city">Zürich</param><param name="days">2</param></function>\n'
+        '<function name="time"></function>',
+        "",
+        "I look.\n",
+        BOTH,
+    ),
+    Said(  # a section, and a value with what would end one
+        "minicpm 5",
+        '<function name="weather"><param name="city"><![CDATA[Zürich\n</param>]]]></param>'
+        '<param name="days"><![CDATA[2]]></param></function>',
+        "",
+        "",
+        [("weather", {"city": "Zürich\n</param>]", "days": 2})],
+    ),
     Said("gigachat", f"Wait.<|function_call|>{NAMED[0]}", "", "Wait.", ONE),
     Said("gigachat 3", f"Wait.<|message_sep|>\n\nfunction call<|role_sep|>\n{NAMED[0]}", "", "Wait.", ONE),
     Said(

@@ -16,8 +16,8 @@ from infinilm.text.chat_formats import ChatFormat
 from infinilm.text.tool_calls import ToolCallFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "chat-formats.md"
-HEAD = "| format | real templates | reasoning | auto | forced | parallel | streamed | ids in the history |"
-IDS = {"": "any", "short": "nine letters and digits", "counted": "`functions.NAME:COUNT`"}
+HEAD = "| format | render | reasoning | auto | forced | parallel | streamed | history |"
+IDS = {"": "any ids", "short": "ids of nine", "counted": "`functions.NAME:COUNT`"}
 YES, NO = "yes", "–"
 
 

@@ -120,6 +120,12 @@ HARMONY = [
 LLAMA = [as_json("parameters", call) for call in TWO]
 ACTION = around("<|START_ACTION|>[\n", ",\n", "\n]<|END_ACTION|>", *ACTIONS)
 ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
+MINICPM = [
+    f'<function name="{name}">'
+    + "".join(f'<param name="{key}">{value}</param>' for key, value in arguments.items())
+    + "</function>"
+    for name, arguments in TWO
+]
 SOLAR = [
     f"<|tool_call:begin|>a1b2c3d4e{i}<|tool_call:name|>{name}<|tool_call:args|>{ARGUMENTS[i]}<|tool_call:end|>"
     for i, name in enumerate(NAMES)
@@ -247,6 +253,9 @@ WRITTEN: dict[str, Written] = {
     "Qwen3-Coder": Written(TEXT, "", *CODER),
     "Qwen3.5-4B": Written(f"\n</think>\n\n{TEXT}", THOUGHT, *(f"\n</think>\n\n{text}" for text in CODER)),
     "StepFun3.5-Flash": Written(f"\n</think>\n{TEXT}", THOUGHT, *(f"\n</think>\n{text}" for text in CODER)),
+    "openbmb-MiniCPM5-1B": Written(
+        f"\n</think>\n\n{TEXT}", THOUGHT, *around("\n</think>\n\n", "\n", "", *MINICPM)
+    ),
     "upstage-Solar-Open-100B": Written(
         f"<|content|>{TEXT}<|end|>",
         f"<|think|>{THOUGHT}<|end|><|begin|>assistant",

@@ -18,6 +18,7 @@ from text.real_templates import FOLDER, FORMATS, PLAIN, TOOLS, answer_of, call, 
 
 from infinilm.errors import RequestError
 from infinilm.text.chat_formats import chat_format
+from infinilm.text.thinking import EFFORTS
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
 
@@ -41,6 +42,9 @@ CONVERSATIONS: dict[str, list[Any]] = {
     "reasoning": [QUESTION, {**RAIN, "reasoning_content": "I look."}, THANKS],
     "call and result": [BRIEF, QUESTION, CALLED, RESULTS[0]],
     "two calls": [QUESTION, {**CALLED, "tool_calls": [WEATHER, TIME]}, *RESULTS, RAIN, THANKS],
+    "thoughts between calls": [QUESTION, CALLED, RESULTS[0], {**CALLED, "tool_calls": [TIME]}, RESULTS[1]],
+    "empty answer": [QUESTION, {"role": "assistant", "content": ""}, THANKS],
+    "assistant last": [BRIEF, QUESTION, RAIN],
 }
 
 # Templates that show the first call of a message alone are given a message for each, and the result of each behind it.
@@ -136,6 +140,20 @@ def test_variables_of_templates(file: str) -> None:
         assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
 
 
+@pytest.mark.parametrize("file", ALL)
+def test_contents_in_parts(file: str) -> None:
+    """They are those of transformers where the template reads parts of all roles, and otherwise joined by line ends."""
+    parts = [{"type": "text", "text": "How is it"}, {"type": "text", "text": "in Zürich?"}]
+    joined = [BRIEF, {"role": "user", "content": "How is it\nin Zürich?"}]
+    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, {**QUESTION, "content": parts}]
+    made = outcome(file, messages, None)
+    if isinstance(made, RequestError):
+        assert isinstance(outcome(file, joined, None), RequestError)
+    else:
+        assert made in (rendered(file, messages, None), rendered(file, joined, None))
+        assert made.index("How is it") < made.index("in Zürich?")
+
+
 # ---- what a template writes for an answer is read as that answer ----
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -176,3 +194,33 @@ def test_what_a_template_writes_is_read_back(file: str) -> None:
         assert told == shown, (name, text)
         num_read += 1
     assert num_read > 0 or file in WITH_TOOLS_OF_THEIR_OWN
+
+
+# ---- reasoning ----
+
+
+@pytest.mark.parametrize("file", ALL)
+def test_reasoning_is_switched_or_refused_by_name(file: str) -> None:
+    """On and off are different prompts, each level is one that the template takes, and all else is an error."""
+    template = template_of(file)
+    control = template.thinking(with_tools=False)
+    prompts = {}
+    for name, follow, wish in [
+        *(("on" if on else "off", control.turned, on) for on in (True, False)),
+        *((level, control.at, level) for level in EFFORTS),
+    ]:
+        try:
+            variables = follow(wish)  # type: ignore[operator]
+        except RequestError as error:
+            assert control.format in str(error), name
+            continue
+        prompts[name] = template.render([QUESTION], **variables) if variables else None
+    assert prompts.keys() >= {"off"} or control.reasons  # no model that does not reason refuses not to
+    if prompts.get("on") and prompts.get("off"):
+        assert prompts["on"] != prompts["off"]
+    for name in sorted(template._select(False).traits.variables - {control.switch, control.effort}):
+        if re.search("think|reason|effort", name):  # another name for the same, or about the thoughts of a history
+            other = rendered(file, [QUESTION], None, **{name: True})
+            assert isinstance(other, Exception) or other in (template.render([QUESTION]), *prompts.values()), name
+    graded = [prompts[level] for level in control.levels if level not in ("none", "no_think")]
+    assert None not in graded and (len(graded) < 2 or len(set(graded)) > 1)

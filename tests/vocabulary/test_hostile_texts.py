@@ -78,6 +78,12 @@ KINDS: dict[str, Callable[[Path], Pair]] = {
         f"tokenizer.model: {name}": lambda folder, options=options: sentencepiece_pair(folder, **options)
         for name, options in MODELS.items()
     },
+    **{
+        f"tokenizer.model: unigram, {rule}": lambda folder, rule=rule: sentencepiece_pair(
+            folder, model_type="unigram", normalization_rule_name=rule
+        )
+        for rule in ("nmt_nfkc", "nmt_nfkc_cf")
+    },
     "tiktoken.model": tiktoken_pair,
     "tekken.json": tekken_pair,
     **{f"real: {name}": lambda folder, name=name: shipped_pair(folder, name) for name in REAL},
