@@ -336,6 +336,25 @@ def _in_a_stack(files: _Files, parameter: _Parameter) -> _Found | None:
     return source, (matrix + 1, *(shape[::-1] if columns else shape))
 
 
+# The modules that have the experts of a layer in folders of MLX, in the models of its packages mlx-lm and mlx-vlm.
+_MLX_EXPERTS = (
+    *("mlp.switch_mlp", "block_sparse_moe.switch_mlp", "feed_forward.switch_mlp", "experts.switch_glu"),
+    *("mlp.experts", "feed_forward.experts"),
+)
+
+
+def _in_a_stack_of_mlx(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find a matrix or a vector of an expert where one module of all experts of a layer is a tensor."""
+    if not parameter.expert:
+        return None
+    part, matrix = parameter.module.rpartition(".")[2], int(parameter.expert)
+    tensors = (files.tensor(parameter, f"{experts}.{part}") + parameter.kind for experts in _MLX_EXPERTS)
+    tensor = next((tensor for tensor in tensors if tensor in files.stored), None)
+    if tensor is None:
+        return None
+    return Source(tensor, 0, parameter.shape[0], matrix=matrix), (matrix + 1, *parameter.shape)
+
+
 def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find a module among the rows of a tensor that has those of several, one behind the other."""
     if parameter.module not in files.joined:
@@ -380,4 +399,4 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
-_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _joined, _by_itself)
+_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _in_a_stack_of_mlx, _joined, _by_itself)
