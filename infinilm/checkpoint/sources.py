@@ -18,7 +18,7 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.head_rows import HeadRows, order_of_pairs, rows_by_head
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.families import family_of
-from infinilm.config.families.names import TensorNames
+from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
@@ -136,10 +136,11 @@ def find_tensors(
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
-    order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
-    by_head = rows_by_head(config, family.names)
-    layers = shapes_of(config)
-    return find_by_names(family.names, order, layers, expected, stored, by_head)
+    names, pairs = family.names, family.rope_pairs
+    if all(name in stored for name in OF_MISTRAL_OWN):
+        names, pairs = MISTRAL_OWN, "neighbours"
+    order = order_of_pairs(config.head_dim, rotary_dim(config)) if pairs == "neighbours" else None
+    return find_by_names(names, order, shapes_of(config), expected, stored, rows_by_head(config, names))
 
 
 def find_by_names(

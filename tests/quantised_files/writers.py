@@ -403,7 +403,7 @@ def bnb8() -> Format:
 
 
 def mlx(bits: int, group: int, dtype: str = "BF16") -> Format:
-    """Of MLX: code * scale + bias; scales of both signs."""
+    """MLX has code * scale + bias, with scales of both signs."""
 
     def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
         q = rng.integers(0, 2**bits, (outputs, inputs))

@@ -17,6 +17,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import ConfigError
 from infinilm.files import read_optional_json
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.patterns import Pattern
 
 __all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
@@ -201,7 +202,8 @@ def _fp8(config: _Keys) -> QuantisedLinears:
         f"fp8 per {block[1]} of a token" if block else f"fp8 per {'token' if activations == 'dynamic' else 'tensor'}"
     )
     scheme = Scheme("fp8", "fp8, scale_inv", "fp8", 8, block=block, inputs=inputs)
-    return QuantisedLinears("fp8", ((_everything, (scheme, replace(scheme, layout="fp8"))),), _KV_SCALES)
+    others = (replace(scheme, layout="fp8"), replace(scheme, layout="fp8 of Mistral"))
+    return QuantisedLinears("fp8", ((_everything, (scheme, *others)),), _KV_SCALES)
 
 
 def _fbgemm(config: _Keys) -> QuantisedLinears:
@@ -494,14 +496,14 @@ def read_config(folder: Path) -> QuantisedLinears | None:
     ConfigError
         As `parse_config`.
     """
-    config = read_optional_json(folder / "config.json")
+    config, path = read_optional_model_json(folder, "config.json"), path_of(folder, "config.json")
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         for key in CONFIG_KEYS:
             if part.get(key) is not None and part[key] != {}:
-                return parse_config(part[key], f"{folder / 'config.json'}: {key}")
+                return parse_config(part[key], f"{path}: {key}")
     if _is_mlx(config.get("quantization")):
-        return parse_config(config["quantization"], f"{folder / 'config.json'}: quantization")
+        return parse_config(config["quantization"], f"{path}: quantization")
     for name, method in CONFIG_FILES.items():
         if values := read_optional_json(folder / name):
             return parse_config({"quant_method": method, **values}, str(folder / name))

@@ -501,6 +501,16 @@ LAYOUTS: Mapping[str, Layout] = {
         _bytes_expected(".weight_scale_inv"),
         _fp8_codes(".weight_scale_inv"),
     ),
+    "fp8 of Mistral": Layout(
+        {
+            ".weight": Part(("float8_e4m3",)),
+            ".qscale_weight": Part(_FLOATS),
+            ".qscale_act": Part(_FLOATS, required=False, read=False),
+        },
+        _same_shape,
+        _bytes_expected(".qscale_weight"),
+        _fp8_codes(".qscale_weight"),
+    ),
     "nvfp4": Layout(
         {
             ".weight_packed": Part(("uint8",)),
