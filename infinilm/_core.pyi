@@ -1274,14 +1274,14 @@ def gguf_type(name: str) -> tuple[int, int, bool, int]:
 def gguf_readable_types() -> str:
     """The types of GGUF files that gguf_dequantise reads, as a list."""
 
-def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dtype: str, zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, group_size: int = 0, scale_rows: int = 1, group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int, end: int, num_threads: int = 0) -> Tensor:
+def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dtype: str, zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, minima: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, group_size: int = 0, scale_rows: int = 1, group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
-    Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
+    Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale + minimum. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros, minima: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
     """
 
 def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, block: int = 32, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
-    Rows begin to end of a matrix of codes of 4 or 8 bits as blocks of 32, 64 or 128, such as Q4_0, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
+    Rows begin to end of a matrix of codes of up to 4 bits, or of 8, as blocks of 32, 64 or 128, such as Q4_0, Q4_1, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
     """
 
 def quantise_int4(weights: Any, group_size: int, *, num_threads: int = 0) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,18 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
 from infinilm.files import os_errors
 from infinilm.gguf.file import models_among
+from infinilm.mistral_params import PARAMS_FILE
 from infinilm.progress import can_show
 
 __all__ = [
     "MODEL_FILES",
-    "SKIPPED_FILES",
     "TOKENIZER_FILES",
     "HubModel",
     "cached_folder",
@@ -27,6 +28,7 @@ __all__ = [
     "hub_error",
     "hub_model",
     "parts_of",
+    "skipped_files",
 ]
 
 MODEL_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.tiktoken", "tiktoken.model", "merges.txt", "*.jinja"]
@@ -36,8 +38,8 @@ TOKENIZER_FILES = [
     *("*.tiktoken", "tiktoken.model", "vocab.json", "merges.txt", "*.jinja"),
 ]
 """Patterns of the files of a tokenizer."""
-SKIPPED_FILES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "metal/*"]
-"""Patterns of files among these that hold the same weights in other forms."""
+_OF_MISTRAL = "consolidated*"  # weights in the layout of Mistral AI's own tools
+_OTHER_FORMS = ["original/*", "onnx/*", "openvino/*", "metal/*"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+):([^:]+)")
@@ -90,6 +92,17 @@ def hub_model(name: str | os.PathLike[str], what: str = "model") -> HubModel | N
     return HubModel(match[1], match[2], what) if match else None
 
 
+def skipped_files(names: Iterable[str]) -> list[str]:
+    """Return patterns of the files of a model that hold the same weights in other forms.
+
+    Weights for Mistral AI's own tools are among them where `names`, the files of a repository, have others, too.
+    """
+    there = set(names)
+    others = (name for name in there if name.endswith(".safetensors") and not fnmatch(name, _OF_MISTRAL))
+    alone = PARAMS_FILE in there and all(any(fnmatch(name, form) for form in _OTHER_FORMS) for name in others)
+    return _OTHER_FORMS if alone else [_OF_MISTRAL, *_OTHER_FORMS]
+
+
 def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) -> Path:
     """Fetch a model into the hub's cache; what is there already is not fetched again.
 
@@ -97,8 +110,10 @@ def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) ->
     """
     if model.file is not None:
         return _download_gguf(model, revision, use_tqdm)
-    patterns = {"allow_patterns": MODEL_FILES, "ignore_patterns": SKIPPED_FILES}
-    folder = _snapshot(model, revision, use_tqdm, **patterns)
+    folder = _snapshot(model, revision, use_tqdm, allow_patterns=MODEL_FILES, ignore_patterns=skipped_files(()))
+    skipped = skipped_files(entry.name for entry in folder.iterdir())
+    if _OF_MISTRAL not in skipped:
+        folder = _snapshot(model, revision, use_tqdm, allow_patterns=MODEL_FILES, ignore_patterns=skipped)
     if not any(folder.glob("*.safetensors")):
         found: list[str] = []
         with contextlib.suppress(ConfigError):  # without a network, what is here is all there is

@@ -1,4 +1,7 @@
-"""The small files of a model by name, whether it is a folder or a GGUF file, which has their content as metadata."""
+"""The small files of a model by name, whether it is a folder or a GGUF file, which has their content as metadata.
+
+A folder in the layout of Mistral AI's own tools has params.json in the place of config.json.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from infinilm.gguf.config import config_json, generation_config_json
 from infinilm.gguf.file import GgufFile, is_gguf, open_gguf, reading
 from infinilm.gguf.tokenizer import tokenizer_json
 from infinilm.gguf.vocabulary import tokenizer_config_json
+from infinilm.mistral_params import PARAMS_FILE, config_of_params
 
 __all__ = ["MODEL_FILES", "path_of", "read_model_file", "read_model_json", "read_optional_model_json", "what_is_there"]
 
@@ -26,11 +30,18 @@ MODEL_FILES: dict[str, Callable[[GgufFile], dict[str, Any] | None]] = {
 
 def path_of(model: Path, name: str) -> Path:
     """Where the content of such a file is, for messages."""
-    return model if is_gguf(model) else model / name
+    if is_gguf(model):
+        return model
+    return model / (PARAMS_FILE if _has_params(model, name) else name)
+
+
+def _has_params(folder: Path, name: str) -> bool:
+    """True if a folder has params.json where config.json is asked for."""
+    return name == "config.json" and not (folder / name).exists() and (folder / PARAMS_FILE).is_file()
 
 
 def read_model_file(model: Path, name: str, *, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a file of a model's folder, or what a GGUF file says in its place.
+    """Return the content of a file of a model's folder, or what a GGUF file or params.json says in its place.
 
     Raises
     ------
@@ -40,7 +51,9 @@ def read_model_file(model: Path, name: str, *, limit: int = MAX_BYTES) -> bytes:
         It cannot be read, or has more than `limit` bytes.
     """
     if not is_gguf(model):
-        return read_bytes(model / name, limit=limit)
+        path = path_of(model, name)
+        stored = read_bytes(path, limit=limit)
+        return json.dumps(config_of_params(parse_json(stored, str(path)))).encode() if path.name != name else stored
     with reading(model):
         content = MODEL_FILES[name](open_gguf(model)) if name in MODEL_FILES else None
         if content is None:

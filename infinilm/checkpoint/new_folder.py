@@ -59,6 +59,8 @@ def copy_texts(source: Path, out: Path, dtype: str) -> None:
                 continue  # it describes a quantisation that the new weights do not have
             if entry.is_file() and entry.name.endswith(_TEXT) and not entry.name.endswith(".safetensors.index.json"):
                 shutil.copyfile(entry, out / entry.name)
+        if not (out / "config.json").exists():
+            (out / "config.json").write_bytes(read_model_file(source, "config.json"))
         for module in read_modules(source):
             if module.folder != source:
                 place = out / module.folder.relative_to(source)

@@ -24,7 +24,6 @@ from infinilm.files import MAX_BYTES
 from infinilm.gguf.file import models_among, open_gguf, read_header
 from infinilm.hub import (
     MODEL_FILES,
-    SKIPPED_FILES,
     HubModel,
     cached_folder,
     choose_gguf,
@@ -32,11 +31,13 @@ from infinilm.hub import (
     hub_error,
     hub_model,
     parts_of,
+    skipped_files,
 )
+from infinilm.mistral_params import PARAMS_FILE
 
 __all__ = ["Headers", "open_headers"]
 
-_CONFIG = ("*config*.json", "*.index.json", "modules.json")
+_CONFIG = ("*config*.json", PARAMS_FILE, "*.index.json", "modules.json")
 _BLOCK = 1 << 17  # bytes of a request; of most safetensors files, the whole header
 _MOST_CONNECTIONS = 8
 _PEEKED = tuple({part for layout in LAYOUTS.values() for part in layout.peek})  # shapes of quantised weights
@@ -137,11 +138,12 @@ def _sketch(model: HubModel, revision: str | None, folder: Path) -> Path:
 
 def _files_of_model(model: HubModel, names: list[str]) -> list[str]:
     """The files of a repository that hold the weights and the configuration of its model."""
+    skipped = skipped_files(names)
     fetched = [
         name
         for name in names
         if any(fnmatch(name, pattern) for pattern in MODEL_FILES)
-        and not any(fnmatch(name, pattern) for pattern in SKIPPED_FILES)
+        and not any(fnmatch(name, pattern) for pattern in skipped)
     ]
     weights = [name for name in fetched if name.endswith(".safetensors")]
     if not weights and (found := models_among(names)):

@@ -18,7 +18,7 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.head_rows import HeadRows, order_of_pairs, rows_by_head
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.families import family_of
-from infinilm.config.families.names import TensorNames
+from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
@@ -136,10 +136,11 @@ def find_tensors(
     if config is None:
         return FoundTensors({name: Source(name, 0, shape[0]) for name, shape in expected.items()}, dict(expected))
     family = family_of(config.architecture)
-    order = order_of_pairs(config.head_dim, rotary_dim(config)) if family.rope_pairs == "neighbours" else None
-    by_head = rows_by_head(config, family.names)
-    layers = shapes_of(config)
-    return find_by_names(family.names, order, layers, expected, stored, by_head)
+    names, pairs = family.names, family.rope_pairs
+    if all(name in stored for name in OF_MISTRAL_OWN):
+        names, pairs = MISTRAL_OWN, "neighbours"
+    order = order_of_pairs(config.head_dim, rotary_dim(config)) if pairs == "neighbours" else None
+    return find_by_names(names, order, shapes_of(config), expected, stored, rows_by_head(config, names))
 
 
 def find_by_names(
@@ -336,6 +337,25 @@ def _in_a_stack(files: _Files, parameter: _Parameter) -> _Found | None:
     return source, (matrix + 1, *(shape[::-1] if columns else shape))
 
 
+# The modules that have the experts of a layer in folders of MLX, in the models of its packages mlx-lm and mlx-vlm.
+_MLX_EXPERTS = (
+    *("mlp.switch_mlp", "block_sparse_moe.switch_mlp", "feed_forward.switch_mlp", "experts.switch_glu"),
+    *("mlp.experts", "feed_forward.experts"),
+)
+
+
+def _in_a_stack_of_mlx(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find a matrix or a vector of an expert where one module of all experts of a layer is a tensor."""
+    if not parameter.expert:
+        return None
+    part, matrix = parameter.module.rpartition(".")[2], int(parameter.expert)
+    tensors = (files.tensor(parameter, f"{experts}.{part}") + parameter.kind for experts in _MLX_EXPERTS)
+    tensor = next((tensor for tensor in tensors if tensor in files.stored), None)
+    if tensor is None:
+        return None
+    return Source(tensor, 0, parameter.shape[0], matrix=matrix), (matrix + 1, *parameter.shape)
+
+
 def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find a module among the rows of a tensor that has those of several, one behind the other."""
     if parameter.module not in files.joined:
@@ -380,4 +400,4 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
-_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _joined, _by_itself)
+_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _in_a_stack_of_mlx, _joined, _by_itself)

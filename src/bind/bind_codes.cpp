@@ -53,8 +53,9 @@ int threads(int num_threads) { return num_threads > 0 ? num_threads : default_nu
 
 Tensor dequantise(const Bytes& data, const std::string& order, int bits, const std::vector<int64_t>& shape,
                   const Vector& values, const Table& scales, const std::string& dtype,
-                  const std::optional<Table>& zeros, int64_t group_size, int64_t scale_rows,
-                  const std::optional<Groups>& group_of, int64_t begin, int64_t end, int num_threads) {
+                  const std::optional<Table>& zeros, const std::optional<Table>& minima, int64_t group_size,
+                  int64_t scale_rows, const std::optional<Groups>& group_of, int64_t begin, int64_t end,
+                  int num_threads) {
     codes::Matrix matrix = matrix_of(data, order, bits, shape);
     check_rows(matrix, begin, end);
     const DType to = dtype_from_string(dtype);
@@ -63,8 +64,9 @@ Tensor dequantise(const Bytes& data, const std::string& order, int bits, const s
     if (values.size() != size_t{1} << bits) throw Error(concat(values.size(), " values for codes of ", bits, " bits"));
     if (scale_rows < 1 || static_cast<int64_t>(scales.shape(0)) < (matrix.num_rows + scale_rows - 1) / scale_rows)
         throw Error("codes: too few rows of scales");
-    if (zeros && (zeros->shape(0) != scales.shape(0) || zeros->shape(1) != scales.shape(1)))
-        throw Error("codes: zeros of another shape than the scales");
+    for (const auto* table : {&zeros, &minima})
+        if (*table && ((*table)->shape(0) != scales.shape(0) || (*table)->shape(1) != scales.shape(1)))
+            throw Error("codes: zeros or minima of another shape than the scales");
     if (group_of) {
         const std::span groups(group_of->data(), group_of->size());
         if (static_cast<int64_t>(groups.size()) != matrix.num_columns ||
@@ -77,6 +79,7 @@ Tensor dequantise(const Bytes& data, const std::string& order, int bits, const s
     matrix.values = values.data();
     matrix.scales = scales.data();
     matrix.zeros = zeros ? zeros->data() : nullptr;
+    matrix.minima = minima ? minima->data() : nullptr;
     matrix.num_groups = num_groups;
     matrix.scale_rows = scale_rows;
     matrix.group_size = group_size;
@@ -92,7 +95,7 @@ Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const 
     const codes::Matrix matrix = matrix_of(data, order, bits, shape);
     check_rows(matrix, begin, end);
     const auto num_groups = static_cast<int64_t>(scales.shape(1));
-    const bool fits = (bits == 4 || bits == 8) && (block == 32 || block == 64 || block == 128) &&
+    const bool fits = (bits <= 4 || bits == 8) && (block == 32 || block == 64 || block == 128) &&
                       matrix.num_columns % block == 0 && group_size >= 1 &&
                       (group_size % block == 0 || group_size >= matrix.num_columns) &&
                       (matrix.num_columns + group_size - 1) / group_size <= num_groups &&
@@ -128,16 +131,18 @@ void bind_codes(nb::module_& m) {
     m.def(
         "dequantise_codes", dequantise, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
         nb::kw_only(), nb::arg("values"), nb::arg("scales"), nb::arg("dtype"), nb::arg("zeros") = nb::none(),
-        nb::arg("group_size") = 0, nb::arg("scale_rows") = 1, nb::arg("group_of") = nb::none(), nb::arg("begin"),
-        nb::arg("end"), nb::arg("num_threads") = 0,
+        nb::arg("minima") = nb::none(), nb::arg("group_size") = 0, nb::arg("scale_rows") = 1,
+        nb::arg("group_of") = nb::none(), nb::arg("begin"), nb::arg("end"), nb::arg("num_threads") = 0,
         "Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - "
-        "zero) * scale. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros: [rows / "
-        "scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.");
+        "zero) * scale + minimum. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros, minima: "
+        "[rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per "
+        "core.");
     m.def("make_blocks", make_blocks, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
           nb::kw_only(), nb::arg("scales"), nb::arg("group_size"), nb::arg("block") = 32, nb::arg("flip") = 0,
           nb::arg("begin"), nb::arg("end"), nb::arg("num_threads") = 0,
-          "Rows begin to end of a matrix of codes of 4 or 8 bits as blocks of 32, 64 or 128, such as Q4_0, MXFP4 and "
-          "Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of "
+          "Rows begin to end of a matrix of codes of up to 4 bits, or of 8, as blocks of 32, 64 or 128, such as Q4_0, "
+          "Q4_1, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, "
+          "groups, bytes of "
           "a scale]. flip: xored to codes of 8 bits.");
     m.def("quantise_int4", quantise_int4, nb::arg("weights"), nb::arg("group_size"), nb::kw_only(),
           nb::arg("num_threads") = 0,

@@ -161,15 +161,17 @@ bool is_linear(const Matrix& m) {
     return true;
 }
 
-// Columns [0, n) of one group, as float32.
-void weights_of_group(const Matrix& m, bool linear, const uint8_t* codes, int64_t n, float zero, float scale,
-                      float* out) {
+// Columns [0, n) of a group, as float32; the group is an element of the tables of scales.
+void weights_of_group(const Matrix& m, bool linear, const uint8_t* codes, int64_t n, int64_t group, float* out) {
+    const float zero = m.zeros ? m.zeros[group] : 0.0f, scale = m.scales[group];
     if (linear) {  // a vector at a time
         const float offset = m.values[0] - zero;
         for (int64_t i = 0; i < n; ++i) out[i] = (static_cast<float>(codes[i]) + offset) * scale;
     } else {
         for (int64_t i = 0; i < n; ++i) out[i] = (m.values[codes[i]] - zero) * scale;
     }
+    if (!m.minima) return;
+    for (int64_t i = 0; i < n; ++i) out[i] += m.minima[group];
 }
 
 }  // namespace
@@ -196,8 +198,7 @@ void dequantise(const Matrix& m, int64_t begin, const TensorView& out, int num_t
                       for (int64_t r = row; r < row + rows; ++r, codes += tile_columns) {
                           const int64_t line = r / m.scale_rows * m.num_groups;
                           const auto group = [&](int64_t g, int64_t from, int64_t n) {
-                              weights_of_group(m, linear, codes + from, n, m.zeros ? m.zeros[line + g] : 0.0f,
-                                               m.scales[line + g], weights + from);
+                              weights_of_group(m, linear, codes + from, n, line + g, weights + from);
                           };
                           if (m.group_of) {
                               for (int64_t c = 0; c < columns; ++c) group(m.group_of[column + c], c, 1);
@@ -232,12 +233,12 @@ void make_blocks(const Matrix& m, const BlockScales& scales, uint8_t flip, int64
                               std::memcpy(to, scales.scales + group * scales.bytes, static_cast<size_t>(scales.bytes));
                               to += scales.bytes;
                           }
-                          if (m.bits == 4) {
+                          if (BlockScales::block_bits(m.bits) == 4) {
                               for (int i = 0; i < 16; ++i) to[i] = static_cast<uint8_t>(block[i] | block[i + 16] << 4);
                           } else {
                               for (int i = 0; i < 32; ++i) to[i] = block[i] ^ flip;
                           }
-                          to += 4 * m.bits;
+                          to += 4 * BlockScales::block_bits(m.bits);
                       }
                   }
               });

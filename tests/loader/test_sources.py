@@ -278,6 +278,21 @@ def test_experts_that_tools_took_apart(name, tmp_path):
     np.testing.assert_array_equal(logits(folder), logits(golden(name)))
 
 
+@pytest.mark.parametrize(("name", "experts"), [("mixtral", "block_sparse_moe.switch_mlp"), ("gpt-oss", "mlp.experts")])
+def test_experts_that_mlx_stacked(name, experts, tmp_path):
+    """It has a tensor of each module of all experts of a layer, with outputs as rows in every family."""
+    folder = shutil.copytree(golden(name), tmp_path / "stacked")
+    with LLM(folder, dtype="float32", max_model_len=32, use_tqdm=False) as llm:
+        weights = {key: tensor.numpy().copy() for key, tensor in llm._engine.state_dict()[0].items()}
+    tensors = {k: v for k, v in load_bits(folder / "model.safetensors").items() if not re.search(r"\.experts\.", k)}
+    stacks = {}
+    for key, array in weights.items():
+        if match := re.fullmatch(r"(.*)mlp\.experts\.\d+\.(\w+\.\w+)", key):
+            stacks.setdefault(f"{match[1]}{experts}.{match[2]}", []).append(array)
+    save_file(tensors | {key: np.stack(arrays) for key, arrays in stacks.items()}, folder / "model.safetensors")
+    np.testing.assert_array_equal(logits(folder), logits(golden(name)))
+
+
 def test_a_missing_router_has_the_name_that_its_neighbours_imply():
     """Mixtral's files have it under one of two names, by how they hold the experts."""
     shape = {"model.layers.0.mlp.gate.weight": (4, 8)}

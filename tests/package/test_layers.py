@@ -20,7 +20,7 @@ FLOORS = (
     ("grammar_text",),
     ("constraint", "receipts"),
     ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
-    ("gguf",),
+    ("gguf", "mistral_params"),
     ("model_files", "hub"),
     ("config", "text", "distributed", "pooling"),
     ("checkpoint", "cache"),

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from infinilm import LLM
 from infinilm.checkpoint import resolve_model
 from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import parse_config
 from infinilm.checkpoint.sources import Source
 from infinilm.errors import ConfigError, WeightError
@@ -33,7 +34,10 @@ from quantised_files.writers import (
     ct_packed,
     fp8_block,
     gptq,
+    mlx,
+    mlx_floats,
     modelopt_fp4,
+    save,
 )
 
 CT = ct_packed(4, 32).config
@@ -304,13 +308,24 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
-@pytest.mark.parametrize("more", [{}, {"mode": "affine", "model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 64}}])
-def test_folders_of_mlx(tmp_path: Path, keys: tuple[str, ...], more: dict[str, Any]) -> None:
-    """Their tensors would be refused one by one, and config.json blamed for it."""
-    values = {"group_size": 64, "bits": 4, **more}
-    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, values)))
-    with pytest.raises(
-        ConfigError, match=r"quantised as MLX stores them, which is not read\. Take the model that"
-    ) as told:
+def test_settings_of_mlx(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    """They name no method; modules may have settings of their own, or none."""
+    rng, forms = np.random.default_rng(0), {"a.b": mlx(4, 64), "a.c": mlx(8, 32), "a.d": mlx_floats("mxfp4")}
+    own = {"a.c": {"bits": 8, "group_size": 32}, "a.d": {"mode": "mxfp4", "bits": 4, "group_size": 32}, "a.e": False}
+    tensors: Tensors = {"a.e.weight": ("F32", np.ones((2, 2), np.float32))}
+    exact = {}
+    for module, form in forms.items():
+        parts, exact[module] = form.write(rng, 32, 128)
+        tensors |= {module + suffix: tensor for suffix, tensor in parts.items()}
+    (tmp_path / "config.json").write_text(json.dumps({key: {"group_size": 64, "bits": 4, **own} for key in keys}))
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert isinstance(checkpoint, QuantisedCheckpoint)
+        assert checkpoint.tensors["a.c.weight"].dtype == "mlx int8 g32 asymmetric"
+        for module, weights in exact.items():
+            got = checkpoint.read(Source(f"{module}.weight", 0, 32), "float32")
+            np.testing.assert_allclose(got, weights, rtol=2.5e-7, atol=0)
+    wrong = {"group_size": 64, "bits": 4, "a.b": {"bits": 7}}
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(keys, wrong)))
+    with pytest.raises(ConfigError, match=r"quantization.*'a\.b'.*bits: expected 4 or 2 or 3 or 5 or 6 or 8; got 7"):
         open_checkpoint(tmp_path)
-    assert len(str(told.value)) < 400

@@ -402,6 +402,49 @@ def bnb8() -> Format:
     return Format(write, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-int8")
 
 
+def mlx(bits: int, group: int, dtype: str = "BF16") -> Format:
+    """MLX has code * scale + bias, with scales of both signs."""
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        q = rng.integers(0, 2**bits, (outputs, inputs))
+        scales, s = draw_scales(rng, (outputs, inputs // group), dtype, 0.06 / 2**bits)
+        turned = rng.integers(0, 2, scales.shape).astype(bool)
+        scales[turned] = scales[turned] ^ 0x8000 if dtype == "BF16" else -scales[turned]
+        s = np.where(turned, -s, s)
+        _, minima = draw_scales(rng, scales.shape, dtype, 0.03)
+        minima = np.where(turned, minima, -minima)
+        tensors: Tensors = {
+            ".weight": ("U32", pack(q, bits).view(np.uint32)),
+            ".scales": (dtype, scales),
+            ".biases": (dtype, bf16(minima) if dtype == "BF16" else minima.astype(np.float16)),
+        }
+        return tensors, q * np.repeat(s, group, 1) + np.repeat(minima, group, 1)
+
+    config = {"group_size": group, "bits": bits, "mode": "affine"}
+    return Format(write, config, f"mlx-{bits}-g{group}-{dtype}", native=bits in (3, 4))
+
+
+def mlx_floats(mode: str) -> Format:
+    group, bits = {"mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}[mode]
+
+    def write(rng: np.random.Generator, outputs: int, inputs: int) -> Written:
+        codes, values = fp4_codes(rng, outputs, inputs)
+        if bits == 8:
+            codes = fp8_codes(rng, outputs, inputs)
+            values = E4M3[codes]
+        if mode == "nvfp4":
+            scales = rng.integers(0x04, 0x10, (outputs, inputs // group)).astype(np.uint8)
+            s = E4M3[scales]
+        else:
+            scales = rng.integers(118 - bits, 122 - bits, (outputs, inputs // group)).astype(np.uint8)
+            s = 2.0 ** (scales.astype(int) - 127)
+        words = pack(codes, bits).view(np.uint32)
+        return {".weight": ("U32", words), ".scales": ("U8", scales)}, values * np.repeat(s, group, 1)
+
+    config = {"group_size": group, "bits": bits, "mode": mode}
+    return Format(write, config, f"mlx-{mode}", native=mode == "mxfp4")
+
+
 FORMATS = [
     ct_packed(4, 32),
     ct_packed(4, 64, dtype="F16"),
@@ -443,4 +486,7 @@ FORMATS = [
     ct_fp4("nvfp4"),
     modelopt_fp4(),
     modelopt_fp8(),
+    *(mlx(bits, group) for bits, group in ((2, 64), (3, 32), (4, 64), (5, 32), (6, 64), (8, 32))),
+    mlx(4, 32, "F16"),
+    *(mlx_floats(mode) for mode in ("mxfp4", "mxfp8", "nvfp4")),
 ]

@@ -111,7 +111,7 @@ class QuantisedCheckpoint(Checkpoint):
             if info.dtype not in layout.parts[part].dtypes:
                 allowed = " or ".join(layout.parts[part].dtypes)
                 raise WeightError(f"{where}: {info.name!r} is {info.dtype}; expected {allowed}")
-        if len(first.shape) != (4 if layout.name == "" else 2) or 0 in first.shape:
+        if len(first.shape) not in layout.dims or 0 in first.shape:
             raise WeightError(f"{where}: {first.name!r} has the shape {list(first.shape)}, which is of no such weight")
         try:
             peeked = {part: self._view(parts[part]).copy() for part in layout.peek if part in parts}
@@ -173,7 +173,8 @@ class QuantisedCheckpoint(Checkpoint):
             try:
                 parts = {p: self._view(info) for p, info in weight.parts.items() if weight.layout.parts[p].read}
                 for part, info in weight.parts.items():
-                    if part in parts and info.dtype == "bfloat16" and part != weight.layout.scale:
+                    kept = (weight.layout.scale, weight.layout.minimum)
+                    if part in parts and info.dtype == "bfloat16" and part not in kept:
                         parts[part] = as_float32(parts[part])
                 if source.matrix is not None:
                     parts = {part: array[source.places] for part, array in parts.items()}
@@ -211,6 +212,8 @@ class QuantisedCheckpoint(Checkpoint):
             return None
         if weight.parts[weight.layout.scale].dtype == "float32":
             return None  # blocks have scales of 16 bits
+        if weight.layout.minimum:
+            return "Q4_1" if scheme.bits <= 4 else None
         if not scheme.symmetric:
             return f"Z4_{size}" if scheme.bits == 4 else None
         return {4: "Q4_0", 8: "Q8_0"}.get(scheme.bits)

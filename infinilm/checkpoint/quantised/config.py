@@ -17,6 +17,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import ConfigError
 from infinilm.files import read_optional_json
 from infinilm.logs import logger
+from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.patterns import Pattern
 
 __all__ = ["CONFIG_FILES", "CONFIG_KEYS", "METHODS", "QuantisedLinears", "parse_config", "read_config"]
@@ -201,7 +202,8 @@ def _fp8(config: _Keys) -> QuantisedLinears:
         f"fp8 per {block[1]} of a token" if block else f"fp8 per {'token' if activations == 'dynamic' else 'tensor'}"
     )
     scheme = Scheme("fp8", "fp8, scale_inv", "fp8", 8, block=block, inputs=inputs)
-    return QuantisedLinears("fp8", ((_everything, (scheme, replace(scheme, layout="fp8"))),), _KV_SCALES)
+    others = (replace(scheme, layout="fp8"), replace(scheme, layout="fp8 of Mistral"))
+    return QuantisedLinears("fp8", ((_everything, (scheme, *others)),), _KV_SCALES)
 
 
 def _fbgemm(config: _Keys) -> QuantisedLinears:
@@ -251,6 +253,39 @@ def _auto_round(config: _Keys) -> QuantisedLinears:
         for name, keys in config.objects("extra_config")
     }
     return _gptq(_Keys(config.path, {**config.values, "checkpoint_format": "gptq", "dynamic": single}))
+
+
+# The sizes of groups and the bits that each mode of MLX may have; the first are those where nothing is said.
+_MLX_MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "affine": ((64, 32, 128), (4, 2, 3, 5, 6, 8)),
+    "mxfp4": ((32,), (4,)),
+    "mxfp8": ((32,), (8,)),
+    "nvfp4": ((16,), (4,)),
+}
+_MLX_SETTINGS = ("bits", "group_size", "mode")
+
+
+def _mlx(config: _Keys) -> QuantisedLinears:
+    """Settings for all, and, by the names of modules, their own: an object, or false for a plain one."""
+
+    def scheme(keys: _Keys, usual: Mapping[str, Any]) -> Scheme:
+        keys = _Keys(keys.path, {**usual, **keys.values})
+        mode = keys.one_of("mode", tuple(_MLX_MODES), "affine")
+        groups, bits = _MLX_MODES[mode]
+        own_bits, group = keys.one_of("bits", bits, bits[0]), keys.one_of("group_size", groups, groups[0])
+        kind = f"int{own_bits}" if mode == "affine" else "fp8" if mode == "mxfp8" else mode
+        return Scheme("mlx", f"{mode} of MLX", kind, own_bits, group, symmetric=mode != "affine")
+
+    usual = {key: config.get(key) for key in _MLX_SETTINGS if config.get(key) is not None}
+    rules: list[tuple[Callable[[str], bool], tuple[Scheme, ...]]] = []
+    for name, own in config.items():
+        if name in _MLX_SETTINGS or name == "quant_method" or own is True:
+            continue
+        keys = _Keys(f"{config.path}[{short_repr(name)}]", {} if own is False else own)
+        # A mode of a module's own has groups and bits of its own, too.
+        others = {} if "mode" in keys.values else usual
+        rules.append((_named(str(name)), () if own is False else (scheme(keys, others),)))
+    return QuantisedLinears("mlx", (*rules, (_everything, (scheme(config, {}),))))
 
 
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION")  # others are not read
@@ -413,6 +448,7 @@ METHODS: Mapping[str, Callable[[_Keys], QuantisedLinears]] = {
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
+    "mlx": _mlx,
 }
 """The values of `quant_method` that are read."""
 
@@ -428,7 +464,7 @@ def parse_config(values: Any, path: str = "quantization_config") -> QuantisedLin
     config = _Keys(path, values)
     method = config.get("quant_method")
     if method is None and _is_mlx(values):
-        raise ConfigError(_MLX.format(path=path))
+        method = "mlx"
     if method is None:
         in_bits = any(config.get(f"{prefix}load_in_{n}bit") is True for prefix in ("", "_") for n in (4, 8))
         method = "bitsandbytes" if in_bits else "compressed-tensors" if config.get("config_groups") else None
@@ -449,12 +485,7 @@ def _is_mlx(values: Any) -> bool:
     """True if these are settings as MLX writes them: bits and groups without a method, and those of single layers."""
     if not isinstance(values, Mapping) or not {"bits", "group_size"} <= values.keys():
         return False
-    return all(
-        key in ("bits", "group_size", "mode") or isinstance(value, (dict, bool)) for key, value in values.items()
-    )
-
-
-_MLX = f"{{path}}: the weights are quantised as MLX stores them, which is not read. {_OTHER_FORM}"
+    return all(key in _MLX_SETTINGS or isinstance(value, (dict, bool)) for key, value in values.items())
 
 
 def read_config(folder: Path) -> QuantisedLinears | None:
@@ -465,14 +496,14 @@ def read_config(folder: Path) -> QuantisedLinears | None:
     ConfigError
         As `parse_config`.
     """
-    config = read_optional_json(folder / "config.json")
+    config, path = read_optional_model_json(folder, "config.json"), path_of(folder, "config.json")
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         for key in CONFIG_KEYS:
             if part.get(key) is not None and part[key] != {}:
-                return parse_config(part[key], f"{folder / 'config.json'}: {key}")
+                return parse_config(part[key], f"{path}: {key}")
     if _is_mlx(config.get("quantization")):
-        raise ConfigError(_MLX.format(path=f"{folder / 'config.json'}: quantization"))
+        return parse_config(config["quantization"], f"{path}: quantization")
     for name, method in CONFIG_FILES.items():
         if values := read_optional_json(folder / name):
             return parse_config({"quant_method": method, **values}, str(folder / name))

@@ -7,7 +7,8 @@ MXFP4), ModelOpt and bitsandbytes; see docs/formats.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,47 @@ def _experts_codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
     return Codes(_bytes(parts["_blocks"]), "rows", 4, (experts * outputs, inputs), _FP4, scales, group_size=32)
 
 
+# ---- MLX: a matrix, or a stack of them, of codes that fill words one behind the other ----
+
+
+def _mlx_shape(scheme: Scheme, codes: Shape, parts: Parts) -> Shape:
+    return *codes[:-1], codes[-1] * 32 // scheme.bits
+
+
+def _mlx_expected(scheme: Scheme, shape: Shape) -> Mapping[str, tuple[Shape, ...]]:
+    scales = *shape[:-1], _groups(shape[-1], scheme.group_size)
+    return {".weight": ((*shape[:-1], shape[-1] * scheme.bits // 32),), ".scales": (scales,), ".biases": (scales,)}
+
+
+def _mlx_codes(values_of: Callable[[Scheme], Floats], scales_of: Callable[[Array], Array]) -> Any:
+    def codes(scheme: Scheme, shape: Shape, parts: Parts) -> Codes:
+        rows = math.prod(shape[:-1])
+        scales, biases = scales_of(parts[".scales"]).reshape(rows, -1), parts.get(".biases")
+        return Codes(
+            _bytes(parts[".weight"]),
+            "rows",
+            scheme.bits,
+            (rows, shape[-1]),
+            values_of(scheme),
+            scales,
+            minima=None if biases is None else biases.reshape(rows, -1),
+            group_size=scheme.group_size,
+        )
+
+    return codes
+
+
+def _mlx_floats(values: Floats, scales: Floats) -> Layout:
+    """Codes and scales that stand for floating numbers, without minima."""
+    return Layout(
+        {".weight": Part(("uint32",)), ".scales": Part(("uint8",))},
+        _mlx_shape,
+        _mlx_expected,
+        _mlx_codes(lambda scheme: values, lambda stored: scales[stored]),
+        dims=(2, 3),
+    )
+
+
 # ---- bitsandbytes ----
 
 
@@ -459,6 +501,16 @@ LAYOUTS: Mapping[str, Layout] = {
         _bytes_expected(".weight_scale_inv"),
         _fp8_codes(".weight_scale_inv"),
     ),
+    "fp8 of Mistral": Layout(
+        {
+            ".weight": Part(("float8_e4m3",)),
+            ".qscale_weight": Part(_FLOATS),
+            ".qscale_act": Part(_FLOATS, required=False, read=False),
+        },
+        _same_shape,
+        _bytes_expected(".qscale_weight"),
+        _fp8_codes(".qscale_weight"),
+    ),
     "nvfp4": Layout(
         {
             ".weight_packed": Part(("uint8",)),
@@ -493,7 +545,20 @@ LAYOUTS: Mapping[str, Layout] = {
         _experts_expected,
         _experts_codes,
         name="",
+        dims=(4,),
     ),
+    "affine of MLX": Layout(
+        {".weight": Part(("uint32",)), ".scales": Part(_FLOATS), ".biases": Part(_FLOATS)},
+        _mlx_shape,
+        _mlx_expected,
+        _mlx_codes(lambda scheme: np.arange(2**scheme.bits, dtype=np.float32), lambda stored: stored),
+        scale=".scales",
+        minimum=".biases",
+        dims=(2, 3),
+    ),
+    "mxfp4 of MLX": _mlx_floats(_FP4, POWERS),
+    "mxfp8 of MLX": _mlx_floats(_FP8, POWERS),
+    "nvfp4 of MLX": _mlx_floats(_FP4, _FP8),
     "4 bits of bitsandbytes": Layout(
         {
             ".weight": Part(("uint8",)),

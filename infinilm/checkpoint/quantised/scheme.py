@@ -111,6 +111,8 @@ class Codes:
         Outputs that share scales.
     group_of : numpy.ndarray of int32, optional
         [inputs]: the group of each.
+    minima : numpy.ndarray, optional
+        What is added to a code times its scale, in the shape of the scales and as they are stored.
     """
 
     data: npt.NDArray[np.uint8]
@@ -123,6 +125,7 @@ class Codes:
     group_size: int = 0
     scale_rows: int = 1
     group_of: npt.NDArray[np.int32] | None = None
+    minima: Array | None = None
 
     def dequantise(self, dtype: str, begin: int, end: int) -> _core.Tensor:
         """Return rows as plain numbers of `dtype`."""
@@ -134,6 +137,7 @@ class Codes:
             values=self.values,
             scales=as_float32(self.scales),
             zeros=self.zeros,
+            minima=None if self.minima is None else as_float32(self.minima),
             group_size=self.group_size,
             scale_rows=self.scale_rows,
             group_of=self.group_of,
@@ -171,11 +175,13 @@ class Codes:
             fits = bool((exponents < 255).all()) and np.array_equal(POWERS[exponents], exact)
             stored = exponents[:, :, None]
         else:
-            with np.errstate(over="ignore"):
-                halves = exact.astype(np.float16)
-            stored = halves.view(np.uint8).reshape(*halves.shape, 2)
-            fits = self.group_of is None and np.array_equal(halves.astype(np.float32), exact)
-            if block_type.startswith("Z4"):
+            stored, fits = _as_halves(exact)
+            fits = fits and self.group_of is None
+            if self.minima is not None:
+                minima, exact_minima = _as_halves(as_float32(self.minima))
+                fits = fits and exact_minima
+                stored = np.concatenate([stored, minima], axis=2)
+            elif block_type.startswith("Z4"):
                 zeros = self._zero_bytes()
                 fits = fits and zeros is not None
                 stored = stored if zeros is None else np.concatenate([stored, zeros[:, :, None]], axis=2)
@@ -186,7 +192,7 @@ class Codes:
         return np.ascontiguousarray(np.repeat(stored, self.scale_rows, axis=0)[: self.shape[0]])
 
     def blocks(self, block_type: str, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return rows as blocks of Q4_0, Q8_0, MXFP4, Z4_32 to Z4_128 or F8_*, [rows, bytes]; they must fit such."""
+        """Return rows as blocks of Q4_0, Q4_1, Q8_0, MXFP4, Z4_* or F8_*, [rows, bytes]; they must fit such."""
         scales = self.block_scales(block_type)
         assert scales is not None
         tensor = _core.make_blocks(
@@ -202,6 +208,13 @@ class Codes:
             end=end,
         )
         return np.asarray(tensor.memory()).reshape(end - begin, -1)
+
+
+def _as_halves(table: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], bool]:
+    """The bytes of float16 numbers, [.., 2], and whether they are the same numbers."""
+    with np.errstate(over="ignore"):
+        halves = table.astype(np.float16)
+    return halves.view(np.uint8).reshape(*halves.shape, 2), np.array_equal(halves.astype(np.float32), table)
 
 
 def as_float32(array: Array) -> npt.NDArray[np.float32]:
@@ -229,8 +242,12 @@ class Layout:
         Parts that `shape` needs, all small.
     scale : str
         The part whose dtype is that of the scales.
+    minimum : str
+        The part that is added to codes times scales; "": there is none.
     name : str
         What follows the name of the module in the plain checkpoint.
+    dims : tuple of int
+        How many dimensions the first part may have: two; in stacks of matrices three, or four where blocks count.
     """
 
     parts: Mapping[str, Part]
@@ -239,7 +256,9 @@ class Layout:
     codes: Callable[[Scheme, Shape, Parts], Codes]
     peek: tuple[str, ...] = ()
     scale: str = ""
+    minimum: str = ""
     name: str = ".weight"
+    dims: tuple[int, ...] = (2,)
 
     @property
     def main(self) -> str:

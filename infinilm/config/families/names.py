@@ -43,7 +43,9 @@ __all__ = [
     "MIMO",
     "MINIMAX_M2",
     "MISTRAL3",
+    "MISTRAL_OWN",
     "MIXTRAL",
+    "OF_MISTRAL_OWN",
     "PHI3",
     "QWEN3_5",
     "QWEN3_5_MOE",
@@ -359,6 +361,36 @@ BERT = TensorNames(
 )
 
 ROBERTA = replace(BERT, prefixes=(("roberta.", ""),), heads=("pooler.", "roberta.pooler.", "lm_head."))
+
+# As Mistral AI's own tools have them in consolidated.safetensors; RoPE turns neighbours there. In latent attention and
+# experts, names are those of Mistral Large 3 (vLLM's mistral_large_3.py). Of the two that a router and experts may have
+# the first are those of Mixtral 8x22B.
+MISTRAL_OWN = TensorNames(
+    (("", ""),),
+    outside={"embed_tokens": "tok_embeddings", "lm_head": "output"},
+    renamed={
+        **{f"self_attn.{part}_proj": f"attention.w{part}" for part in ("q", "k", "v", "o")},
+        **{f"self_attn.{part}_proj": f"attention.w{part}" for part in ("q_a", "q_b", "kv_b")},
+        "self_attn.kv_a_proj_with_mqa": "attention.wkv_a_with_mqa",
+        "self_attn.q_a_layernorm": "attention.q_a_norm",
+        "self_attn.kv_a_layernorm": "attention.kv_a_norm",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate": ("feed_forward.gate", "gate"),
+        **{
+            name.format(part): tuple(other.format(own) for other in others)
+            for part, own in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+            for name, others in (
+                ("mlp.{}_proj", ("feed_forward.{}",)),
+                ("mlp.experts.{{}}.{}_proj", ("feed_forward.experts.{{}}.{}", "experts.{{}}.{}")),
+                ("mlp.shared_expert.{}_proj", ("shared_experts.{}",)),
+            )
+        },
+    },
+    not_read=("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_mm_projector_norm."),
+)
+OF_MISTRAL_OWN = frozenset({"tok_embeddings.weight", "layers.0.attention_norm.weight"})
+"""Tensors by which files in that layout are known."""
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 

@@ -80,8 +80,13 @@ def _kinds_of_layers(values: dict[str, Any]) -> None:
 
 
 def _pattern_of_windows(values: dict[str, Any]) -> None:
-    """A pattern such as "LLLG" has an L for each layer with a window, then a G for one without."""
+    """A pattern such as "LLLG" has an L for each layer with a window, then a G for one without.
+
+    EXAONE's configurations are saved with a pattern of 0 where there is no window.
+    """
     pattern = values.get("sliding_window_pattern")
+    if pattern == 0 and values.get("sliding_window") is None:
+        values["sliding_window_pattern"] = None
     if isinstance(pattern, str):
         if not pattern or pattern != "L" * (len(pattern) - 1) + "G":
             raise ConfigError(f"sliding_window_pattern must be a number, or like 'LLLG'; got {short_repr(pattern)}")

@@ -34,7 +34,8 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 def text_part(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the keys of the text part, without what describes the others.
 
-    A key of `text_config` counts before the same one outside, except that embeddings are tied where either says so.
+    A key of `text_config` counts before the same one outside, except that embeddings are tied where either says so. A
+    `text_config` of transformers has all keys, so there the default of its class says nothing.
 
     Raises
     ------
@@ -57,8 +58,9 @@ def text_part(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
         )
     if any(key in inner for key in _DTYPE_KEYS):
         outer = {key: value for key, value in outer.items() if key not in _DTYPE_KEYS}
-    tied = [part["tie_word_embeddings"] for part in (outer, inner) if part.get("tie_word_embeddings") is not None]
-    if tied:
+    said = [part["tie_word_embeddings"] for part in (outer, inner) if part.get("tie_word_embeddings") is not None]
+    is_default = len(said) > 1 and said[1] == family.defaults.get("tie_word_embeddings")
+    if tied := said[:1] if is_default else said:
         inner["tie_word_embeddings"] = True if True in tied else tied[0]
     given = {**outer, **inner}
     defaults = dict(family.text_model_types[kind])
