@@ -298,11 +298,12 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
 
 
 def _norm_of_sum(files: _Files, parameter: _Parameter) -> _Found | None:
-    """Find the norm before a layer, or behind the last, where files have it at the end of the layer before."""
+    """Find the norm before a layer, or behind the last, where files have it behind the embedding or a layer."""
     names, number = files.names, _number(parameter.layer) if parameter.layer else files.num_layers
-    if not names.norm_of_layer or parameter.module != ("input_layernorm" if parameter.layer else "norm"):
+    own = names.norm_of_layer if number else names.norm_of_embedding
+    if not own or parameter.module != ("input_layernorm" if parameter.layer else "norm"):
         return None
-    module = f"{names.layers}.{number - 1}.{names.norm_of_layer}" if number else names.norm_of_embedding
+    module = f"{names.layers}.{number - 1}.{own}" if number else own
     return Source(f"{files.model}{module}{parameter.kind}", 0, parameter.shape[0]), parameter.shape
 
 

@@ -87,7 +87,7 @@ def test_vectors_agree_with_transformers(name: str, folder: Path, num_ranks: int
     np.testing.assert_array_equal(alone, got)
 
 
-@pytest.mark.parametrize(("settings", "least"), [({"quantization": "int8"}, 0.995), ({"dtype": "bfloat16"}, 0.999)])
+@pytest.mark.parametrize(("settings", "least"), [({"quantization": "int8"}, 0.95), ({"dtype": "bfloat16"}, 0.996)])
 def test_other_formats_are_near(name: str, folder: Path, settings: dict[str, Any], least: float) -> None:
     with open_llm(folder, **settings) as llm:
         got = llm.embed(prompts_of(name), "mean")
