@@ -176,6 +176,29 @@ def save_tensors(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / "model.safetensors")
 
 
+def test_old_names_and_a_vocabulary_of_lines(bert: Path, tmp_path: Path) -> None:
+    """As the first files of BERT have them: gamma and beta of norms, and vocab.txt without tokenizer.json."""
+    (tmp_path / "config.json").write_text((bert / "config.json").read_text())
+    old = {".LayerNorm.weight": ".LayerNorm.gamma", ".LayerNorm.bias": ".LayerNorm.beta"}
+    tensors = load_tensors(bert)
+    for new, other in old.items():
+        tensors = {name.replace(new, other): array for name, array in tensors.items()}
+    save_tensors(tmp_path, tensors)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    text = "The Reddish bïrd, fox 你"
+    with open_llm(bert) as new_llm, open_llm(tmp_path) as llm:
+        assert llm.tokenize(text) == new_llm.tokenize(text)
+        np.testing.assert_array_equal(llm.embed(text), new_llm.embed(text))
+        pair = "the fox", "a bird"
+        assert llm.tokenizer.encode_pair(*pair) == new_llm.tokenizer.encode_pair(*pair)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS[4:]))
+    with pytest.raises(ConfigError, match=r"vocab.txt: has no token '\[UNK\]', the unk_token"):
+        open_llm(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MPNetTokenizer"}')
+    with pytest.raises(ConfigError, match=r"vocab.txt: tokenizer_class 'MPNetTokenizer'"):
+        open_llm(tmp_path)
+
+
 @pytest.mark.parametrize(("prefix", "architecture"), [("bert.", "BertForMaskedLM"), ("", "BertModel")])
 def test_names_of_published_files(bert: Path, tmp_path: Path, prefix: str, architecture: str) -> None:
     """Names with and without `bert.`, numbers of positions, heads of other tasks, and the files of pooling."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from infinilm.config.families.family import Family, LabelHead
-from infinilm.config.families.names import BERT, DISTILBERT, JINA_V3, MODERN_BERT, NOMIC_BERT, ROBERTA
+from infinilm.config.families.names import BERT, DISTILBERT, JINA_V3, MODERN_BERT, NOMIC_BERT, ROBERTA, TensorNames
 
 __all__ = ["ENCODER_FAMILIES"]
 
@@ -247,5 +247,6 @@ ENCODER_FAMILIES: tuple[Family, ...] = (
         mlp_bias="mlp_bias",
         two_way=True,
         label_head=LabelHead({"dense": "gelu", "classifier": "identity"}, "late"),
+        names=TensorNames(heads=("dense.", "classifier.")),
     ),
 )
