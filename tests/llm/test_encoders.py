@@ -113,6 +113,18 @@ def bert_small_steps(bert: Path) -> Any:
         yield llm
 
 
+@pytest.mark.parametrize("name", ["bert", "modern-bert"])
+def test_the_cache_is_that_of_two_steps_of_one_layer(name: str, tmp_path: Path) -> None:
+    """It has room for the texts of the step that runs and of the next one, and for no more, whatever is free."""
+    with open_llm(make_encoder(tmp_path, name), max_num_batched_tokens=512, max_num_seqs=8) as llm:
+        plan = llm.memory
+        assert plan.kv_bytes_per_token == 2 * 32 * 4
+        assert plan.num_blocks * plan.block_size <= 2 * (512 + 8 * plan.block_size)
+        assert plan.num_window_blocks == 0
+        texts = [[1 + i % 98] * (1 + i % 63) for i in range(90)]
+        np.testing.assert_array_equal(llm.embed(texts[40:50]), llm.embed(texts)[40:50])
+
+
 def test_hooks_see_what_the_reference_has(bert: Path) -> None:
     prompt = prompts_of("bert")[-1]
     ids, types = prompt["prompt_token_ids"], prompt["token_type_ids"]
