@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.families import family_of
 from infinilm.errors import InfinilmError, RequestError, did_you_mean
 from infinilm.logs import logger
 from infinilm.sampling_params import SamplingParams
@@ -203,7 +202,7 @@ class GenerationMixin:
         for name in unknown:
             raise TypeError(f"generate() has no parameter {name!r}{did_you_mean(name, _KEYWORDS)}")
         started = time.perf_counter()
-        if family_of(self.config.architecture).two_way:
+        if self.config.is_encoder:
             name = self.config.architectures[0]
             raise RequestError(
                 f"{name} is an encoder and writes no text; infinilm.LLM(path) has embed() and, for labels, classify()"

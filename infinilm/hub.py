@@ -31,11 +31,13 @@ __all__ = [
     "skipped_files",
 ]
 
-MODEL_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.tiktoken", "tiktoken.model", "merges.txt", "*.jinja"]
+MODEL_FILES = [
+    *("*.safetensors", "*.json", "tokenizer*", "*.tiktoken", "tiktoken.model", "merges.txt", "vocab.txt", "*.jinja")
+]
 """Patterns of the files of a model that has its weights as safetensors."""
 TOKENIZER_FILES = [
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
-    *("*.tiktoken", "tiktoken.model", "vocab.json", "merges.txt", "*.jinja"),
+    *("*.tiktoken", "tiktoken.model", "vocab.json", "merges.txt", "vocab.txt", "*.jinja"),
 ]
 """Patterns of the files of a tokenizer."""
 _OF_MISTRAL = "consolidated*"  # weights in the layout of Mistral AI's own tools

@@ -13,10 +13,10 @@ LIST = "docs/architectures.md lists those that are"
 
 # By words of the model_type, the first of a type's name that is here counts.
 _REASONS = {
-    "it is an encoder; of these, those of BERT's and RoBERTa's math are computed": (
-        "albert camembert clip convbert deberta debertav2 distilbert electra ernie esm layoutlm longformer "
-        "modernbert mpnet nomic siglip"
+    "it is an encoder whose math is not computed": (
+        "albert camembert clip convbert deberta debertav2 electra ernie esm gte layoutlm longformer siglip"
     ),
+    "its positions are relative biases of attention, which are not computed": "mpnet",
     "it has an encoder and a decoder, and only decoders are computed": (
         "bart bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5 "
         "t5gemma udop umt5 whisper"
@@ -26,7 +26,7 @@ _REASONS = {
         "rwkv rwkv5 rwkv6 rwkv7 xlstm zamba zamba2"
     ),
     "its positions are learned, and only those of RoPE are computed": ("biogpt ctrl gpt2 gptbigcode gptneo opt xglm"),
-    "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon mpt",
+    "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon jinabert mpt",
     "it makes pictures or reads them, and no text": "beit convnext deit detr dinov2 resnet sam segformer swin vit",
 }
 _REASON_OF = {word: reason for reason, words in _REASONS.items() for word in words.split()}

@@ -29,7 +29,7 @@ def prompts_of(name: str) -> list[dict[str, Any]]:
     expected = expected_of(name)
     ends = np.cumsum(expected["lengths"])[:-1]
     pairs = zip(np.split(expected["ids"], ends), np.split(expected["types"], ends), strict=True)
-    several = ENTRIES[name]["config"]["type_vocab_size"] > 1
+    several = ENTRIES[name]["config"].get("type_vocab_size", 0) > 1
     return [{"prompt_token_ids": ids} | ({"token_type_ids": types} if several else {}) for ids, types in pairs]
 
 

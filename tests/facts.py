@@ -38,7 +38,7 @@ WITHOUT_GOLDEN = {
     **dict.fromkeys(
         (
             *("AttentionSpec.two_way=True", "MlpSpec.activation=gelu"),
-            *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all"),
+            *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all", "ModelSpec.stream_norms=embedding"),
             *(f"EmbeddingSumSpec.{name}=set" for name in ("num_positions", "num_types", "position_offset")),
         ),
         _OF_ENCODERS,

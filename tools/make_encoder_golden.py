@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from make_golden import compact, fitted
+from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from goldens import make_weights, random_bits, write_weights
@@ -32,10 +34,10 @@ LENGTHS = (1, 2, 5, 16, 17, 33)
 
 def spread_of(name: str, shape: list[int]) -> tuple[float, float]:
     """Mean and standard deviation of a tensor, so that attention and labels are far from flat."""
-    is_norm = "norm" in name.lower()
+    is_norm = "norm" in name.lower() or "_ln." in name
     if len(shape) == 1:
         return (1.0 if is_norm and name.endswith("weight") else 0.0), 0.2
-    return 0.0, 1.0 if "embeddings" in name else 2.0 / shape[1] ** 0.5
+    return 0.0, 1.0 if "embeddings" in name else float(f"{2.0 / shape[1] ** 0.5:.4g}")
 
 
 def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -45,9 +47,11 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         config = transformers.AutoConfig.from_pretrained(folder)
         config._attn_implementation = "eager"
         made = getattr(transformers, entry["config"]["architectures"][0])
-        shapes = {tensor: list(value.shape) for tensor, value in made(config).state_dict().items()}
-        shapes = {tensor: shape for tensor, shape in shapes.items() if not tensor.endswith("position_ids")}
-        entry["tensors"] = {tensor: [shape, *spread_of(tensor, shape)] for tensor, shape in shapes.items()}
+        made(config).save_pretrained(folder / "saved")  # with the names of published files
+        with safe_open(folder / "saved" / "model.safetensors", "numpy") as file:
+            names = file.keys()
+            shapes = {tensor: file.get_slice(tensor).get_shape() for tensor in names}
+        entry["tensors"] = compact({tensor: [shape, *spread_of(tensor, shape)] for tensor, shape in shapes.items()})
         write_weights(folder, make_weights(name, entry), entry["dtype"])
         model = made.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     words = random_bits(f"{name}/ids", entry["seed"], 2 * sum(LENGTHS))
@@ -81,7 +85,7 @@ def main() -> None:
         results |= {f"{name}/{key}": array for key, array in complete(name, entry).items()}
         print(name, results[f"{name}/states"].std(), results.get(f"{name}/scores"))
     np.savez_compressed(KEPT / "encoders.npz", **dict(sorted(results.items())))
-    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    path.write_text(fitted(entries, 1, "") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

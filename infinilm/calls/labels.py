@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
-from infinilm.checkpoint.heads import HostLinear, activate, read_label_scores
+from infinilm.checkpoint.heads import HostStep, activate, read_label_scores
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
@@ -34,28 +34,31 @@ class LabelScorer:
 
     Attributes
     ----------
+    steps : list of HostStep
+        What becomes of what it reads of a text.
     pooling : str
-        Which token it reads: "last", or "cls", the first, in encoders.
+        What that is: "last", or in encoders "cls", the first token, or the "mean" of all.
     """
 
     recipe: LabelRecipe
-    linears: list[HostLinear]
+    steps: list[HostStep]
     pooling: str
 
     @classmethod
     def from_model(cls, model: Path, config: ModelConfig) -> LabelScorer:
         """Read the labels and the head of a checkpoint. ConfigError, WeightError: the files do not have them."""
-        recipe, family = LabelRecipe.from_model(model), family_of(config.architecture)
+        family = family_of(config.architecture)
+        recipe = LabelRecipe.from_model(model, family.label_head.pooling)
         with open_checkpoint(model) as checkpoint:
-            linears = read_label_scores(checkpoint, family, len(recipe.names), config.hidden_size)
-        return cls(recipe, linears, "last" if family.label_head == "score" else "cls")
+            steps = read_label_scores(checkpoint, family, len(recipe.names), config)
+        return cls(recipe, steps, recipe.pooling)
 
     def classify(
         self, states: Float32Array, nums_tokens: Sequence[int], activation: str | None
     ) -> list[Classification]:
         """Scores of texts, from the hidden states of the token of each that counts, [num_texts, hidden_size]."""
-        for linear in self.linears:
-            states = linear(states)
+        for step in self.steps:
+            states = step(states)
         scores = activate(states, activation or self.recipe.activation)
         return [
             Classification(tuple(row), self.recipe.names, count)

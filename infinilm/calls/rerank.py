@@ -82,7 +82,8 @@ class RerankMethods:
         recipe = self.vectors.recipe
         if recipe.yes_no is not None:
             return "rerank"
-        return "embed" if recipe.source or self.config.head == "none" else "generate"
+        makes_vectors = recipe.source or self.config.head == "none" or self.config.is_encoder
+        return "embed" if makes_vectors else "generate"
 
     def rerank(
         self,

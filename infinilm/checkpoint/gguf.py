@@ -108,6 +108,8 @@ class GgufCheckpoint(MappedTensors):
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
+            norm_of_embedding="embed_norm" if "model.embed_norm.weight" in self.tensors else "",
+            norm_of_layer="output_norm" if "output_norm" in modules else "",
         )
         prefix = f"{self._gguf.metadata['general.architecture']}."
         # Where RoPE has sections, the converter has turned neighbours to halves.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,16 @@ from infinilm import _core
 from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import FLOATS, Checkpoint
 from infinilm.config.families import Family
-from infinilm.config.families.family import LabelHead
+from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import WeightError
 from infinilm.pooling.recipe import Dense
 
-__all__ = ["HostLinear", "label_tensors", "read_dense", "read_label_scores"]
+__all__ = ["HostLinear", "HostStep", "label_tensors", "read_dense", "read_label_scores"]
 
 Float32Array = npt.NDArray[np.float32]
 
-# The linears of the heads of labels (`Family.label_head`), and what each goes through.
-_LABEL_LINEARS: Mapping[LabelHead, Mapping[str, str]] = {
-    "score": {"score": "identity"},
-    "pooled": {"pooler.dense": "tanh", "classifier": "identity"},
-    "dense": {"classifier.dense": "tanh", "classifier.out_proj": "identity"},
-}
+HostStep = Callable[[Float32Array], Float32Array]
+"""What the host makes of rows: [num_rows, in_features] to [num_rows, out_features], float32."""
 
 
 class HostLinear:
@@ -62,6 +58,21 @@ class HostLinear:
         return activate(out, self._activation)
 
 
+class HostNorm:
+    """LayerNorm without bias, of each row by itself, computed in float64."""
+
+    def __init__(self, weight: Float32Array, eps: float) -> None:
+        self._weight, self._eps = weight.astype(np.float64), eps
+
+    def __call__(self, x: Float32Array) -> Float32Array:
+        """[num_rows, size] to the same."""
+        centred = x.astype(np.float64)
+        centred -= centred.mean(-1, keepdims=True)
+        normed = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + self._eps) * self._weight
+        result: Float32Array = normed.astype(np.float32)
+        return result
+
+
 def activate(x: Float32Array, activation: str) -> Float32Array:
     """What an activation makes of x, computed in float64."""
     wide = x.astype(np.float64)
@@ -91,28 +102,36 @@ def read_dense(dense: Dense) -> HostLinear:
 
 def label_tensors(family: Family, stored: Collection[str]) -> list[str]:
     """Names that the tensors of a head of labels have in files with tensors of these names."""
-    ends = tuple(f"{name}.{kind}" for name in _LABEL_LINEARS[family.label_head] for kind in ("weight", "bias"))
-    prefixes = ("", *(prefix for prefix, _ in family.names.prefixes))
-    return [name for prefix in prefixes for end in ends if (name := prefix + end) in stored]
+    names = (name for module in family.label_head.steps for name in _names_of(family, module))
+    return [tensor for name in names for kind in ("weight", "bias") if (tensor := f"{name}.{kind}") in stored]
 
 
-def read_label_scores(checkpoint: Any, family: Family, num_labels: int, hidden_size: int) -> list[HostLinear]:
-    """Read the head of labels of a checkpoint, linear by linear.
+def _names_of(family: Family, module: str) -> list[str]:
+    """Names that a module of the head may have in the files."""
+    return [module, *(prefix + module for prefix, _ in family.names.prefixes)]
+
+
+def read_label_scores(checkpoint: Any, family: Family, num_labels: int, config: ModelConfig) -> list[HostStep]:
+    """Read the head of labels of a checkpoint, step by step.
 
     WeightError: it is not there, or not of this size.
     """
-    there = label_tensors(family, checkpoint.tensors)
-    linears, steps = [], list(_LABEL_LINEARS[family.label_head].items())
-    for i, (module, activation) in enumerate(steps):
-        size = num_labels if i == len(steps) - 1 else hidden_size
-        weight = next((name for name in there if name.endswith(f"{module}.weight")), f"{module}.weight")
+    hidden_size = config.hidden_size
+    steps: list[HostStep] = []
+    for i, (module, kind) in enumerate(family.label_head.steps.items(), 1):
+        size = num_labels if i == len(family.label_head.steps) else hidden_size
+        names = [f"{name}.weight" for name in _names_of(family, module)]
+        weight = next((name for name in names if name in checkpoint.tensors), names[0])
+        if kind == "norm":
+            steps.append(HostNorm(_read(checkpoint, {weight: (size,)}, {weight})[weight], config.rms_norm_eps))
+            continue
         bias = weight.removesuffix("weight") + "bias"
         shapes: dict[str, tuple[int, ...]] = {weight: (size, hidden_size)}
         if bias in checkpoint.tensors:
             shapes[bias] = (size,)
         arrays = _read(checkpoint, shapes, set(shapes))
-        linears.append(HostLinear(arrays[weight], arrays.get(bias), activation))
-    return linears
+        steps.append(HostLinear(arrays[weight], arrays.get(bias), kind))
+    return steps
 
 
 def _read(checkpoint: Any, shapes: Mapping[str, tuple[int, ...]], there: set[str]) -> dict[str, Float32Array]:

@@ -214,6 +214,9 @@ def _number(layer: str) -> int:
     return int(layer.split(".")[1])
 
 
+_OLD_KINDS = {".weight": ".gamma", ".bias": ".beta"}
+
+
 class _Files:
     """The contents of the files, and their names; the arguments are those of `find_by_names`."""
 
@@ -245,6 +248,11 @@ class _Files:
         if mtp and parameter.layer and _number(parameter.layer) >= len(self._layers):
             return mtp.get(module, f"{mtp['']}{module}")
         return f"{self.model}{parameter.layer.replace('layers', self.names.layers, 1)}{module}"
+
+    def own_name(self, module: str, kind: str) -> str:
+        """The name of a module's weight or bias; files of BERT that TensorFlow wrote say gamma and beta of norms."""
+        old = f"{module}{_OLD_KINDS.get(kind, kind)}"
+        return old if f"{module}{kind}" not in self.stored and old in self.stored else f"{module}{kind}"
 
     def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:
         """How many rows the engine's modules have, in the layer of the parameter."""
@@ -299,12 +307,14 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
 
 
 def _norm_of_sum(files: _Files, parameter: _Parameter) -> _Found | None:
-    """Find the norm before a layer, or behind the last, where files have it at the end of the layer before."""
+    """Find the norm before a layer, or behind the last, where files have it behind the embedding or a layer."""
     names, number = files.names, _number(parameter.layer) if parameter.layer else files.num_layers
-    if not names.norm_of_layer or parameter.module != ("input_layernorm" if parameter.layer else "norm"):
+    own = names.norm_of_layer if number else names.norm_of_embedding
+    if not own or parameter.module != ("input_layernorm" if parameter.layer else "norm"):
         return None
-    module = f"{names.layers}.{number - 1}.{names.norm_of_layer}" if number else names.norm_of_embedding
-    return Source(f"{files.model}{module}{parameter.kind}", 0, parameter.shape[0]), parameter.shape
+    module = f"{names.layers}.{number - 1}.{own}" if number else own
+    tensor = files.own_name(f"{files.model}{module}", parameter.kind)
+    return Source(tensor, 0, parameter.shape[0]), parameter.shape
 
 
 def _head_by_head(files: _Files, parameter: _Parameter) -> _Found | None:
@@ -372,7 +382,7 @@ def _by_itself(files: _Files, parameter: _Parameter) -> _Found:
         files.tensor(parameter, other.format(parameter.expert))
         for other in ((others,) if isinstance(others, str) else others)
     ]
-    there = (tensor for tensor in candidates if tensor + parameter.kind in files.stored)
+    there = (tensor for tensor in candidates if files.own_name(tensor, parameter.kind) in files.stored)
     tensor = next(there, None) or _likely_name(candidates, files.stored)
     return _rows(files, parameter, tensor, 0, parameter.shape[0])
 
@@ -396,7 +406,7 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
     if files.order is not None and parameter.module in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]
         order = heads.reshape(-1)
-    return Source(tensor + parameter.kind, begin, end, order), (num_rows, *parameter.shape[1:])
+    return Source(files.own_name(tensor, parameter.kind), begin, end, order), (num_rows, *parameter.shape[1:])
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.

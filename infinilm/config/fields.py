@@ -57,6 +57,11 @@ class ModelFields(LayerShapeConfig, LatentConfig, ShortConvConfig, DeltaConfig, 
         raise NotImplementedError
 
     @property
+    def is_encoder(self) -> bool:
+        """Tokens see those behind them, too."""
+        raise NotImplementedError
+
+    @property
     def rope_parameters(self) -> Mapping[str, Any]:
         """The kind of RoPE and its numbers."""
         raise NotImplementedError

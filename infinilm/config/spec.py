@@ -115,7 +115,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         logit_cap=float(config.final_logit_softcapping or 0),
         # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
         tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
-        lm_head=not family.two_way,
+        lm_head=not config.is_encoder,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
@@ -194,7 +194,7 @@ def _mixers(
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             qk_norm=qk_norm,
-            two_way=family.two_way,
+            two_way=config.is_encoder,
             **family.attention,
         )
 
@@ -300,7 +300,9 @@ def _decided(family: Family, key: str, column: str | bool, config: ModelFields) 
 def _sliding_windows(family: Family, config: ModelFields) -> tuple[int, ...]:
     """Return the window of each layer, 0 for none; raise where keys of the config contradict each other."""
     used = family.defaults.get("use_sliding_window")
-    return sliding_windows(config, family.windows, _layers_with_rope(config), used, family.architecture)
+    windows = sliding_windows(config, family.windows, _layers_with_rope(config), used, family.architecture)
+    # In both directions the key counts the tokens of both sides, and the engine those of one side and the token itself.
+    return tuple(window // 2 + 1 if window else 0 for window in windows) if config.is_encoder else windows
 
 
 def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) -> None:

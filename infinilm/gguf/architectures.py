@@ -95,6 +95,10 @@ MODEL_NAMES: Mapping[str, str] = MappingProxyType(
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
+        # Encoders. Norms of sums stand where `TensorNames.norm_of_embedding` and `norm_of_layer` say.
+        "token_embd_norm": "model.embed_norm",
+        "token_types": "model.embed_token_types",
+        "position_embd": "model.embed_positions",
     }
 )
 _LAYER_NAMES = {
@@ -122,6 +126,9 @@ _LAYER_NAMES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    # Encoders.
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "output_norm",
     # Latent attention.
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -270,6 +277,7 @@ class Architecture:
         return self.layer_names.get(base) or _LAYER_NAMES.get(base)
 
 
+_TWO_WAY: Mapping[str, tuple[Any, ...]] = {"attention.causal": (False,)}  # what all encoders say
 _SIGMOID: Mapping[str, tuple[Any, ...]] = {"expert_gating_func": (0, 2)}
 _DEEPSEEK_KEYS = {
     "expert_count": "num_experts",
@@ -335,6 +343,28 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults={"rope_local_base_freq": 10000.0},
             local_rope=True,
         ),
+        "gemma-embedding": Architecture(
+            "gemma3_text",
+            layer_names=_NORM_BEFORE_MLP,
+            norm_offset=1.0,
+            divides_by_head_dim=True,
+            defaults={"rope_local_base_freq": 10000.0, "use_bidirectional_attention": True},
+            neutral=_TWO_WAY,
+            local_rope=True,
+        ),
+        # Learned positions of RoBERTa are those behind padding, as if it were BERT.
+        "bert": Architecture("bert", neutral=_TWO_WAY),
+        "nomic-bert": Architecture("nomic_bert", neutral=_TWO_WAY),
+        "jina-bert-v3": Architecture("jina_embeddings_v3", neutral=_TWO_WAY),
+        "modern-bert": Architecture(
+            "modernbert",
+            layer_names=_GATE_UP,
+            keys={"hidden_act": "hidden_act", "hidden_activation": "hidden_act"},
+            neutral=_TWO_WAY,
+            defaults={"rope_local_base_freq": 10000.0},
+            local_rope=True,
+        ),
+        "eurobert": Architecture("eurobert", neutral=_TWO_WAY),
         "gemma4": Architecture(
             "gemma4_text",
             layer_names=_GEMMA4,

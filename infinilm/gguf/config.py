@@ -156,6 +156,8 @@ def _what_tensors_tell(m: _Model) -> None:
         )
     m.values["vocab_size"] = tensors["token_embd.weight"].shape[0]
     m.values["tie_word_embeddings"] = "output.weight" not in tensors
+    if "token_types.weight" in tensors:
+        m.values["type_vocab_size"] = tensors["token_types.weight"].shape[0]
     for key, names in m.row.biases.items():
         m.values[key] = any(f"blk.0.{name}" in tensors for name in names)
 

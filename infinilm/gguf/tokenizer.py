@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF file as the content of a tokenizer.json, which the tokenizers library reads.
 
-Four kinds of `tokenizer.ggml.model` are read: "gpt2", byte-level BPE; "llama", SentencePiece's BPE by scores; "gemma4",
-the same by a list of merges; and "t5", SentencePiece's unigrams.
+Five kinds of `tokenizer.ggml.model` are read: "gpt2", byte-level BPE; "llama", SentencePiece's BPE by scores; "gemma4",
+the same by a list of merges; "t5", SentencePiece's unigrams; and "bert", WordPiece.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from infinilm.gguf.file import GgufFile
 from infinilm.gguf.vocabulary import special_id, token_types, tokens
 from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from infinilm.vocabulary.tokenizer_json import (
+    CONTROL,
+    META,
     UNUSED,
     Json,
     added_tokens,
@@ -27,6 +29,7 @@ from infinilm.vocabulary.tokenizer_json import (
     whole_text,
     words,
 )
+from infinilm.vocabulary.word_pieces import word_pieces
 
 __all__ = ["tokenizer_json"]
 
@@ -135,14 +138,40 @@ def _unknown(gguf: GgufFile, texts: list[str]) -> str | None:
 
 def _unigram(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[Json, bool, bool]:
     table = gguf.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if UNUSED in types:
-        raise ConfigError(f"{gguf.path}: a unigram vocabulary with unused tokens is not supported; {_ADVICE}")
+    scores = _scores(gguf, texts)
+    # Unused tokens, which fill up the vocabularies of XLM-RoBERTa, keep their ids. With a blank, which no word has,
+    # none is found in a text; and their scores must not lower that of what is unknown, which follows from the least.
+    least = min((score for score, kind in zip(scores, types, strict=True) if kind != UNUSED), default=0.0)
+    unused = [kind == UNUSED for kind in types]
+    kept = [f" {text}" if no else text for text, no in zip(texts, unused, strict=True)]
+    scores = [least if no else score for score, no in zip(scores, unused, strict=True)]
     parts = words(
-        unigrams(texts, _scores(gguf, texts), special_id(gguf, "unk_token_id")),
+        unigrams(kept, scores, special_id(gguf, "unk_token_id")),
         prefix=bool(gguf.metadata.get("tokenizer.ggml.add_space_prefix", True)),
         normalizers=[charsmap(bytes(byte & 255 for byte in table))] if table else (),
     )
     return parts, False, True
+
+
+# ---- bert: WordPiece ----
+
+_WORD_PIECE_IDS = {"unk_token_id": 100, "cls_token_id": 101, "seperator_token_id": 102}  # where a file says none
+
+
+def _word_pieces(gguf: GgufFile, texts: list[str], types: list[int]) -> tuple[Json, bool, bool]:
+    """What goes on within a word is written bare, and what begins one behind `META` (`BertModel` of the converter)."""
+    ids = {
+        text if kind == CONTROL else text.removeprefix(META) if text.startswith(META) else f"##{text}": i
+        for i, (text, kind) in enumerate(zip(texts, types, strict=True))
+    }
+    special = [special_id(gguf, key) for key in _WORD_PIECE_IDS]
+    known = [default if i is None else i for i, default in zip(special, _WORD_PIECE_IDS.values(), strict=True)]
+    by_id = {i: text for text, i in ids.items()}
+    if missing := [i for i in known if i not in by_id]:
+        raise ConfigError(f"{gguf.path}: has no token {missing[0]}, which is a special one; {_ADVICE}")
+    unknown, begin, end = (by_id[i] for i in known)
+    lower_case = bool(gguf.metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+    return word_pieces(ids, unknown=unknown, begin=begin, end=end, lower_case=lower_case), False, False
 
 
 _KINDS: dict[str, Callable[[GgufFile, list[str], list[int]], tuple[Json, bool, bool]]] = {
@@ -150,4 +179,5 @@ _KINDS: dict[str, Callable[[GgufFile, list[str], list[int]], tuple[Json, bool, b
     "llama": _sentencepiece,
     "gemma4": _gemma4,
     "t5": _unigram,
+    "bert": _word_pieces,
 }

@@ -242,6 +242,9 @@ def divide_memory(
         for_blocks = budget - num_states * state_bytes
         # In a stage whose layers all have states, blocks take no memory.
         most_blocks, given = for_blocks // max(kv_bytes_per_token * block_size, 1), repr(kv_cache)
+        if cache.is_encoder:
+            # A text lies in one step, and two steps are made at a time. The last block of each text may have room left.
+            most_blocks = min(most_blocks, 2 * (-(-cache.num_step_tokens // block_size) + max_num_seqs))
     is_static = isinstance(kv_cache, StaticKVCacheConfig)  # a sequence is one row, which is one block, and keeps all
     window_bytes = cache.bytes_per_token(dtype, windows_only=True)
     blocks = divide_blocks(
@@ -321,14 +324,19 @@ class CacheSizing:
         return resolve_cache_dtype(given or requested, self.auto_dtype, computed=self.computed, device=self.device)
 
     @property
+    def is_encoder(self) -> bool:
+        """Keys and values are of one step alone, and of one layer at a time."""
+        return not self.spec.lm_head
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of the state of a sequence, all layers, of the ranks that share a memory; 0: there is none."""
         return self.num_sharing * self.spec.state_bytes()
 
     @property
     def sliding_windows(self) -> list[int]:
-        """The window of each layer with attention; 0: it sees all keys."""
-        caches = [layer.cache for layer in self.spec.layers]
+        """The window of each layer with attention; 0: it sees all keys. None moves on where a text lies in a step."""
+        caches = [layer.cache for layer in self.spec.layers if not self.is_encoder]
         return [cache.sliding_window for cache in caches if cache.kind != "state"]
 
     def bytes_per_token(self, dtype: str, *, windows_only: bool = False) -> int:

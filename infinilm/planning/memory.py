@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.families import family_of
 from infinilm.config.spec import build_spec, check_quantization, longest_text
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
@@ -345,7 +344,7 @@ def _read_merge(merge_lora: Any, config: ModelConfig, *, is_mergeable: bool) -> 
 def _longest_text(config: ModelConfig, max_model_len: int | None, max_num_batched_tokens: int) -> int:
     """Tokens of the longest text; those of an encoder lie in one step."""
     longest = longest_text(config)
-    if not family_of(config.architecture).two_way:
+    if not config.is_encoder:
         return longest
     if max_model_len is not None and max_model_len > max_num_batched_tokens:
         raise ConfigError(

@@ -24,6 +24,8 @@ _OF_PROBLEMS = {
 }
 # By the class of torch that a cross-encoder of sentence-transformers names.
 _OF_CLASSES = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+# By the `classifier_pooling` of transformers: what a head reads of a text.
+_POOLINGS = {"cls": "cls", "bos": "cls", "last": "last", "mean": "mean"}
 _MOST_LABELS = 2**20
 
 
@@ -37,14 +39,19 @@ class LabelRecipe:
         In the order of their scores.
     activation : str
         One of `SCORE_ACTIVATIONS`.
+    pooling : str
+        What the head reads of a text: its token "last" or "cls", the first, or the "mean" of all.
     """
 
     names: tuple[str, ...]
     activation: str
+    pooling: str
 
     @classmethod
-    def from_model(cls, model: Path) -> LabelRecipe:
-        """Read config.json. ConfigError: it is damaged, or names an activation that is not supported.
+    def from_model(cls, model: Path, pooling: str) -> LabelRecipe:
+        """Read config.json. ConfigError: it is damaged, or names an activation or a pooling that is not supported.
+
+        `pooling`: that of the family, where config.json does not say one.
 
         Where nothing is said, one score goes through a sigmoid, as in rerankers, and several through a softmax.
         """
@@ -64,7 +71,10 @@ class LabelRecipe:
         if activation is None:
             known = ", ".join((*_OF_PROBLEMS, *_OF_CLASSES))
             raise ConfigError(f"{path}: scores go through {short_repr(chosen or problem)}; supported are {known}")
-        return cls(names, activation)
+        told = values.get("classifier_pooling") or pooling
+        if told not in _POOLINGS:
+            raise ConfigError(f"{path}: classifier_pooling is {short_repr(told)}; supported are {', '.join(_POOLINGS)}")
+        return cls(names, activation, _POOLINGS[told])
 
 
 def _names(path: Path, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
@@ -249,21 +248,15 @@ class RequestMaker:
     @property
     def collects_hidden(self) -> bool:
         """Whether hidden states are a part of a step's work, and not all that comes of it, as in encoders."""
-        return not family_of(self._config.architecture).two_way
+        return not self._config.is_encoder
 
     def check_writes(self) -> None:
         """RequestError: the model has no lm_head, so that no text and no log-probability can come of it."""
-        if self._config.head != "lm_head":
-            if family_of(self._config.architecture).two_way:
-                makes = "vectors: use embed()" if self._config.head == "none" else "labels: use classify() or rerank()"
-                raise RequestError(
-                    f"prompt: {self._config.architectures[0]} is an encoder, whose tokens see those behind them, and "
-                    f"writes no text; it makes {makes}"
-                )
-            makes = "vectors: use embed()" if self._config.head == "none" else "labels: use classify() or rerank()"
-            raise RequestError(
-                f"prompt: {self._config.architectures[0]} has no lm_head and writes no text; it makes {makes}"
-            )
+        is_encoder = self._config.is_encoder
+        if self._config.head != "lm_head" or is_encoder:
+            reason = "is an encoder, whose tokens see those behind them," if is_encoder else "has no lm_head"
+            makes = "labels: use classify() or rerank()" if self._config.head == "score" else "vectors: use embed()"
+            raise RequestError(f"prompt: {self._config.architectures[0]} {reason} and writes no text; it makes {makes}")
 
     def read_pairs(self, prompts: Prompts, continuations: Prompts) -> list[tuple[PromptDict, int]]:
         """Prompts with continuations behind them, and which of their tokens is the first that counts.

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 
 from infinilm.errors import ConfigError
 from infinilm.files import read_bytes, read_optional_json
-from infinilm.vocabulary import merges, sentencepiece, tekken, tiktoken
+from infinilm.vocabulary import merges, sentencepiece, tekken, tiktoken, word_pieces
 from infinilm.vocabulary.charsmap import CharacterRules
 from infinilm.vocabulary.tokenizer_json import Json, added_token, token_text
 
 __all__ = ["FILES", "FolderVocabulary", "read_vocabulary"]
 
-FILES = ("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "tokenizer.model.v*", "vocab.json")
+FILES = (
+    *("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "tokenizer.model.v*", "vocab.json"),
+    "vocab.txt",
+)
 """Patterns of the files that are read in the place of tokenizer.json, the first that is there; merges.txt belongs to
 vocab.json."""
 
@@ -51,6 +54,9 @@ def read_vocabulary(folder: Path) -> FolderVocabulary | None:
     if path.name == "vocab.json":
         pairs = read_bytes(folder / "merges.txt", limit=_MAX_BYTES)
         return FolderVocabulary(path, merges.tokenizer_json(data, pairs, source, class_name, added), {})
+    if path.name == "vocab.txt":
+        content = word_pieces.tokenizer_json(data, source, config, added)
+        return FolderVocabulary(path, content, dict(word_pieces.SPECIAL_TOKENS))
     if not sentencepiece.is_sentencepiece(data):
         return FolderVocabulary(path, tiktoken.tokenizer_json(data, source, class_name, added), {})
     model = sentencepiece.parse(data, source)

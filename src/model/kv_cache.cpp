@@ -11,6 +11,16 @@ namespace infinilm {
 namespace {
 constexpr int64_t large_layer = 16 << 20;  // bytes
 constexpr int64_t small_block = 256;       // tokens
+
+// Whether a layer has its rows where the first one has: in encoders, whose steps read nothing of those before, layers
+// use the same memory one after the other.
+bool takes_turns(const ModelSpec& model, int layer) {
+    const int begin = model.own_layers().begin;
+    const CacheSpec first = model.layer(begin).cache(), own = model.layer(layer).cache();
+    return layer > begin && first.two_way && own.two_way && own.num_kv_heads == first.num_kv_heads &&
+           own.head_dim == first.head_dim;
+}
+
 }  // namespace
 
 KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec) : spec_(spec) {
@@ -50,6 +60,10 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         Place& here = places_[static_cast<size_t>(layer)];
         if (cache.kind == CacheKind::shared) {
             here = place(cache.owner);
+            continue;
+        }
+        if (takes_turns(model, layer)) {
+            here = place(own.begin);
             continue;
         }
         const bool has_values = cache.rows_of_token() == 2;
@@ -184,7 +198,7 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windo
     const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();
-        if (!cache.owns_rows() || (windows_only && cache.sliding_window == 0)) continue;
+        if (!cache.owns_rows() || takes_turns(model, layer) || (windows_only && cache.sliding_window == 0)) continue;
         bytes += cache.rows_of_token() * (cache.kv_dim() * size_bytes(dtype) + cache.num_kv_heads * scale_bytes);
     }
     return bytes;

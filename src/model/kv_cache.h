@@ -2,8 +2,9 @@
 // blocks, whose numbers are the same in all layers of a group: there is one group, or layers with a window, which need
 // fewer blocks, are a second one. Where keys and values are int8, each row has a scale. States are numbered, too, and
 // each is that of one sequence in all layers that have one. No policy here: who owns which block and which state is the
-// scheduler's. A static cache is the case block_size = max_cache_len and one block, and one state, per batch row. On a
-// GPU it has the memory for partial results of attention, too, which depends on the number of its tokens.
+// scheduler's. All layers of an encoder have the same rows. A static cache is the case block_size = max_cache_len and
+// one block, and one state, per batch row. On a GPU it has the memory for partial results of attention, too, which
+// depends on the number of its tokens.
 #pragma once
 
 #include "model/spec.h"
@@ -62,7 +63,7 @@ public:
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
-    // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone.
+    // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
     static int64_t workspace_bytes(const ModelSpec& model,
                                    int64_t num_tokens);  // on a GPU, of a cache of so many tokens

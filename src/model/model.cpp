@@ -60,6 +60,7 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .has_post_norm = true});
     out.sublayers.back().sum_site = sites::residual;
     for (Sublayer& sublayer : out.sublayers) sublayer.takes_place = spec.stream_norms == StreamNorms::all;
+    if (layer == 0 && spec.stream_norms == StreamNorms::embedding) out.sublayers.front().takes_place = true;
     return out;
 }
 

@@ -30,12 +30,13 @@ constexpr std::string_view name(NormKind kind) {
     return "?";
 }
 
-// Which norms of what sublayers read take the place of the residual stream, so that results are added to them: none, or
-// all, so that sums are normed, as in BERT.
-enum class StreamNorms : uint8_t { none, all };
+// Which norms of what sublayers read take the place of the residual stream, so that results are added to them: none;
+// the first, which is then a norm of the embedding, as in ModernBERT; or all, so that sums are normed, as in BERT.
+enum class StreamNorms : uint8_t { none, embedding, all };
 constexpr std::string_view name(StreamNorms norms) {
     switch (norms) {
         case StreamNorms::none: return "none";
+        case StreamNorms::embedding: return "embedding";
         case StreamNorms::all: return "all";
     }
     return "?";

@@ -454,7 +454,7 @@ def test_a_file_without_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, r"kind 'bert' \(tokenizer.ggml.model\) are not supported, only gpt2, llama, gemma4, t5"),
+        ({"model": "rwkv"}, r"kind 'rwkv' \(tokenizer.ggml.model\) are not supported, only gpt2, llama, gemma4, t5"),
         ({"pre": "default"}, r"how texts are split \(tokenizer.ggml.pre\) is 'default', and only these are known:"),
         ({"merges": ["a b c"]}, "the merge 'a b c' is not of two tokens to a third"),
         ({"merges": ["ab"]}, "the merge 'ab' is not of two tokens to a third"),

@@ -10,15 +10,31 @@ from infinilm.config.families.names import LLAMA, TensorNames
 from infinilm.config.sublayers.experts import Routing
 from infinilm.config.sublayers.windows import WindowRule
 
-__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "Family", "Head", "LabelHead"]
+__all__ = ["MULTIMODAL_ROPE_INERT", "MULTIMODAL_ROPE_TYPES", "SCORE", "Family", "Head", "LabelHead"]
 
 Head = Literal["lm_head", "score", "none"]
 """What a class has behind the last norm: logits of the vocabulary, scores of labels, or nothing."""
 
 
-LabelHead = Literal["score", "pooled", "dense"]
-"""The head of labels: a linear of the last token; or of the first token, behind a linear and tanh that the model has
-for all tasks ("pooled"), or that the head has itself ("dense")."""
+@dataclass(frozen=True, slots=True)
+class LabelHead:
+    """The head of labels of a class `...ForSequenceClassification`.
+
+    Attributes
+    ----------
+    steps : Mapping of str to str
+        Its modules in the files, in order, and what each is: the activation behind a linear, or "norm". The last one
+        has a row for each label, the others are [hidden_size, hidden_size].
+    pooling : str
+        What it reads of a text, where config.json has no `classifier_pooling`: a pooling, or one that is refused.
+    """
+
+    steps: Mapping[str, str]
+    pooling: str = "cls"
+
+
+SCORE = LabelHead({"score": "identity"}, "last")
+"""The head of decoders: a linear of the last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +62,16 @@ class Family:
     pre_norms: bool = True
     post_norms: bool = False
     norm: Literal["rms", "layer", "layer_bias"] = "rms"  # LayerNorm takes off the mean first; q_norm and k_norm are rms
-    # Tokens see those behind them, too, so a text is computed whole: an encoder, which has no lm_head.
-    two_way: bool = False
+    # Tokens see those behind them, too, so a text is computed whole: an encoder, which has no lm_head. A window of
+    # `sliding_window` tokens then reaches half as far to each side.
+    two_way: str | bool = False
     # Which norms of what sublayers read take the place of the residual stream: none; that of the first, which is a norm
     # of the embedding; or all, so that sums are normed.
-    stream_norms: Literal["none", "all"] = "none"
+    stream_norms: Literal["none", "embedding", "all"] = "none"
     # Positions are those of RoPE, or learned: a row for each, those of a text from the first on, or behind that of the
     # token that pads.
     positions: Literal["rope", "learned", "learned_behind_padding"] = "rope"
-    label_head: LabelHead = "score"  # of its class `...ForSequenceClassification`
+    label_head: LabelHead = SCORE  # of its class `...ForSequenceClassification`
     parallel_blocks: bool = False  # attention and MLP read the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it

@@ -20,6 +20,7 @@ __all__ = [
     "BERT",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
+    "DISTILBERT",
     "ERNIE_MOE",
     "EXAONE",
     "GATED_Q",
@@ -35,6 +36,7 @@ __all__ = [
     "HUNYUAN_MOE",
     "IDEFICS3",
     "INTERNLM2",
+    "JINA_V3",
     "KIMI_K25",
     "LFM2",
     "LFM2_MOE",
@@ -45,6 +47,8 @@ __all__ = [
     "MISTRAL3",
     "MISTRAL_OWN",
     "MIXTRAL",
+    "MODERN_BERT",
+    "NOMIC_BERT",
     "OF_MISTRAL_OWN",
     "PHI3",
     "QWEN3_5",
@@ -105,7 +109,7 @@ class TensorNames:
         Where the MTP head is, if it is not such a layer: the engine's name of a module of that layer to that of the
         files; "" to what stands before the names of all others.
     norm_of_embedding, norm_of_layer : str
-        In families that norm sums: the names of the norm of the embedding, and of the norm at the end of a layer. The
+        The names of the norm of the embedding, and, in families that norm sums, of the norm at the end of a layer. The
         engine has the first before layer 0, and the others before the next layer, or behind the last. "": the files
         have norms where the engine has them.
     heads : tuple of str
@@ -391,6 +395,63 @@ MISTRAL_OWN = TensorNames(
 )
 OF_MISTRAL_OWN = frozenset({"tok_embeddings.weight", "layers.0.attention_norm.weight"})
 """Tensors by which files in that layout are known."""
+
+DISTILBERT = TensorNames(
+    (("distilbert.", ""),),
+    layers="transformer.layer",
+    outside=_BERT_OUTSIDE,
+    renamed={
+        **{f"self_attn.{part}_proj": f"attention.{part}_lin" for part in "qkv"},
+        "self_attn.o_proj": "attention.out_lin",
+        "post_attention_layernorm": "sa_layer_norm",
+        "mlp.up_proj": "ffn.lin1",
+        "mlp.down_proj": "ffn.lin2",
+    },
+    norm_of_embedding=BERT.norm_of_embedding,
+    norm_of_layer="output_layer_norm",
+    heads=("vocab_",),
+)
+
+NOMIC_BERT = TensorNames(
+    (("nomic_bert.", ""), ("bert.", "")),
+    layers="encoder.layers",
+    outside=_BERT_OUTSIDE,
+    joined={"attn.Wqkv": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        "self_attn.o_proj": "attn.out_proj",
+        "mlp.up_proj": "mlp.fc11",
+        "mlp.gate_proj": "mlp.fc12",
+        "mlp.down_proj": "mlp.fc2",
+        "post_attention_layernorm": "norm1",
+    },
+    norm_of_embedding="emb_ln",
+    norm_of_layer="norm2",
+    heads=("pooler.", "nomic_bert.pooler.", "bert.pooler.", "cls."),
+)
+
+JINA_V3 = replace(
+    NOMIC_BERT,
+    prefixes=(("roberta.", ""),),
+    joined={"mixer.Wqkv": _QKV["self_attn.qkv_proj"]},
+    renamed={**NOMIC_BERT.renamed, "self_attn.o_proj": "mixer.out_proj", "mlp.up_proj": "mlp.fc1"},
+    heads=ROBERTA.heads,
+)
+
+MODERN_BERT = TensorNames(
+    outside={"embed_tokens": "embeddings.tok_embeddings", "norm": "final_norm"},
+    joined={
+        "attn.Wqkv": _QKV["self_attn.qkv_proj"],
+        "mlp.Wi": _GATE_UP["mlp.gate_up_proj"],
+    },
+    renamed={
+        "self_attn.o_proj": "attn.Wo",
+        "mlp.down_proj": "mlp.Wo",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "mlp_norm",
+    },
+    norm_of_embedding="embeddings.norm",
+    heads=("head.", "decoder.", "classifier."),
+)
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 

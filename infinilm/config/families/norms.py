@@ -66,9 +66,10 @@ NORM_FAMILIES: tuple[Family, ...] = (
         qk_norm="head",
         windows="layer_types",
         post_norms=True,
+        two_way="use_bidirectional_attention",  # in EmbeddingGemma
         norm_offset=1,
         scaled_embedding=True,
-        keys=_GEMMA_KEYS,
+        keys=_GEMMA_KEYS | {"use_bidirectional_attention"},
     ),
     # RMSNorm before and behind sublayers, or behind them alone.
     Family(

@@ -99,8 +99,8 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 INERT = frozenset(
     """
     auto_map _attn_implementation _attn_implementation_autoset _name_or_path attn_implementation
-    bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward classifier_dropout cls_token_id
-    compression_config quantization_config
+    bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward classifier_dropout
+    classifier_pooling cls_token_id compression_config quantization_config
     num_nextn_predict_layers num_mtp_layers num_mtp_modules mtp_transformer_layers use_mtp ep_size moe_capacity
     moe_use_aux_free aux_loss_alpha seq_aux
     decoder_start_token_id diversity_penalty do_sample early_stopping embd_pdrop

@@ -109,6 +109,9 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
+    use_bidirectional_attention
+        False: whether tokens see those behind them, too, where a family has the choice (EmbeddingGemma). A window of
+        `sliding_window` tokens then reaches half as far to each side.
     query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping
         None: scores are divided by the root of the first (None: head_dim); the others are soft caps of scores and of
         logits.
@@ -227,6 +230,12 @@ class ModelConfig(ModelFields):
         return head_of(_class_name(family_of(self.architecture), self.architectures))
 
     @property
+    def is_encoder(self) -> bool:
+        """Tokens see those behind them, too, so that a text is computed whole and none is written."""
+        two_way = family_of(self.architecture).two_way
+        return two_way if isinstance(two_way, bool) else bool(getattr(self, two_way))
+
+    @property
     def num_layers(self) -> int:
         """Another name of `num_hidden_layers`."""
         return self.num_hidden_layers
@@ -294,7 +303,7 @@ class ModelConfig(ModelFields):
         as_integer("max_window_layers", self.max_window_layers, least=0)
         if self.sliding_window is not None:
             as_integer("sliding_window", self.sliding_window)
-        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_bidirectional_attention"):
             as_boolean(key, getattr(self, key), error=ConfigError)
         if self.use_sliding_window is not None:
             as_boolean("use_sliding_window", self.use_sliding_window, error=ConfigError)

@@ -30,6 +30,7 @@ class AttentionConfig(Sizes):
     use_qk_norm: bool = False
     query_pre_attn_scalar: float | None = None  # None: head_dim; scores are divided by its root
     attn_logit_softcapping: float | None = None
+    use_bidirectional_attention: bool = False  # tokens see those behind them, too
     sliding_window_pattern: int | None = None  # every n-th layer sees everything; None: as max_window_layers says
     rope_local_base_freq: float | None = None  # rope_theta of layers with a window; None: that of the others
     attention_chunk_size: int | None = None

@@ -15,7 +15,9 @@ def begin(s: Step, x: Array, norm: str) -> tuple[Array, Array]:
     read.
     """
     read = s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
-    return read, read if s.spec.stream_norms == "all" else x
+    is_first = s.layer == 0 and norm == "input_layernorm"
+    takes_place = s.spec.stream_norms == "all" or (s.spec.stream_norms == "embedding" and is_first)
+    return read, read if takes_place else x
 
 
 def add(s: Step, x: Array, branch: Array, site: str, post_norm: str) -> Array:
