@@ -86,7 +86,8 @@ class Heads:
             hidden_rows=np.asarray(hidden_rows, np.int32),
             **most_probable(count),
         )
-        return [int(token_id) for token_id in self.engine.forward(batch).ids.numpy()]
+        drawn: Any = self.engine.forward(batch).ids
+        return [int(token_id) for token_id in drawn.numpy()]
 
     def hidden(self) -> NDArray[np.float64]:
         """The output of the model's final norm for all ids but the last, in float64: [n - 1, hidden_size]."""
