@@ -62,7 +62,7 @@ class MtpFormat:
     Attributes
     ----------
     quantization : str or None
-        Of its linears, one of `QUANTIZATIONS`.
+        One of `QUANTIZATIONS`, as its linears are stored.
     lm_head_size : int
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
     """

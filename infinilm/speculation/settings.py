@@ -89,9 +89,9 @@ class MtpSettings:
     num_tokens : int
         Tokens of a draft at most, 1 to 15.
     quantization : str or None
-        Of the head alone, and of an lm_head that it has for itself: as `quantization` of `LLM`, where None is that of
-        the model. "auto": "int4", since no answer depends on what a draft loses by it, and None on GPUs that compute in
-        float32.
+        How linears of the head are stored, an lm_head of its own among them: as `quantization` of `LLM`, where None is
+        that of the model. "auto": "int4", since no answer depends on what a draft loses by it, and None on GPUs that
+        compute in float32.
     vocab_size : int or None
         The head drafts the first so many ids of the vocabulary alone, which are the most frequent tokens in those of
         most tokenizers. None: all.
