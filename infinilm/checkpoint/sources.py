@@ -56,7 +56,7 @@ class Source:
     transposed : int
         The number of matrices of equal size that these rows are, each of them transposed. 0: none is.
     column_order : numpy.ndarray, optional
-        Which column of the tensor each of the parameter is; of GGUF files alone.
+        Which column of the tensor each of the parameter is.
     unit_rows : bool
         The parameter is these rows divided by their lengths, which is left to who reads them.
     """
@@ -85,8 +85,9 @@ class Source:
     def choose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the rows from `begin` to `end`."""
         rows = rows[:: self.step]
-        rows = np.ascontiguousarray(rows) if self.order is None else rows[self.order]
-        return self.transpose(rows)
+        rows = rows if self.order is None else rows[self.order]
+        rows = rows if self.column_order is None else rows[:, self.column_order]
+        return self.transpose(np.ascontiguousarray(rows))
 
     def transpose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Transpose the matrices that `transposed` speaks of."""
@@ -322,6 +323,14 @@ def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     return replace(source, end=parameter.shape[0]), shape
 
 
+def _projection_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the projection of an MTP head whose inputs files have in the other order: the hidden state first."""
+    if parameter.module != "eh_proj" or not files.names.mtp_hidden_first:
+        return None
+    source, shape = _by_itself(files, parameter)
+    return replace(source, column_order=np.roll(np.arange(shape[1]), shape[1] // 2)), shape
+
+
 def _norm_of_sum(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find the norm before a layer, or behind the last, where files have it at the end of the layer before."""
     names, number = files.names, _number(parameter.layer) if parameter.layer else files.num_layers
@@ -405,4 +414,13 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
-_MATCHERS = (_norm_of_sum, _outside, _lm_head_of_head, _head_by_head, _in_a_stack, _joined, _by_itself)
+_MATCHERS = (
+    _norm_of_sum,
+    _outside,
+    _lm_head_of_head,
+    _projection_of_head,
+    _head_by_head,
+    _in_a_stack,
+    _joined,
+    _by_itself,
+)

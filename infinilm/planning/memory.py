@@ -162,8 +162,8 @@ def plan_model(
         if not may_have_head:
             raise ConfigError(
                 f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
-                "heads are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or those of a layer behind the "
-                "last (DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+                "heads are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or model.mtp_layers.* (MiMo), or "
+                "those of a layer behind the last (DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
             )
         has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors)
         mtp = _head_format(

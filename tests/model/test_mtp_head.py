@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
+from reference.checkpoint import read_checkpoint
 from speculation.heads import HEADS, entry_with_head, make_with_head
 
 from infinilm import _core
@@ -150,6 +151,18 @@ def test_rows_in_any_order(heads: Heads) -> None:
     np.testing.assert_array_equal(heads.run(heads.ids[1:5], 0, [0, 1, 2, 3]), expected)
     heads.run(heads.ids[:-1], 0)
     assert heads.run(heads.ids[1:5], 0, [0, 1, 2, 3], []).size == 0, "a step that only keeps keys and values"
+
+
+def test_inputs_that_files_have_in_the_other_order(tmp_path: Path) -> None:
+    """MiMo projects the hidden state and then the embedding."""
+    make_with_head(tmp_path, "mimo")
+    stored = read_checkpoint(tmp_path)["model.mtp_layers.0.input_proj.weight"]
+    config = AutoConfig.from_pretrained(tmp_path)
+    reference = ReferenceModel(config, mtp=EXACT)
+    reference.load_weights(tmp_path)
+    loaded = reference.weights[f"model.layers.{config.num_hidden_layers}.eh_proj.weight"]
+    hidden, embedding = np.split(stored, 2, axis=1)
+    np.testing.assert_array_equal(loaded, np.concatenate((embedding, hidden), axis=1))
 
 
 # ---- weights of its own ----

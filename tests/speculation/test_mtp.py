@@ -312,7 +312,9 @@ def test_heads_are_found(name: str, tmp_path: Path) -> None:
         names = set(checkpoint.tensors)
     assert has_mtp_head(config, names)
     layers = entry_with_head(name)["config"]["num_hidden_layers"]
-    assert not has_mtp_head(config, {t for t in names if not t.startswith(("mtp.", f"model.layers.{layers}."))})
+    assert not has_mtp_head(
+        config, {t for t in names if not t.startswith(("mtp.", "model.mtp_", f"model.layers.{layers}."))}
+    )
 
 
 def test_a_checkpoint_without_a_head() -> None:
