@@ -3,6 +3,7 @@
     python -m bench.speculation llama-1b                       # bf16
     python -m bench.speculation llama-1b --quantization int4 --edits 4 --prose 1,8,32 --tokens 48
     python -m bench.speculation qwen3-5-4b --head 0.75 --prose 1,32      # an MTP head, instead of lookup
+    python -m bench.speculation qwen3-5-4b --head 0.75 --fixed --head-settings '{"vocab_size": 65536}'
     python -m bench.speculation --count                        # tokens a step of many edits, without an engine
 
 The model has random weights, so the answers are given: whatever a row draws, it is said to have drawn the next token of
@@ -181,9 +182,13 @@ class Teacher:
     acceptance : float or None
         The MTP head drafts, and so many of its tokens are right (`GivenHead`). None: what the default of `speculation`
         has drafts.
+    is_adaptive : bool
+        Lengths are chosen; otherwise all of each draft is verified.
     """
 
-    def __init__(self, llm: LLM, clock: Callable[[], float], acceptance: float | None = None) -> None:
+    def __init__(
+        self, llm: LLM, clock: Callable[[], float], acceptance: float | None = None, *, is_adaptive: bool = True
+    ) -> None:
         self._clock = clock
         self._maker = request_maker(llm, llm.engine)
         memory, settings = llm.memory, read_speculation("auto")
@@ -198,7 +203,7 @@ class Teacher:
             num_states=memory.num_states,
             snapshot_interval=memory.snapshot_interval,
             drafters=settings.drafters if acceptance is None else (GivenHead(llm.engine, acceptance),),
-            is_adaptive=settings.is_adaptive,
+            is_adaptive=is_adaptive,
             vocab_size=llm.config.vocab_size,
         )
         scheduler.clock = clock
@@ -286,6 +291,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each number of sequences")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer in prose")
     parser.add_argument("--head", type=float, metavar="ACCEPTANCE", help="the MTP head drafts, right so often")
+    parser.add_argument("--head-settings", type=json.loads, default={}, help="more of its `speculation`, as JSON")
+    parser.add_argument("--fixed", action="store_true", help="verify all of each draft")
     parser.add_argument("--one-thread", action="store_true")
     parser.add_argument("--count", action="store_true")
     args = parser.parse_args()
@@ -313,10 +320,10 @@ def main() -> None:
             max_model_len=2048,
             max_num_seqs=max([1, *sizes]),
             kv_cache="1GiB",
-            speculation="auto" if args.head is None else "mtp",
+            speculation="auto" if args.head is None else {"method": "mtp", **args.head_settings},
             use_tqdm=False,
         ) as llm:
-            drafting = Teacher(llm, clock, args.head)
+            drafting = Teacher(llm, clock, args.head, is_adaptive=not args.fixed)
             # An MTP head follows what others compute, too, so that its model without it has a scheduler of its own.
             plain = drafting if args.head is None else Teacher(llm, clock)
             if args.edits:

@@ -810,10 +810,40 @@ class LayerSpec:
     def cost(self) -> CostSpec:
         """The work of its mixer."""
 
+class MtpSpec:
+    """An MTP head, which drafts, and how it keeps its weights."""
+
+    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0) -> None: ...
+
+    @property
+    def layer(self) -> LayerSpec:
+        """It counts as the one behind the last."""
+
+    @layer.setter
+    def layer(self, arg: LayerSpec, /) -> None: ...
+
+    @property
+    def quantization(self) -> str:
+        """Of the head's linears."""
+
+    @quantization.setter
+    def quantization(self, arg: str, /) -> None: ...
+
+    @property
+    def lm_head_size(self) -> int:
+        """
+        Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: it uses the model's.
+        """
+
+    @lm_head_size.setter
+    def lm_head_size(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ..., mtp_layer: LayerSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -976,13 +1006,11 @@ class ModelSpec:
     def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
 
     @property
-    def mtp_layer(self) -> LayerSpec | None:
-        """
-        The layer of the MTP head, which drafts; it counts as the one behind the last.
-        """
+    def mtp(self) -> MtpSpec | None:
+        """The MTP head, which drafts."""
 
-    @mtp_layer.setter
-    def mtp_layer(self, value: LayerSpec | None) -> None: ...
+    @mtp.setter
+    def mtp(self, value: MtpSpec | None) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1022,7 +1050,7 @@ def packed_shapes(spec: ModelSpec, format: str) -> dict[str, tuple[str, tuple[in
 
 def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]:
     """
-    By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out.
+    By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: they do not). Linears by head are left out, and those that the engine quantises.
     """
 
 DELTA_MOST_TAPS: int = 8

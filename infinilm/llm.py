@@ -136,7 +136,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         "num_tokens": 15, "min_match": 2, "adaptive": True}``: tokens of a draft at most (15), and those that must have
         occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
         tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
-        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
+        "mtp", "num_tokens": 3, "quantization": "auto", "vocab_size": None}``: how the head keeps its weights ("auto":
+        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "draft_model", "model": ...,
+        "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
         that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and requests with a logits processor
         draft nothing. `SamplingParams.speculation` is that of a request, and its `prediction` is followed whatever is
         said here.

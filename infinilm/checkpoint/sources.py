@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
 
-__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head"]
+__all__ = ["FoundTensors", "Source", "find_by_names", "find_tensors", "has_mtp_head", "has_mtp_lm_head"]
 
 Shape = tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Source:
     transposed : int
         The number of matrices of equal size that these rows are, each of them transposed. 0: none is.
     column_order : numpy.ndarray, optional
-        Which column of the tensor each of the parameter is; of GGUF files alone.
+        Which column of the tensor each of the parameter is.
     unit_rows : bool
         The parameter is these rows divided by their lengths, which is left to who reads them.
     """
@@ -85,8 +85,9 @@ class Source:
     def choose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the rows from `begin` to `end`."""
         rows = rows[:: self.step]
-        rows = np.ascontiguousarray(rows) if self.order is None else rows[self.order]
-        return self.transpose(rows)
+        rows = rows if self.order is None else rows[self.order]
+        rows = rows if self.column_order is None else rows[:, self.column_order]
+        return self.transpose(np.ascontiguousarray(rows))
 
     def transpose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Transpose the matrices that `transposed` speaks of."""
@@ -175,14 +176,24 @@ def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
     names = family_of(config.architecture).names
     if stored is None or not (names.mtp or names.later_layers):
         return bool(names.mtp or names.later_layers)
-    files = _Files(names, None, shapes_of(config), {}, stored, {})
+    return all(_has_module_of_head(config, stored, module) for module in _OF_HEAD)
+
+
+def has_mtp_lm_head(config: ModelConfig, stored: Collection[str]) -> bool:
+    """Whether files with tensors of these names, and with an MTP head, have an lm_head for it alone."""
+    return _has_module_of_head(config, stored, _LM_HEAD_OF_HEAD)
+
+
+def _has_module_of_head(config: ModelConfig, stored: Collection[str], module: str) -> bool:
+    files = _Files(family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
     layer = f"layers.{config.num_hidden_layers}."
-    modules = [files.tensor(_Parameter("", (), layer, own, "", "", own), own) for own in _OF_HEAD]
-    return all(any(name.startswith(f"{module}.") for name in stored) for module in modules)
+    name = files.tensor(_Parameter("", (), layer, module, "", "", module), module)
+    return any(tensor.startswith(f"{name}.") for tensor in stored)
 
 
 # What an MTP head has besides a layer: files that lack any of it have what is left of a head.
 _OF_HEAD = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_LM_HEAD_OF_HEAD = "shared_head.head"  # an lm_head of its own; where files have none, the engine copies the model's
 
 
 class _Parameter(NamedTuple):
@@ -230,7 +241,7 @@ class _Files:
         by_head: Mapping[str, HeadRows],
     ) -> None:
         self.names, self.order, self.stored, self.by_head = names, order, stored, by_head
-        self._layers, self._expected, self.num_layers = layers, expected, len(layers)
+        self._layers, self.expected, self.num_layers = layers, expected, len(layers)
         # The prefixes that the files use; the first where they use none.
         table = names.outside.get("embed_tokens", "embed_tokens")
         used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
@@ -256,7 +267,7 @@ class _Files:
 
     def num_rows(self, parameter: _Parameter, modules: Sequence[str]) -> list[int]:
         """How many rows the engine's modules have, in the layer of the parameter."""
-        return [self._expected[f"model.{parameter.layer}{module}{parameter.kind}"][0] for module in modules]
+        return [self.expected[f"model.{parameter.layer}{module}{parameter.kind}"][0] for module in modules]
 
     def outputs_are_columns(self, parameter: _Parameter) -> bool:
         """True if outputs are the columns of the stacks in the layer of a parameter.
@@ -269,7 +280,7 @@ class _Files:
         for whole, modules in self.names.stacked.items():
             info = self.stored.get(self.tensor(parameter, whole))
             shapes = [
-                self._expected.get(f"model.{parameter.layer}{module.format(0)}.weight", (0, 0)) for module in modules
+                self.expected.get(f"model.{parameter.layer}{module.format(0)}.weight", (0, 0)) for module in modules
             ]
             rows, columns = sum(shape[0] for shape in shapes), shapes[0][1]
             if info is not None and rows != columns and info.shape[1:] == (rows, columns):
@@ -304,6 +315,29 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
     tensor = f"{prefix}{files.names.outside.get(parameter.module, parameter.module)}{parameter.kind}"
     unit_rows = files.names.unit_head and name == "lm_head.weight"
     return Source(tensor, 0, shape[0], unit_rows=unit_rows), shape
+
+
+def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the first rows of an MTP head's own lm_head, or of the model's where files have only that."""
+    if parameter.module != _LM_HEAD_OF_HEAD:
+        return None
+    tied = "model.embed_tokens.weight"
+    model = "lm_head.weight" if "lm_head.weight" in files.expected else tied
+    found = _outside(files, _parse(model, files.expected[tied], ()))
+    assert found is not None
+    source, shape = found
+    own = files.tensor(parameter, parameter.module) + parameter.kind
+    if own in files.stored:
+        source = Source(own, 0, shape[0])
+    return replace(source, end=parameter.shape[0]), shape
+
+
+def _projection_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the projection of an MTP head whose inputs files have in the other order: the hidden state first."""
+    if parameter.module != "eh_proj" or not files.names.mtp_hidden_first:
+        return None
+    source, shape = _by_itself(files, parameter)
+    return replace(source, column_order=np.roll(np.arange(shape[1]), shape[1] // 2)), shape
 
 
 def _norm_of_sum(files: _Files, parameter: _Parameter) -> _Found | None:
@@ -410,4 +444,14 @@ def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_row
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.
-_MATCHERS = (_norm_of_sum, _outside, _head_by_head, _in_a_stack, _in_a_stack_of_mlx, _joined, _by_itself)
+_MATCHERS = (
+    _norm_of_sum,
+    _outside,
+    _lm_head_of_head,
+    _projection_of_head,
+    _head_by_head,
+    _in_a_stack,
+    _in_a_stack_of_mlx,
+    _joined,
+    _by_itself,
+)

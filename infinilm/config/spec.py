@@ -7,6 +7,7 @@ of its own, here or in C++. The numpy reference model reads the same specificati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from infinilm._core import (
     LayerSpec,
     MlpSpec,
     ModelSpec,
+    MtpSpec,
     RopeSpec,
     ShortConvSpec,
 )
@@ -36,6 +38,7 @@ from infinilm.errors import ConfigError
 
 __all__ = [
     "ACTIVATIONS",
+    "MtpFormat",
     "build_spec",
     "check_quantization",
     "decoder_spec",
@@ -51,6 +54,23 @@ QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
+
+@dataclass(frozen=True, slots=True)
+class MtpFormat:
+    """How an MTP head keeps its weights.
+
+    Attributes
+    ----------
+    quantization : str or None
+        One of `QUANTIZATIONS`, as its linears are stored.
+    lm_head_size : int
+        Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
+    """
+
+    quantization: str | None = None
+    lm_head_size: int = 0
+
+
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
         "silu": "silu",
@@ -64,10 +84,10 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """`hidden_act` of config.json to the engine's activation."""
 
 
-def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) -> ModelSpec:
+def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | None = None) -> ModelSpec:
     """Write the math of `config` for an engine of `max_model_len` tokens, which fix the rotary frequencies.
 
-    `mtp`: with the MTP head of the checkpoint, whose layer is as the last one of the model that has attention.
+    `mtp`: with the MTP head of the checkpoint, kept so, whose layer is as the last one of the model with attention.
     Called by `ModelConfig.validate` after the checks of single fields, so that both accept the same.
 
     Raises
@@ -121,7 +141,11 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
         embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
-        mtp_layer=layer_spec(_last_with_attention(state_layers(config))) if mtp else None,
+        mtp=None
+        if mtp is None
+        else MtpSpec(
+            layer_spec(_last_with_attention(state_layers(config))), mtp.quantization or "none", mtp.lm_head_size
+        ),
     )
 
 
@@ -317,7 +341,12 @@ def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) ->
 
 
 def build_spec(
-    config: ModelFields, *, dtype: str, max_model_len: int, quantization: str | None = None, mtp: bool = False
+    config: ModelFields,
+    *,
+    dtype: str,
+    max_model_len: int,
+    quantization: str | None = None,
+    mtp: MtpFormat | None = None,
 ) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
@@ -332,7 +361,7 @@ def build_spec(
     quantization
         None, or how weights of linears are stored: one of `QUANTIZATIONS`.
     mtp
-        With the MTP head of the checkpoint.
+        With the MTP head of the checkpoint, whose weights are kept so.
 
     Raises
     ------

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.spec import build_spec, check_quantization, longest_text
+from infinilm.config.families import family_of
+from infinilm.config.spec import MtpFormat, build_spec, check_quantization, longest_text
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
@@ -63,7 +64,7 @@ class ModelPlan:
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
     has_mtp_head: bool = False  # that is read
-    mtp: bool = False  # it is loaded
+    mtp: MtpFormat | None = None  # how it is kept; None: it is not loaded
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
 
     @property
@@ -117,7 +118,7 @@ def plan_model(
     from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
     from infinilm.checkpoint.quantised.sizes import dtype_of_quantised, packed_bytes, plain_size, sums_of_parts
-    from infinilm.checkpoint.sources import has_mtp_head
+    from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
     from infinilm.config.json.model_config import AutoConfig
 
     if load_format not in ("auto", "dummy"):
@@ -154,14 +155,19 @@ def plan_model(
         if not (may_have_head and is_one_part and checkpoint is not None):
             speculative = speculative.without_model()
     drafting = speculative.model
-    mtp = isinstance(drafting, MtpSettings)
-    if mtp and (pipeline_parallel_size != 1 or stage is not None):
-        raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
-    if mtp and not may_have_head:
-        raise ConfigError(
-            f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such heads "
-            "are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or those of a layer behind the last "
-            "(DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+    mtp = None
+    if isinstance(drafting, MtpSettings):
+        if pipeline_parallel_size != 1 or stage is not None:
+            raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
+        if not may_have_head:
+            raise ConfigError(
+                f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
+                "heads are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or model.mtp_layers.* (MiMo), or "
+                "those of a layer behind the last (DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+            )
+        has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors)
+        mtp = _head_format(
+            drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own
         )
     spec = build_spec(
         config,
@@ -317,6 +323,25 @@ def plan_draft_model(settings: DraftModelSettings, **given: Any) -> ModelPlan:
 
 
 _ANY_LENGTH = 2**31 - 1  # tokens; more than any context
+
+
+def _head_format(
+    settings: MtpSettings, vocab_size: int, quantization: str | None, *, dtype: str, on_cpu: bool, has_lm_head: bool
+) -> MtpFormat:
+    """How an MTP head is kept beside a model of `quantization`; `has_lm_head`: the files have one for it alone."""
+    own = settings.quantization
+    if own == "auto":
+        own = "int4" if on_cpu or dtype != "float32" else None
+    check_quantization(own, dtype=dtype, on_cpu=on_cpu)
+    if settings.vocab_size is not None and settings.vocab_size > vocab_size:
+        raise ConfigError(
+            f"speculation: vocab_size is {settings.vocab_size}, and the model has {vocab_size} tokens; give fewer, or "
+            "leave it out"
+        )
+    # The lm_head of a quantised model is of 8 bits.
+    has_fewer_bits = own == "int4" or (own is not None and quantization is None)
+    is_own = has_lm_head or has_fewer_bits or settings.vocab_size is not None
+    return MtpFormat(own or quantization, (settings.vocab_size or vocab_size) if is_own else 0)
 
 
 def _read_adapters(lora: object, config: ModelConfig) -> dict[str, PeftAdapter]:

@@ -41,6 +41,7 @@ _WEIGHT, _SHARED_WEIGHT = 2.0, 4.0  # drafts that the average of the source coun
 _NUM_KEPT = 8  # last times of a size
 _NUM_FIRST = 4  # times of steps of so many sequences that are measured before any draft is verified
 _EXACT = 16  # larger sizes share their times with those of the same leading four bits
+
 _TRIED = 16  # tokens of a step that are tried with any number of sequences, if its time is not known
 
 _WORTH = 1.02  # a smaller gain in tokens per second is within what clocks tell wrong
@@ -48,10 +49,11 @@ _TRY_EVERY = 32  # steps with drafts, of which one has any length, to see what s
 _TRY_ABOVE = 0.8  # of the best rate is expected of the lengths that are tried
 _UNDRAFTED_EVERY = 128  # steps with drafts, of which one has none
 _PROBE_EVERY = 32  # steps
-_PROBE_SHARE = 0.01  # of the time may go to probes
+_PROBE_SHARE = 0.004  # of the time may go to probes
 _PROBE_COST = 0.25  # of the time of a step that a probe may add to it, if it verifies more than one token
 
-_RECENT = 1 / 16  # weight of the newest step in the average of what drafts gain
+# Weight of the newest step in the average of what drafts gain: of each of its sequences, and at most.
+_RECENT, _MOST_RECENT = 1 / 16, 1 / 4
 _TOLERATED = 0.003  # loss by waiting for results that is not worth a choice
 
 
@@ -131,97 +133,119 @@ def _bucket(size: int) -> int:
     return size >> shift << shift
 
 
-class _Row:
-    """Times of steps of so many sequences, by the number of drafted tokens."""
+class TokenTimes:
+    """Seconds of steps by the number of their tokens, as far as they are measured.
 
-    def __init__(self, num_seqs: int) -> None:
-        self.num_seqs = num_seqs
-        self._num_drafted = 0  # steps with drafted tokens since the last one without
-        self._times: dict[int, _Times] = {}
+    No size takes longer than a larger one, nor longer for a token than a smaller one, and sizes between measured ones
+    are interpolated. Beyond the largest, a fourth more and up to 16, each token costs what the last ones before it did,
+    and never more than in proportion. That is rather too little, since the time of a step bends upwards, from what
+    memory takes to what arithmetic takes; so larger steps are tried where they may gain. Still more tokens cost in
+    proportion.
+
+    Parameters
+    ----------
+    base : int
+        Tokens that each of these steps has, whose sizes are told apart by the others.
+    """
+
+    def __init__(self, base: int = 0) -> None:
+        self._base = base
+        self._times: dict[int, _Times] = {}  # by the bucket of the others
         self._known: tuple[FloatArray, FloatArray] | None = None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a step without drafted tokens is to be timed again."""
-        return 0 not in self._times or len(self._times[0].last) < _NUM_FIRST or self._num_drafted >= _UNDRAFTED_EVERY
-
-    def add(self, num_drafted: int, seconds: float) -> None:
-        self._num_drafted = self._num_drafted + 1 if num_drafted else 0
-        self._times.setdefault(_bucket(num_drafted), _Times()).last.append(seconds)
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Take in the time of a step."""
+        self._times.setdefault(_bucket(num_tokens - self._base), _Times()).last.append(seconds)
         self._known = None
 
-    def curve(self, drafted: FloatArray) -> FloatArray:
-        """Seconds for so many drafted tokens, [len(drafted)]."""
-        if not self._times:
-            sizes, seconds = np.zeros(1), np.ones(1)  # any unit, as only ratios count
-        elif self._known is None:
-            sizes = np.array(sorted(self._times), np.float64)
-            seconds = np.array([self._times[int(size)].typical for size in sizes])
-            # No step takes longer than a larger one, and none takes longer for a token than a smaller one.
+    def num_measured(self, num_tokens: int) -> int:
+        """How many of the last times of a size are known."""
+        times = self._times.get(_bucket(num_tokens - self._base))
+        return 0 if times is None else len(times.last)
+
+    @property
+    def known(self) -> tuple[FloatArray, FloatArray]:
+        """The measured sizes and their seconds, [num_sizes] each, once there is one."""
+        if self._known is None:
+            others = sorted(self._times)
+            sizes = self._base + np.array(others, np.float64)
+            seconds = np.array([self._times[bucket].typical for bucket in others])
             seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-            num_tokens = self.num_seqs + sizes
-            seconds = np.minimum.accumulate(seconds / num_tokens) * num_tokens
-            self._known = sizes, seconds
-        else:
-            sizes, seconds = self._known
-        flat = max(float(sizes[-1]), _TRIED - self.num_seqs, self.num_seqs)
-        factor = np.maximum(1.0, (self.num_seqs + drafted) / (self.num_seqs + flat))
-        curve: FloatArray = np.interp(drafted, sizes, seconds) * factor
-        return curve
+            self._known = sizes, np.minimum.accumulate(seconds / sizes) * sizes
+        return self._known
+
+    def at(self, num_tokens: FloatArray) -> FloatArray:
+        """Seconds for so many tokens, [len(num_tokens)]; without a measured size any, as only ratios count."""
+        if not self._times:
+            return np.ones(len(num_tokens))
+        sizes, seconds = self.known
+        slope = 0.0 if len(sizes) == 1 else float((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+        near = max(1.25 * float(sizes[-1]), _TRIED)
+        beyond = np.clip(num_tokens, sizes[-1], near) - sizes[-1]
+        slope = min(slope, float(seconds[-1] / sizes[-1]))
+        found: FloatArray = (np.interp(num_tokens, sizes, seconds) + slope * beyond) * np.maximum(1, num_tokens / near)
+        return found
 
 
 class StepTimes:
     """Seconds of a step, by its sequences and its drafted tokens, as far as they are measured.
 
-    The lower quartile of the last 8 times of a size counts. No size takes longer than a larger one, nor longer for a
-    token than a smaller one, and sizes between measured ones are interpolated. Beyond the largest measured size,
-    drafted tokens are taken to cost nothing up to steps of 16 tokens, or of two a sequence, so that they are tried;
-    more of them cost in proportion to the tokens of the step, which is the most they can.
+    All steps together make one curve over their tokens (`TokenTimes`). Steps of so many sequences take some factor more
+    or less, for instance by their attention, which is measured where such steps were and interpolated between. So a
+    number of sequences that has not run yet is not explored anew.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
+        self._all = TokenTimes()
+        self._own: dict[int, TokenTimes] = {}  # by sequences
+        self._num_drafted: dict[int, int] = {}  # the same: steps with drafted tokens since the last one without
 
     def add(self, num_seqs: int, num_drafted: int, seconds: float) -> None:
         """Take in the time of a step."""
-        self._row(num_seqs).add(num_drafted, seconds)
+        key = _bucket(num_seqs)
+        self._all.add(num_seqs + num_drafted, seconds)
+        self._own.setdefault(key, TokenTimes(key)).add(key + num_drafted, seconds)
+        self._num_drafted[key] = self._num_drafted.get(key, 0) + 1 if num_drafted else 0
 
     def curve(self, num_seqs: int, start: int, count: int) -> FloatArray:
         """Seconds of steps with `start`, .., `start + count` tokens besides one of each sequence, [count + 1]."""
-        return self._row(num_seqs).curve(np.arange(start, start + count + 1, dtype=np.float64))
+        key = _bucket(num_seqs)
+        num_tokens = key + np.arange(start, start + count + 1, dtype=np.float64)
+        seconds = self._all.at(num_tokens)
+        if key in self._own:
+            sizes, measured = self._own[key].known
+            seconds = seconds * np.interp(num_tokens, sizes, measured / self._all.at(sizes))
+        curve: FloatArray = np.maximum.accumulate(seconds)
+        return curve
 
     def is_due(self, num_seqs: int) -> bool:
         """Whether a step of so many sequences without drafted tokens is to be timed, as at first and now and then."""
-        return self._row(num_seqs).is_due
-
-    def _row(self, num_seqs: int) -> _Row:
         key = _bucket(num_seqs)
-        if (row := self._rows.get(key)) is None:
-            row = self._rows[key] = _Row(key)
-        return row
+        own = self._own.get(key)
+        return own is None or own.num_measured(key) < _NUM_FIRST or self._num_drafted[key] >= _UNDRAFTED_EVERY
 
 
 class RoundTimes:
     """Seconds of a round of drafting, by the sequences that get a token of it.
 
-    They grow as those of steps do (`StepTimes`). The first rounds cost nothing here, since they are late for reasons of
-    their own, and a length that seemed too dear would not be tried again.
+    They grow as those of steps do (`TokenTimes`). The first rounds cost nothing here, since they are late for reasons
+    of their own, and a length that seemed too dear would not be tried again.
     """
 
     def __init__(self) -> None:
         self._num_rounds = 0
-        self._row = _Row(1)
+        self._times = TokenTimes()
 
     def add(self, num_seqs: int, seconds: float) -> None:
         """Take in the time of a round."""
         self._num_rounds += 1
-        self._row.add(num_seqs - 1, seconds)
+        self._times.add(num_seqs, seconds)
 
     def increments(self, num_seqs: int) -> FloatArray:
         """Seconds that each further sequence adds to a round, [num_seqs]."""
         if self._num_rounds <= _NUM_FIRST:
             return np.zeros(num_seqs)
-        return np.diff(self._row.curve(np.arange(num_seqs, dtype=np.float64)), prepend=0)
+        return np.diff(self._times.at(np.arange(1, num_seqs + 1, dtype=np.float64)), prepend=0)
 
 
 @dataclass(slots=True)
@@ -254,7 +278,7 @@ class Lengths:
     one step of 32.
 
     Now and then a draft that is not worth its time is verified nevertheless, at least by its first token, to see
-    whether it would be worth it now. Such probes come at most once in 32 steps and take at most 1% of the time.
+    whether it would be worth it now. Such probes come at most once in 32 steps and take at most 0.4% of the time.
     """
 
     def __init__(self) -> None:
@@ -414,4 +438,4 @@ class Lengths:
         if num_drafted:
             curve = self._times.curve(num_seqs, 0, num_drafted)
             gain -= float((curve[-1] + drafting) / curve[0]) - 1
-        self._gain += _RECENT * (gain - self._gain)
+        self._gain += min(_RECENT * num_seqs, _MOST_RECENT) * (gain - self._gain)

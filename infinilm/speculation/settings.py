@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infinilm.checks import short_repr
+from infinilm.config.spec import QUANTIZATIONS
 from infinilm.errors import ConfigError
 from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftRequest
 from infinilm.speculation.grammar import follow_grammar
@@ -24,7 +25,7 @@ _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_
 _KEYS = MappingProxyType(
     {
         "lookup": ("num_tokens", "min_match"),
-        "mtp": ("num_tokens",),
+        "mtp": ("num_tokens", "quantization", "vocab_size"),
         "draft_model": ("model", "num_tokens", "quantization"),
     }
 )
@@ -87,12 +88,29 @@ class MtpSettings:
     ----------
     num_tokens : int
         Tokens of a draft at most, 1 to 15.
+    quantization : str or None
+        How linears of the head are stored, an lm_head of its own among them: as `quantization` of `LLM`, where None is
+        that of the model. "auto": "int4", since no answer depends on what a draft loses by it, and None on GPUs that
+        compute in float32.
+    vocab_size : int or None
+        The head drafts the first so many ids of the vocabulary alone, which are the most frequent tokens in those of
+        most tokenizers. None: all.
     """
 
     num_tokens: int = 3
+    quantization: str | None = "auto"
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
+        if self.quantization not in (None, "auto", *QUANTIZATIONS):
+            known = ", ".join(map(repr, ("auto", *QUANTIZATIONS)))
+            raise ConfigError(
+                f"speculation: quantization of an MTP head must be None or one of {known}, got "
+                + short_repr(self.quantization)
+            )
+        if self.vocab_size is not None:
+            _count("vocab_size", self.vocab_size, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)

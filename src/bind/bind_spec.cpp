@@ -209,6 +209,7 @@ void bind_spec(nb::module_& m) {
     bind_fields<LayerSpec>(m, "LayerSpec", "The sublayers of a layer: a mixer, then an MLP, experts, or both.")
         .def_prop_ro("cache", &LayerSpec::cache, "What its mixer keeps of the tokens before.")
         .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixer.");
+    bind_fields<MtpSpec>(m, "MtpSpec", "An MTP head, which drafts, and how it keeps its weights.");
     bind_fields<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def_prop_ro(
             "own_layers",
@@ -262,7 +263,8 @@ void bind_spec(nb::module_& m) {
             const Params params(spec, {0, num_ranks});
             nb::dict out;
             for (const LinearEntry& linear : params.linears()) {
-                if (linear.kind == LinearKind::by_head) continue;  // never of blocks
+                // Never of blocks.
+                if (linear.kind == LinearKind::by_head || linear.quantization != Quantization::none) continue;
                 std::vector<std::vector<std::string>> groups(1);
                 for (const size_t index : linear.rows) {
                     const ParamRow& row = params.rows()[index];
@@ -279,7 +281,7 @@ void bind_spec(nb::module_& m) {
         nb::sig("def linears(spec: ModelSpec, num_ranks: int = 1) -> dict[str, tuple[list[list[str]], bool, int]]"),
         "By their names in packed checkpoints: the weights that each linear joins, in groups of those that GPUs want "
         "to be of one type, whether these are gate and up, and what divides all places where ranks cut its inputs (0: "
-        "they do not). Linears by head are left out.");
+        "they do not). Linears by head are left out, and those that the engine quantises.");
     m.attr("DELTA_MOST_TAPS") = most_taps;
     m.attr("DELTA_MOST_K_DIM") = most_k_dim;
     m.attr("PACKED_LAYOUT_VERSION") = cpu::packed_layout_version;

@@ -500,7 +500,7 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
         return {};
     }
     output = together([&] {
-        StepOutput out = to_host(*rank.backend, output, spec_);
+        StepOutput out = to_host(*rank.backend, output, spec_.num_logits(is_draft));
         rank.communicator->check();
         return out;
     });

@@ -96,7 +96,7 @@ void check_groups(const Batch& batch, const KvCacheSpec& cache) {
 }
 
 void check_draft(const Batch& b, const ModelSpec& spec) {
-    if (!spec.mtp_layer)
+    if (!spec.mtp)
         throw RequestError("forward: hidden_rows: this model has no MTP head, which alone goes on from hidden states");
     if (b.num_hidden == 0)
         throw RequestError("forward: hidden_rows: there is no step before this one, or it failed; run the model first");
@@ -223,13 +223,13 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks) {
     return upload_growth * num_masks * ((vocab_size + 31) / 32) * static_cast<int64_t>(sizeof(int32_t));
 }
 
-StepOutput to_host(Backend& backend, const StepOutput& output, const ModelSpec& spec) {
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t num_logits) {
     StepOutput host = output;
-    if (output.logits && !spec.lm_head) {
+    if (output.logits && num_logits == 0) {
         if (!readable(output.logits)) host.logits = widened(backend, output.logits);
     } else if (output.logits) {
         if (!readable(output.logits)) host.logits = copy_to_host(backend, output.logits);
-        host.logits = Tensor(host.logits.slice(1, 0, spec.vocab_size), host.logits.owner);
+        host.logits = Tensor(host.logits.slice(1, 0, num_logits), host.logits.owner);
     }
     if (!output.sampled) return host;
     host.sampled = copy_to_host(backend, output.sampled);  // always: the decoder's buffer serves the next step

@@ -121,7 +121,7 @@ int64_t stage_allowed_bytes(int64_t vocab_size, int64_t num_masks);
 // Bytes that change_tokens of so many rows take on a device, at most but for steps with millions of them.
 int64_t stage_changes_bytes(const ModelSpec& spec, int64_t num_rows);
 // The output in host memory; the step is done then. Where the device has a queue, a step that gives no logits
-// need not be waited for: DeviceQueue::fetch.
-StepOutput to_host(Backend& backend, const StepOutput& output, const ModelSpec& spec);
+// need not be waited for: DeviceQueue::fetch. num_logits: of a row, see ModelSpec.
+StepOutput to_host(Backend& backend, const StepOutput& output, int64_t num_logits);
 
 }  // namespace infinilm

@@ -19,7 +19,7 @@ Decoder::Decoder(const Model& model, Backend& backend, Communicator& communicato
       backend_(backend),
       communicator_(communicator),
       stages_(stages),
-      logits_(model, backend, communicator) {
+      logits_(model.spec, backend, communicator) {
     for (const RopeSpec& rope : spec_.ropes) {
         const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
         inv_freq_.push_back(backend.allocate(DType::float32, std::array{half}));
@@ -139,7 +139,7 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         return {};
     }
     if (model_.mtp) model_.mtp->keep(s, model_.norm);
-    return compute_logits(s, model_.norm);
+    return compute_logits(s, model_.end());
 }
 
 Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
@@ -152,23 +152,23 @@ Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     s.layer = spec_.num_layers;
     run_layer(s);
     model_.mtp->keep(s, model_.mtp->norm);
-    return compute_logits(s, model_.mtp->norm);
+    return compute_logits(s, model_.end_of_draft());
 }
 
 // Only the rows whose logits are wanted go through the final norm and the vocabulary.
 template <class Tap>
-Tensor Decoder::compute_logits(const Step<Tap>& s, const VectorWeights& final_norm) {
+Tensor Decoder::compute_logits(const Step<Tap>& s, const LmHead& head) {
     if (s.batch.logits_rows.shape(0) == 0) return {};  // a chunk of a prompt that is not the last
     begin_attention(s.batch, spec_.num_layers);        // that is, the logits
     const int64_t num_rows = s.batch.logits_rows.shape(0);
     const TensorView last = buffers_.view(model_.last, num_rows);
     ops::gather_rows(backend_, {.x = s.x, .rows = s.batch.logits_rows, .out = last});
     if (!spec_.lm_head) {
-        const Tensor states = hidden_states(last, final_norm);
+        const Tensor states = hidden_states(last, head.norm);
         s.tap_common(sites::final_norm, states, states);
         return states;
     }
-    NormPrologue norm{.weight = final_norm.prepared,
+    NormPrologue norm{.weight = head.norm.prepared,
                       .scratch = buffers_.view(model_.stream.normed, num_rows),
                       .eps = spec_.rms_norm_eps};
     if constexpr (Tap::active) {
@@ -176,7 +176,7 @@ Tensor Decoder::compute_logits(const Step<Tap>& s, const VectorWeights& final_no
         s.tap_common(sites::final_norm, last, buffers_.tensor(model_.last, num_rows));
         norm = {};
     }
-    const Tensor logits = logits_.compute(s.batch, last, norm, Tap::active);
+    const Tensor logits = logits_.compute(s.batch, head, last, norm, Tap::active);
     if constexpr (Tap::active) s.tap_common(sites::logits, logits.slice(1, 0, spec_.vocab_size), logits);
     return logits;
 }
@@ -192,7 +192,7 @@ Tensor Decoder::hidden_states(const TensorView& last, const VectorWeights& final
 Tensor Decoder::sample(const Batch& batch, const Tensor& logits) {
     if (!spec_.is_last_stage() || !spec_.lm_head) return {};
     begin_mlp(batch, spec_.num_layers);
-    return logits_.sample(batch, logits);
+    return logits_.sample(batch, batch.hidden_rows ? model_.end_of_draft() : model_.end(), logits);
 }
 
 template Tensor Decoder::forward(const Batch&, const KvCache&, const NoTap&);

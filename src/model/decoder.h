@@ -41,7 +41,7 @@ private:
     template <class Tap>
     void run_layer(const Step<Tap>& s) const;
     template <class Tap>
-    Tensor compute_logits(const Step<Tap>& s, const VectorWeights& norm);  // of the residual stream; norm: the last
+    Tensor compute_logits(const Step<Tap>& s, const LmHead& head);  // of the residual stream
 
     Tensor hidden_states(const TensorView& last, const VectorWeights& final_norm) const;  // of a model without lm_head
 

@@ -4,12 +4,19 @@
 
 namespace infinilm {
 
-Logits::Logits(const Model& model, Backend& backend, Communicator& communicator)
-    : spec_(model.spec),
-      lm_head_(model.lm_head),
+namespace {
+
+// The beginning of a buffer, as a matrix of other columns than it was planned with, which it has room for.
+TensorView matrix(const TensorView& buffer, DType dtype, int64_t rows, int64_t columns) {
+    return {buffer.data(), dtype, {rows, columns}, buffer.device()};
+}
+
+}  // namespace
+
+Logits::Logits(const ModelSpec& spec, Backend& backend, Communicator& communicator)
+    : spec_(spec),
       backend_(backend),
       communicator_(communicator),
-      vocab_(vocab_of(spec_.vocab_size, {communicator.rank(), communicator.size()})),
       rows_plan_(spec_, communicator.size()),
       parts_plan_(spec_, communicator.size()) {}
 
@@ -40,45 +47,51 @@ int64_t Logits::workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t nu
            (num_ranks > 1 ? Parts(spec, num_ranks).plan.bytes(all_rows, none) : 0);
 }
 
-Tensor Logits::compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all) {
+Range Logits::own_range(const LmHead& head) const {
+    return vocab_of(head.size, {communicator_.rank(), communicator_.size()});
+}
+
+int64_t Logits::part(const LmHead& head) const { return vocab_part(head.size, num_ranks()); }
+
+Tensor Logits::compute(const Batch& batch, const LmHead& head, const TensorView& x, const NormPrologue& norm,
+                       bool all) {
     const bool several = num_ranks() > 1;
-    const TensorView own = several ? own_part(x, norm) : TensorView();
+    const TensorView own = several ? own_part(head, x, norm) : TensorView();
     if (!all && candidates_decide(batch)) return {};
-    const Tensor logits = buffer(x.shape(0), batch.return_logits);
+    const Tensor logits = buffer(head, x.shape(0), batch.return_logits);
     if (several)
         gather(own, logits);
     else
-        lm_head(x, norm, logits.slice(1, 0, spec_.vocab_size));
+        run(head, x, norm, logits.slice(1, 0, head.size));
     return logits;
 }
 
-void Logits::lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out) {
-    ops::linear(backend_, {.x = x, .weight = *lm_head_.prepared, .norm = norm, .residual = {}, .out = out});
+void Logits::run(const LmHead& head, const TensorView& x, const NormPrologue& norm, const TensorView& out) {
+    ops::linear(backend_, {.x = x, .weight = *head.weights.prepared, .norm = norm, .residual = {}, .out = out});
     if (spec_.logit_cap > 0) ops::soft_cap(backend_, {.x = out, .cap = spec_.logit_cap});
 }
 
-TensorView Logits::own_part(const TensorView& x, const NormPrologue& norm) {
+TensorView Logits::own_part(const LmHead& head, const TensorView& x, const NormPrologue& norm) {
     const int64_t num_rows = x.shape(0);
     parts_.reserve(backend_, parts_plan_.plan, num_rows);
-    const TensorView own = parts_.view(parts_plan_.own, num_rows);
-    if (vocab_.size() > 0) lm_head(x, norm, own.slice(1, 0, vocab_.size()));
+    const TensorView own = matrix(parts_.view(parts_plan_.own, num_rows), DType::float32, num_rows, part(head));
+    if (const int64_t size = own_range(head).size(); size > 0) run(head, x, norm, own.slice(1, 0, size));
     return own;
 }
 
-Tensor Logits::buffer(int64_t num_rows, bool returned) {
-    if (returned && backend_.device().kind == DeviceKind::cpu) {
-        Buffers rows;
-        rows.reserve(backend_, rows_plan_.plan, num_rows);
-        return rows.tensor(rows_plan_.logits, num_rows);
-    }
-    rows_.reserve(backend_, rows_plan_.plan, num_rows);
-    return rows_.tensor(rows_plan_.logits, num_rows);
+Tensor Logits::buffer(const LmHead& head, int64_t num_rows, bool returned) {
+    Buffers of_its_own;
+    Buffers& rows = returned && backend_.device().kind == DeviceKind::cpu ? of_its_own : rows_;
+    rows.reserve(backend_, rows_plan_.plan, num_rows);
+    const Tensor all = rows.tensor(rows_plan_.logits, num_rows);
+    return {matrix(all, DType::float32, num_rows, num_ranks() * part(head)), all.owner};
 }
 
 void Logits::gather(const TensorView& own, const TensorView& out) {
     const int64_t num_rows = own.shape(0), size = num_ranks();
     if (num_rows == 1) return communicator_.all_gather(own, out.reshape({size, own.shape(1)}));
-    const TensorView all = parts_.view(parts_plan_.all, num_rows);
+    const TensorView all =
+        matrix(parts_.view(parts_plan_.all, num_rows), DType::float32, size * num_rows, own.shape(1));
     communicator_.all_gather(own, all);
     backend_.join_columns(all, out);
 }
@@ -100,24 +113,21 @@ void Logits::change(const Batch& batch, const TensorView& logits, int64_t first_
                                   .undo = undo});
 }
 
-Logits::Candidates Logits::gather_candidates(const Batch& batch) {
+Logits::Candidates Logits::gather_candidates(const Batch& batch, const LmHead& head) {
     const int64_t num_rows = batch.logits_rows.shape(0), size = num_ranks(), k = batch.num_candidates;
-    // The first elements of a buffer, as a matrix.
-    auto matrix = [&](const Buffer& buffer, int64_t rows, int64_t columns) {
-        const TensorView all = parts_.view(buffer, num_rows);
-        return TensorView(all.data(), DType::int32, {rows, columns}, all.device());
+    const Range vocab = own_range(head);
+    auto first = [&](const Buffer& buffer, int64_t rows, int64_t columns, DType dtype = DType::int32) {
+        return matrix(parts_.view(buffer, num_rows), dtype, rows, columns);
     };
-    auto logits = [&](const TensorView& x) {
-        return TensorView(x.data(), DType::float32, {num_rows, x.shape(1)}, x.device());
-    };
+    auto logits = [&](const TensorView& x) { return matrix(x, DType::float32, num_rows, x.shape(1)); };
     auto ids = [&](const TensorView& x) { return x.slice(0, num_rows, 2 * num_rows); };
-    const TensorView best = matrix(parts_plan_.best, 2 * num_rows, k),
-                     all = matrix(parts_plan_.all_best, size * 2 * num_rows, k),
-                     joined = matrix(parts_plan_.joined, 2 * num_rows, size * k);
-    const TensorView own = parts_.view(parts_plan_.own, num_rows).slice(1, 0, vocab_.size());
-    change(batch, own, vocab_.begin);
+    const TensorView best = first(parts_plan_.best, 2 * num_rows, k),
+                     all = first(parts_plan_.all_best, size * 2 * num_rows, k),
+                     joined = first(parts_plan_.joined, 2 * num_rows, size * k);
+    const TensorView own = first(parts_plan_.own, num_rows, part(head), DType::float32).slice(1, 0, vocab.size());
+    change(batch, own, vocab.begin);
     ops::find_best(backend_, {.logits = own,
-                              .first_id = static_cast<int32_t>(vocab_.begin),
+                              .first_id = static_cast<int32_t>(vocab.begin),
                               .best = logits(best),
                               .ids = ids(best),
                               .mask = {batch.allowed, batch.allowed_row}});
@@ -126,7 +136,7 @@ Logits::Candidates Logits::gather_candidates(const Batch& batch) {
     return {.logits = logits(joined), .ids = ids(joined)};
 }
 
-Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
+Tensor Logits::sample(const Batch& batch, const LmHead& head, const Tensor& logits) {
     const int64_t num_rows = batch.logits_rows.shape(0);
     if (!batch.temperature || num_rows == 0) return {};
     ids_.reserve(backend_, ids_plan_.plan, num_rows);
@@ -137,11 +147,11 @@ Tensor Logits::sample(const Batch& batch, const Tensor& logits) {
     Candidates from;
     AllowedTokens mask;
     if (logits) {
-        from.logits = logits.slice(1, 0, spec_.vocab_size);
+        from.logits = logits.slice(1, 0, head.size);
         change(batch, from.logits, 0);
         mask = {batch.allowed, batch.allowed_row};
     } else {
-        from = gather_candidates(batch);  // of what is allowed
+        from = gather_candidates(batch, head);  // of what is allowed
     }
     ops::sample(backend_, {.logits = from.logits,
                            .temperature = batch.temperature,

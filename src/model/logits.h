@@ -12,16 +12,16 @@ namespace infinilm {
 
 class Logits {
 public:
-    Logits(const Model& model, Backend& backend, Communicator& communicator);
+    Logits(const ModelSpec& spec, Backend& backend, Communicator& communicator);
 
-    // x: [num_rows, hidden_size], and the norm they still need. The logits of all ranks: [num_rows, >= vocab_size]
+    // x: [num_rows, hidden_size], and the norm they still need. The logits of all ranks: [num_rows, >= head.size]
     // float32, padded to a multiple of 8, as kernels of GPUs want them, valid until the next step, on the CPU longer
     // with batch.return_logits. Absent where the best of each rank decide what is sampled, unless all are wanted.
-    Tensor compute(const Batch& batch, const TensorView& x, const NormPrologue& norm, bool all);
-    // StepOutput::sampled of the rows that compute() was last called with, and what it gave, whose logits it leaves as
-    // they were; valid until the next step. Absent if the batch has no sampling parameters or no rows. Every rank draws
-    // the same.
-    Tensor sample(const Batch& batch, const Tensor& logits);
+    Tensor compute(const Batch& batch, const LmHead& head, const TensorView& x, const NormPrologue& norm, bool all);
+    // StepOutput::sampled of the rows that compute() was last called with, with the same head, and what it gave, whose
+    // logits it leaves as they were; valid until the next step. Absent if the batch has no sampling parameters or no
+    // rows. Every rank draws the same.
+    Tensor sample(const Batch& batch, const LmHead& head, const Tensor& logits);
 
     // What is kept for steps of up to num_rows rows that are not returned and num_returned_rows that are.
     static int64_t workspace_bytes(const ModelSpec& spec, int num_ranks, int64_t num_rows, int64_t num_returned_rows);
@@ -57,23 +57,24 @@ private:
     };
 
     int num_ranks() const { return communicator_.size(); }
-    // out: [num_rows, vocab_size], or the rank's part of it
-    void lm_head(const TensorView& x, const NormPrologue& norm, const TensorView& out);
-    // With several ranks: the rank's part, [num_rows, part]. Columns beyond the vocabulary are not written.
-    TensorView own_part(const TensorView& x, const NormPrologue& norm);
-    // [num_rows, >= vocab_size] float32. On a CPU logits that are returned get memory of their own; a GPU copies them.
-    Tensor buffer(int64_t num_rows, bool returned);
-    void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, >= vocab_size]
+    // Which of the outputs of a head are here, and how many columns they have among those of all ranks.
+    Range own_range(const LmHead& head) const;
+    int64_t part(const LmHead& head) const;
+    // out: [num_rows, head.size], or the rank's part of it
+    void run(const LmHead& head, const TensorView& x, const NormPrologue& norm, const TensorView& out);
+    // With several ranks: the rank's part, [num_rows, part]. Columns beyond the head's outputs are not written.
+    TensorView own_part(const LmHead& head, const TensorView& x, const NormPrologue& norm);
+    // [num_rows, >= head.size] float32. On a CPU logits that are returned get memory of their own; a GPU copies them.
+    Tensor buffer(const LmHead& head, int64_t num_rows, bool returned);
+    void gather(const TensorView& own, const TensorView& out);  // out: [num_rows, num_ranks * part]
     // logits: [num_rows, n], of token ids from first_id on; undo: after the change, they become what they were
     void change(const Batch& batch, const TensorView& logits, int64_t first_id, bool undo = false);
     bool candidates_decide(const Batch& batch) const;
-    Candidates gather_candidates(const Batch& batch);
+    Candidates gather_candidates(const Batch& batch, const LmHead& head);
 
     const ModelSpec& spec_;
-    const LinearWeights& lm_head_;
     Backend& backend_;
     Communicator& communicator_;
-    const Range vocab_;  // whose rows of lm_head are here
     const Rows rows_plan_;
     const Ids ids_plan_;
     const Parts parts_plan_;

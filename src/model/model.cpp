@@ -75,7 +75,7 @@ Model::Model(const ModelSpec& spec)
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
-    if (spec.mtp_layer) {
+    if (spec.mtp) {
         mtp.emplace(spec, buffers);
         layers.push_back(make_layer(spec, spec.num_layers, buffers));
     }
@@ -163,6 +163,10 @@ std::vector<ModelSite> Model::sites() const {
         }
     }
     return out;
+}
+
+LmHead Model::end_of_draft() const {
+    return {mtp->norm, spec.mtp->lm_head_size > 0 ? mtp->lm_head : lm_head, spec.num_logits(true)};
 }
 
 LoraPlan Model::lora_plan(int64_t most_rank) const {

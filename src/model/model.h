@@ -43,6 +43,13 @@ struct Layer {
     float scale = 1;            // that, once prepared: of the residual stream that the layer leaves
 };
 
+// How logits are made of hidden states: the norm before the lm_head, and that.
+struct LmHead {
+    const VectorWeights& norm;     // [hidden_size]
+    const LinearWeights& weights;  // [rows of the vocabulary, hidden_size]
+    int64_t size;                  // outputs of all ranks, which are the first ids of the vocabulary
+};
+
 // What a step with adapters needs besides: see LoraParams.
 struct LoraPlan {
     BufferPlan buffers;
@@ -62,6 +69,8 @@ public:
     std::vector<LinearCall> calls() const;  // of all layers
     std::vector<ModelSite> sites() const;   // where hooks may look
     LoraPlan lora_plan(int64_t most_rank) const;
+    LmHead end() const { return {norm, lm_head, spec.vocab_size}; }
+    LmHead end_of_draft() const;
 
     ModelSpec spec;
     BufferPlan buffers;

@@ -22,6 +22,12 @@ void MtpHead::declare(ParamTable& table) {
                             .timed = "eh_proj",
                             .adaptable = false});
     table.norm(norm, at + "shared_head.norm", hidden_size_);
+    if (const int size = table.model().mtp->lm_head_size)
+        table.linear(lm_head, {.name = at + "shared_head.head",
+                               .in_features = hidden_size_,
+                               .parts = {{at + "shared_head.head", size, Cut::rows(vocab_parts)}},
+                               .timed = "lm_head",
+                               .adaptable = false});
 }
 
 LinearCall MtpHead::call() const {

@@ -1,9 +1,10 @@
 // An MTP head (multi-token prediction), which drafts: a layer behind the model that reads, at position i, the hidden
 // state that the model has there and the embedding of token i + 1, and says what token i + 2 may be. Both are normed,
 // joined, embedding first, and projected to the residual stream of the layer, which has keys and values of its own at
-// the same positions. Behind its norm comes the lm_head of the model. A chain of drafts takes the head's own normed
-// output as the next hidden state. DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, 2.2; the order of the
-// two and what is normed are those of the published checkpoints.
+// the same positions. Behind its norm comes the lm_head of the model, or one of its own: these weights are most of what
+// a draft reads, and a draft needs neither all of their bits nor rare tokens. A chain of drafts takes the head's own
+// normed output as the next hidden state. DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, 2.2; the order
+// of the two and what is normed are those of the published checkpoints.
 #pragma once
 
 #include "model/buffers.h"
@@ -23,7 +24,8 @@ public:
     template <class Tap>
     void keep(const Step<Tap>& s, const VectorWeights& norm) const;
 
-    VectorWeights norm;  // [hidden_size], behind its layer
+    VectorWeights norm;     // [hidden_size], behind its layer
+    LinearWeights lm_head;  // [rows of the rank, hidden_size], if it has one of its own: see MtpSpec
 
 private:
     const int64_t hidden_size_, vocab_size_;

@@ -16,7 +16,7 @@ CostSpec LayerSpec::cost() const {
 std::vector<CacheSpec> ModelSpec::caches() const {
     std::vector<CacheSpec> all;
     for (const LayerSpec& layer : layers) all.push_back(layer.cache());
-    if (mtp_layer) all.push_back(mtp_layer->cache());
+    if (mtp) all.push_back(mtp->layer.cache());
     return all;
 }
 
@@ -56,7 +56,7 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
 
 std::vector<LayerSpec> layers_and_head(const ModelSpec& model) {
     std::vector<LayerSpec> all = model.layers;
-    if (model.mtp_layer) all.push_back(*model.mtp_layer);
+    if (model.mtp) all.push_back(model.mtp->layer);
     return all;
 }
 
@@ -102,7 +102,7 @@ void validate(const ModelSpec& spec) {
     require_spec(spec.pre_norms || spec.post_norms, "a sublayer needs a norm before or after it");
     require_spec(spec.stream_norms == StreamNorms::none || (spec.pre_norms && !spec.parallel_blocks),
                  "stream_norms are norms of what each sublayer reads alone");
-    require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp_layer),
+    require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp),
                  "without an lm_head there is none to be loaded, and nothing that an MTP head could draft");
     if (spec.embedding_sum) spec.embedding_sum->check(spec.max_model_len);
     require_spec(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(),
@@ -110,9 +110,12 @@ void validate(const ModelSpec& spec) {
     require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
     if (spec.own_vectors) spec.own_vectors->check(spec);
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
-    if (spec.mtp_layer) {
-        require_spec(spec.mtp_layer->cache().owns_rows(),
+    if (spec.mtp) {
+        require_spec(spec.mtp->layer.cache().owns_rows(),
                      "an MTP head needs attention with keys and values of its own");
+        require_spec(spec.mtp->lm_head_size >= 0 && spec.mtp->lm_head_size <= spec.vocab_size,
+                     "the lm_head of an MTP head has up to ", spec.vocab_size,
+                     " outputs, as many as the vocabulary, got ", spec.mtp->lm_head_size);
         require_spec(!spec.own_vectors && !spec.layer_scalars,
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }
@@ -150,7 +153,7 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
         if (layer.experts) *layer.experts = layer.experts->local(shard);
     };
     std::ranges::for_each(local.layers, divide);
-    if (local.mtp_layer) divide(*local.mtp_layer);
+    if (local.mtp) divide(local.mtp->layer);
     return local;
 }
 
@@ -167,7 +170,7 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
             concat("a pipeline of ", num_stages,
                    " stages does not fit a model whose layers read the keys "
                    "and values of earlier ones, or that adds other rows to its embedding; use one stage"));
-    if (num_stages > 1 && model.mtp_layer)
+    if (num_stages > 1 && model.mtp)
         throw ConfigError(
             concat("a pipeline of ", num_stages,
                    " stages does not fit a model with an MTP head, which reads the embedding of the "

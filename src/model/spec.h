@@ -96,6 +96,24 @@ struct LayerSpec {
     }
 };
 
+// The MTP head, which drafts; see MtpHead. A draft needs no exactness, so the head may keep its weights in fewer bits
+// than the model, and have its own copy of the lm_head.
+struct MtpSpec {
+    LayerSpec layer;  // It counts as the one behind the last.
+    Quantization quantization = Quantization::none;
+    // Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: the model's makes its logits.
+    int lm_head_size = 0;
+
+    // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
+    template <class F>
+    static void fields(F f) {
+        f("layer", &MtpSpec::layer, "It counts as the one behind the last.");
+        f("quantization", &MtpSpec::quantization, "Of the head's linears.");
+        f("lm_head_size", &MtpSpec::lm_head_size,
+          "Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: it uses the model's.");
+    }
+};
+
 struct ModelSpec {
     DType dtype = DType::float32;  // what the engine computes in
     // How linears keep their weights. With int4, the embedding and the lm_head are int8, since they lose more by it.
@@ -119,9 +137,8 @@ struct ModelSpec {
     std::optional<EmbeddingSumSpec> embedding_sum;
     std::vector<RopeSpec> ropes;
     std::vector<LayerSpec> layers;  // [num_layers]
-    // The layer of the MTP head, which drafts; see MtpHead. It counts as the one behind the last.
-    std::optional<LayerSpec> mtp_layer;
-    LayerRange stage = {};  // of a stage of a pipeline, which it has; empty: all. See stage_spec
+    std::optional<MtpSpec> mtp;     // the MTP head
+    LayerRange stage = {};          // of a stage of a pipeline, which it has; empty: all. See stage_spec
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -152,8 +169,7 @@ struct ModelSpec {
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("ropes", &ModelSpec::ropes, "");
         f("layers", &ModelSpec::layers, "[num_layers]");
-        f("mtp_layer", &ModelSpec::mtp_layer,
-          "The layer of the MTP head, which drafts; it counts as the one behind the last.");
+        f("mtp", &ModelSpec::mtp, "The MTP head, which drafts.");
     }
 
     // A stage is a run of layers, with the embedding before the first one of the model, and the final norm and the
@@ -164,11 +180,15 @@ struct ModelSpec {
     // The same with the layer of the MTP head: all that have weights and a cache.
     LayerRange own_layers_and_head() const {
         LayerRange own = own_layers();
-        if (mtp_layer && is_last_stage()) ++own.end;
+        if (mtp && is_last_stage()) ++own.end;
         return own;
     }
     const LayerSpec& layer(int index) const {
-        return index == num_layers ? *mtp_layer : layers[static_cast<size_t>(index)];
+        return index == num_layers ? mtp->layer : layers[static_cast<size_t>(index)];
+    }
+    // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.
+    int num_logits(bool of_head) const {
+        return !lm_head ? 0 : of_head && mtp->lm_head_size > 0 ? mtp->lm_head_size : vocab_size;
     }
     std::vector<CacheSpec> caches() const;  // [num_layers], and that of the MTP head
 };

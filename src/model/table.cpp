@@ -11,7 +11,10 @@ void ParamTable::add(ParamRow row) {
 }
 
 void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
-    Quantization quantization = linear.quantised ? model_.quantization : Quantization::none;
+    const bool of_head = layer_ == model_.num_layers;
+    Quantization quantization = !linear.quantised ? Quantization::none
+                                : of_head         ? model_.mtp->quantization
+                                                  : model_.quantization;
     if (linear.vocabulary && quantization == Quantization::int4) quantization = Quantization::int8;
     LinearEntry& entry = linears_.emplace_back(LinearEntry{.name = linear.name,
                                                            .kind = linear.kind,

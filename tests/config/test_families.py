@@ -314,7 +314,7 @@ def test_build_spec_fills_every_field():
         "tie_word_embeddings": True,
         "ropes": [{"attention_factor": 1.0, "scale_beta": 0.0, "scale_positions": 1, "scale_offset": 0}],
         "layers": [layer_with(window) for window in (0, 0, 9)],
-        "mtp_layer": None,
+        "mtp": None,
         "layer_scalars": False,
         "own_vectors": None,
         "embedding_sum": None,

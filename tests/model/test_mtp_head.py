@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
-from speculation.heads import HEADS, make_with_head
+from reference.checkpoint import read_checkpoint
+from speculation.heads import HEADS, entry_with_head, make_with_head
 
 from infinilm import _core
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.config.json.model_config import AutoConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.errors import ConfigError, InfinilmError, RequestError
 from infinilm.models.reference.model import ReferenceModel
+from infinilm.scheduling.layout import most_probable
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 24
+EXACT = MtpFormat()
 
 
 class Heads:
     """A model with its head, in the engine and in numpy."""
 
-    def __init__(self, folder: Path, name: str, **options: Any) -> None:
-        make_with_head(folder, name)
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        form: MtpFormat = EXACT,
+        changes: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        make_with_head(folder, name, **changes)
         self.config = AutoConfig.from_pretrained(folder)
         self.ids = np.random.default_rng(3).integers(0, self.config.vocab_size, 40).astype(np.int32)
-        self.spec = build_spec(self.config, dtype="float32", max_model_len=96, mtp=True)
+        self.spec = build_spec(self.config, dtype="float32", max_model_len=96, mtp=form)
         self.engine = _core.InferEngine(self.spec, **{"devices": "cpu", "num_threads": 2, **options})
         with open_checkpoint(folder) as checkpoint:
             load_weights(checkpoint, self.engine, dtype="float32", config=self.config, progress=False)
         self.engine.finish_loading()
         self.num_states = 1 if any(layer.cache.kind == "state" for layer in self.spec.layers) else 0
         self.engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", self.num_states)
-        self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=True)
+        self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=form)
         self.reference.load_weights(folder)
 
     def run(self, ids: Any, start: int, hidden_rows: Any = None, rows: Any = None) -> NDArray[np.float32]:
-        """Logits of a step of the model, or of the head, of one sequence: [rows, vocab_size]."""
+        """Logits of a step of the model, or of the head, of one sequence: [rows, outputs of the lm_head]."""
         count = len(ids)
         positions = np.arange(start, start + count, dtype=np.int32)
         states: dict[str, Any] = {}
@@ -59,6 +71,24 @@ class Heads:
         )
         logits = self.engine.forward(batch).logits
         return np.zeros((0, 0), np.float32) if logits is None else logits.numpy().copy()
+
+    def draw(self, ids: Any, hidden_rows: Any) -> list[int]:
+        """The most probable tokens of a step of the head."""
+        count = len(ids)
+        positions = np.arange(count, dtype=np.int32)
+        batch = _core.Batch(
+            input_ids=np.asarray(ids, np.int32),
+            positions=positions,
+            slot_mapping=positions.astype(np.int64),
+            block_table=np.arange(NUM_BLOCKS, dtype=np.int32)[None],
+            cu_seqlens_q=np.array([0, count], np.int32),
+            context_lens=np.array([count], np.int32),
+            logits_rows=positions,
+            hidden_rows=np.asarray(hidden_rows, np.int32),
+            **most_probable(count),
+        )
+        drawn: Any = self.engine.forward(batch).ids
+        return [int(token_id) for token_id in drawn.numpy()]
 
     def hidden(self) -> NDArray[np.float64]:
         """The output of the model's final norm for all ids but the last, in float64: [n - 1, hidden_size]."""
@@ -123,7 +153,76 @@ def test_rows_in_any_order(heads: Heads) -> None:
     assert heads.run(heads.ids[1:5], 0, [0, 1, 2, 3], []).size == 0, "a step that only keeps keys and values"
 
 
+def test_inputs_that_files_have_in_the_other_order(tmp_path: Path) -> None:
+    """MiMo projects the hidden state and then the embedding."""
+    make_with_head(tmp_path, "mimo")
+    stored = read_checkpoint(tmp_path)["model.mtp_layers.0.input_proj.weight"]
+    config = AutoConfig.from_pretrained(tmp_path)
+    reference = ReferenceModel(config, mtp=EXACT)
+    reference.load_weights(tmp_path)
+    loaded = reference.weights[f"model.layers.{config.num_hidden_layers}.eh_proj.weight"]
+    hidden, embedding = np.split(stored, 2, axis=1)
+    np.testing.assert_array_equal(loaded, np.concatenate((embedding, hidden), axis=1))
+
+
+# ---- weights of its own ----
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "size"), [("qwen3-5-full", 128), ("deepseek-v3", 33), ("glm4-moe", 17), ("glm4-moe", 1)]
+)
+def test_an_lm_head_of_its_own(name: str, size: int, ranks: int, tmp_path: Path) -> None:
+    """A copy of the model's, or its first rows: logits of the first ids alone, and what is drawn of these."""
+    heads = Heads(tmp_path / "heads", name, MtpFormat(lm_head_size=size), devices=["cpu"] * ranks)
+    expected, _ = heads.reference.draft(heads.ids[1:], heads.hidden())
+    model, _ = Heads(tmp_path / "plain", name).reference.draft(heads.ids[1:], heads.hidden())
+    np.testing.assert_allclose(expected, model[:, :size], rtol=0, atol=1e-12)
+    n = len(heads.ids) - 1
+    heads.run(heads.ids[:-1], 0)
+    assert_close(heads.run(heads.ids[1:], 0, np.arange(n))[:, :size], expected)
+    heads.run(heads.ids[:-1], 0)
+    assert heads.draw(heads.ids[1:], np.arange(n)) == expected.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe"])
+def test_an_lm_head_that_the_checkpoint_has(name: str, tmp_path: Path) -> None:
+    entry = entry_with_head(name)["config"]
+    shape = entry["vocab_size"], entry["hidden_size"]
+    at = f"model.layers.{entry['num_hidden_layers']}."
+    weight = np.random.default_rng(0).choice([-0.25, 0.0, 0.25], shape)  # which the files have exactly
+    size = entry["vocab_size"] // 2
+    heads = Heads(tmp_path / "own", name, MtpFormat(lm_head_size=size), {f"{at}shared_head.head.weight": weight})
+    _, own = heads.reference.draft(heads.ids[1:], heads.hidden())
+    n = len(heads.ids) - 1
+    heads.run(heads.ids[:-1], 0)
+    assert_close(heads.run(heads.ids[1:], 0, np.arange(n)), own @ weight[:size].T)
+
+
+@pytest.mark.parametrize("name", ["qwen3-5-text", "deepseek-v3"])
+def test_fewer_bits(name: str, tmp_path: Path) -> None:
+    """The head's weights are those of the format, and no bit of the model changes."""
+    plain = Heads(tmp_path / "plain", name)
+    size, n = plain.config.vocab_size, len(plain.ids) - 1
+    expected, _ = plain.reference.draft(plain.ids[1:], plain.hidden())
+    whole = plain.run(plain.ids[:-1], 0)
+    errors = []
+    for quantization in ("int8", "int4"):
+        heads = Heads(tmp_path / quantization, name, MtpFormat(quantization, size))
+        np.testing.assert_array_equal(heads.run(heads.ids[:-1], 0), whole)
+        got = heads.run(heads.ids[1:], 0, np.arange(n))
+        errors.append(float(np.linalg.norm(got - expected) / np.linalg.norm(expected)))
+    # Roundings of n bits in some matrices, one behind the other, have an error of some 2 ** -n each.
+    assert 1e-4 < errors[0] < 0.03 < errors[1] < 0.4
+
+
 # ---- bad input ----
+
+
+def test_an_lm_head_larger_than_the_vocabulary(heads: Heads) -> None:
+    spec = build_spec(heads.config, dtype="float32", max_model_len=96, mtp=MtpFormat(None, heads.config.vocab_size + 1))
+    with pytest.raises(ConfigError, match="the lm_head of an MTP head has up to "):
+        _core.InferEngine(spec, "cpu", 1)
 
 
 def test_rows_that_are_not_there(heads: Heads) -> None:
@@ -148,7 +247,7 @@ def test_a_model_without_a_head(heads: Heads) -> None:
             heads.run(heads.ids[:3], 0, [0, 1, 2])
     finally:
         heads.engine = own
-    with pytest.raises(ConfigError, match="pass mtp=True"):
+    with pytest.raises(ConfigError, match=r"pass mtp=MtpFormat\(\)"):
         ReferenceModel(heads.config).draft([1], np.zeros((1, heads.config.hidden_size)))
 
 
@@ -169,6 +268,6 @@ def test_ranks(name: str, tmp_path: Path) -> None:
 
 def test_memory_is_counted(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(make_with_head(tmp_path / "full", "qwen3-5-full"))
-    spec, alone = (build_spec(config, dtype="float32", max_model_len=96, mtp=mtp) for mtp in (True, False))
+    spec, alone = (build_spec(config, dtype="float32", max_model_len=96, mtp=mtp) for mtp in (MtpFormat(), None))
     assert spec.kv_bytes_per_token("float32") * 4 == alone.kv_bytes_per_token("float32") * 5
     assert set(_core.param_shapes(spec)) > set(_core.param_shapes(alone))

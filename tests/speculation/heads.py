@@ -10,13 +10,19 @@ import numpy as np
 from goldens import entry_of, expand, random_values, write_weights
 from numpy.typing import NDArray
 
-HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe")
+HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo")
 
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
     "eh_proj": "mtp.fc",
     "shared_head.norm": "mtp.norm",
+}
+_MIMO = {
+    "enorm": "model.mtp_layers.0.token_layernorm",
+    "hnorm": "model.mtp_layers.0.hidden_layernorm",
+    "eh_proj": "model.mtp_layers.0.input_proj",
+    "shared_head.norm": "model.mtp_layers.0.final_layernorm",
 }
 
 
@@ -33,8 +39,11 @@ def entry_with_head(name: str) -> dict[str, Any]:
         config["full_attention_interval"] = 1
         tensors = {t: made for t, made in tensors.items() if ".layers." not in t}
         tensors |= {f"model.layers.{i}.{t}": made for i in range(layers) for t, made in of_last.items()}
-    is_qwen = name.startswith("qwen")
-    at = "mtp.layers.0." if is_qwen else f"model.layers.{layers}."
+    at, own = f"model.layers.{layers}.", {}
+    if name.startswith("qwen"):
+        at, own = "mtp.layers.0.", _QWEN
+    elif name == "mimo":
+        at, own = "model.mtp_layers.0.", _MIMO
     tensors |= {f"{at}{t}": made for t, made in of_last.items()}
     extra: dict[str, tuple[list[int], float, float]] = {
         "enorm": ([hidden], 1.0, 0.2),
@@ -42,7 +51,7 @@ def entry_with_head(name: str) -> dict[str, Any]:
         "eh_proj": ([hidden, 2 * hidden], 0.0, (2 * hidden) ** -0.5),
         "shared_head.norm": ([hidden], 1.0, 0.2),
     }
-    tensors |= {f"{_QWEN[t] if is_qwen else at + t}.weight": made for t, made in extra.items()}
+    tensors |= {f"{own.get(t, at + t)}.weight": made for t, made in extra.items()}
     return {**entry, "tensors": tensors}
 
 

@@ -241,6 +241,36 @@ def test_steps_are_made_ahead_where_drafts_gain_nothing(cost: float) -> None:
     assert simulation.rate(500) > 0.93 * best_rate(flat, simulation.rates) / (1 + cost)
 
 
+def bent(num_seqs: int, num_drafted: int) -> float:
+    """Bound by memory up to some eight tokens, and then by arithmetic."""
+    num_tokens = num_seqs + num_drafted
+    return 0.03 * max(1 + 0.01 * num_tokens, 0.12 * num_tokens)
+
+
+@pytest.mark.parametrize("cost", [1e-9, 0.03])
+def test_a_new_number_of_sequences_is_not_explored_anew(cost: float) -> None:
+    """Behind code edits of one sequence, prose by other numbers of them, in which few drafts are right."""
+    simulation = Simulation(bent, [(0.9, 0.95)], 0.05)
+    simulation.waits_cost = cost
+    simulation.rate(200)
+    simulation.has_draft = 0.25
+    for num_seqs in (8, 32, 24, 12):
+        simulation.rates = [(0.15, 0.37)] * num_seqs
+        simulation.acceptance = [simulation.lengths.acceptance(("prose", 0)) for _ in range(num_seqs)]
+        assert simulation.rate(64) > 0.985 * num_seqs / bent(num_seqs, 0)
+
+
+def test_times_of_other_numbers_of_sequences() -> None:
+    """Tokens cost what they cost elsewhere, times what such steps take more."""
+    times = StepTimes()
+    for num_drafted in range(16):
+        times.add(1, num_drafted, 1.0 + num_drafted)
+    np.testing.assert_allclose(times.curve(4, 0, 8), np.arange(4.0, 13))
+    times.add(4, 0, 8.0)
+    assert times.curve(4, 0, 8)[0] == 8, "its own"
+    np.testing.assert_allclose(times.curve(1, 0, 2), [1, 2, 3])
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 80), st.floats(1e-4, 10)), max_size=40),
     st.integers(1, 100),
@@ -264,7 +294,8 @@ def test_times_are_those_that_were_measured() -> None:
         times.add(2, 4, 2 * seconds)
         times.add(2, 20, 4 * seconds)
     np.testing.assert_allclose(times.curve(2, 0, 4), [1, 1.25, 1.5, 1.75, 2])
-    np.testing.assert_allclose(times.curve(2, 20, 22)[[0, -1]], [4, 8])  # twice the tokens
+    # 22 tokens take 4. Up to a fourth more cost what the last 16 did, and still more cost in proportion.
+    np.testing.assert_allclose(times.curve(2, 20, 22)[[0, 4, -1]], [4, 4.5, (4 + 5.5 / 8) * 44 / 27.5])
     times.add(2, 8, 0.5)
     assert (times.curve(2, 0, 8) == 0.5).all(), "no step takes longer than a larger one"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from infinilm import LLM, CacheFullError, ConfigError, PagedKVCacheConfig, plan_
 from infinilm.checkpoint import open_checkpoint
 from infinilm.checkpoint.sources import has_mtp_head
 from infinilm.config.json.model_config import AutoConfig
+from infinilm.config.spec import MtpFormat
 from infinilm.models.reference.model import ReferenceModel
 from infinilm.speculation.settings import MtpSettings, read_speculation
 from speculation.drafters import AnyLengths, counts, told, use_lengths
@@ -22,6 +23,7 @@ from speculation.heads import HEADS, entry_with_head, make_right_head, make_with
 
 NAMES = ("qwen3-5-full", "deepseek-v3", "glm4-moe")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "use_tqdm": False}
+EXACT: dict[str, Any] = {"quantization": None}  # the head loses nothing
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.8, "seed": 5},
@@ -42,9 +44,11 @@ def prompts(vocab_size: int) -> list[list[int]]:
     return [same, [*same[:19], 3, 4], [1], rng.integers(0, vocab_size, 33).tolist(), [7] * 17]
 
 
-def drafting(folder: Path, num_tokens: int = 3, *, adaptive: bool = False, **settings: Any) -> LLM:
+def drafting(
+    folder: Path, num_tokens: int = 3, *, adaptive: bool = False, head: Mapping[str, Any] = EXACT, **settings: Any
+) -> LLM:
     """All of each draft is verified, so that numbers of tokens do not depend on the clock, unless it is `adaptive`."""
-    speculation = {"method": "mtp", "num_tokens": num_tokens, "adaptive": adaptive}
+    speculation = {"method": "mtp", "num_tokens": num_tokens, "adaptive": adaptive, **head}
     return LLM(folder, dtype="float32", max_model_len=96, speculation=speculation, use_tqdm=False, **settings)
 
 
@@ -80,7 +84,7 @@ def test_answers_are_those_without_drafts(folder: Path, plain: LLM, kind: str) -
 @pytest.mark.parametrize("settings", SETTINGS, ids=repr)
 def test_drafts_are_those_of_the_numpy_model(folder: Path, plain: LLM, settings: dict[str, Any]) -> None:
     """Behind chunks, prefixes, wrong drafts and preemptions, the head sees what it sees of the text alone."""
-    reference = ReferenceModel(plain.config, dtype="float64", max_model_len=96, mtp=True)
+    reference = ReferenceModel(plain.config, dtype="float64", max_model_len=96, mtp=MtpFormat())
     reference.load_weights(folder)
     ids = prompts(plain.config.vocab_size)
     with drafting(folder, **settings) as llm:
@@ -159,11 +163,17 @@ def drafts_in_numpy(model: ReferenceModel, text: list[int], num_tokens: int) -> 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"tensor_parallel_size": 2}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}],
+    [
+        {"tensor_parallel_size": 2, "head": {"vocab_size": 40}},
+        {"quantization": "int8"},
+        {"quantization": "int4", "head": {}},
+        {"kv_cache_dtype": "int8", "head": {"quantization": "int8"}},
+    ],
     ids=repr,
 )
 def test_ranks_and_formats(folder: Path, settings: dict[str, Any]) -> None:
-    with drafting(folder, **settings) as llm, plain_of(folder, **settings) as plain:
+    settings = dict(settings)
+    with drafting(folder, head=settings.pop("head", EXACT), **settings) as llm, plain_of(folder, **settings) as plain:
         ids = prompts(plain.config.vocab_size)
         assert told(llm.generate(ids, **GREEDY)) == told(plain.generate(ids, **GREEDY))
         assert counts(llm)[0] > 100
@@ -242,8 +252,19 @@ def test_its_memory_is_planned(folder: Path) -> None:
     alone, both = plan_memory(folder, speculation="off", **settings), plan_memory(folder, speculation="mtp", **settings)
     for quantity in ("weight_bytes", "workspace_bytes", "kv_bytes_per_token"):
         assert getattr(both, quantity) > getattr(alone, quantity)
-    with drafting(folder) as llm:
+    with drafting(folder, head={}) as llm:
         assert llm.memory.kv_bytes_per_token == both.kv_bytes_per_token
+        assert llm.memory.weight_bytes == both.weight_bytes
+    sizes = [
+        plan_memory(folder, speculation={"method": "mtp", **head}, **settings).weight_bytes - alone.weight_bytes
+        for head in (
+            {"quantization": "int4", "vocab_size": 40},
+            {"quantization": "int4"},
+            {"quantization": "int8"},
+            EXACT,
+        )
+    ]
+    assert sizes == sorted(sizes), "the model's own lm_head makes the logits of the last alone"
 
 
 def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,6 +290,17 @@ def test_settings() -> None:
         read_speculation({"method": "mtp", "min_match": 3})
     with pytest.raises(ConfigError, match=r"num_tokens must be an int in 1\.\.15, got 0"):
         read_speculation({"method": "mtp", "num_tokens": 0})
+    with pytest.raises(ConfigError, match=r"quantization of an MTP head must be None or one of 'auto', .* got 'int3'"):
+        read_speculation({"method": "mtp", "quantization": "int3"})
+    with pytest.raises(ConfigError, match=r"vocab_size must be an int in 1\.\..*, got 0"):
+        read_speculation({"method": "mtp", "vocab_size": 0})
+
+
+def test_formats_that_do_not_fit(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="vocab_size is 1000, and the model has "):
+        drafting(folder, head={"vocab_size": 1000})
+    with pytest.raises(ConfigError, match="'fp8' works on GPUs"):
+        drafting(folder, head={"quantization": "fp8"})
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -280,7 +312,9 @@ def test_heads_are_found(name: str, tmp_path: Path) -> None:
         names = set(checkpoint.tensors)
     assert has_mtp_head(config, names)
     layers = entry_with_head(name)["config"]["num_hidden_layers"]
-    assert not has_mtp_head(config, {t for t in names if not t.startswith(("mtp.", f"model.layers.{layers}."))})
+    assert not has_mtp_head(
+        config, {t for t in names if not t.startswith(("mtp.", "model.mtp_", f"model.layers.{layers}."))}
+    )
 
 
 def test_a_checkpoint_without_a_head() -> None:

@@ -238,7 +238,10 @@ class QuantisedCheckpoint(Checkpoint):
         types: dict[str, str] = {}
         for groups, _, unit in linears.values():
             for name in chain.from_iterable(groups):
-                found = self.native_type(sources[name], unit, device) if name in sources else None
+                source = sources.get(name)
+                # Columns in another order would divide groups that have a scale.
+                is_in_order = source is not None and source.column_order is None
+                found = self.native_type(sources[name], unit, device) if is_in_order else None
                 if found and bytes_of_block(found, device) and (by_headers or self._fits_blocks(sources[name], found)):
                     types[name] = found
         return choose_native(linears, types, device)

@@ -108,6 +108,8 @@ class TensorNames:
     mtp : Mapping of str to str
         Where the MTP head is, if it is not such a layer: the engine's name of a module of that layer to that of the
         files; "" to what stands before the names of all others.
+    mtp_hidden_first : bool
+        What the head projects is the hidden state and then the embedding; the engine has the embedding first.
     norm_of_embedding, norm_of_layer : str
         The names of the norm of the embedding, and, in families that norm sums, of the norm at the end of a layer. The
         engine has the first before layer 0, and the others before the next layer, or behind the last. "": the files
@@ -129,6 +131,7 @@ class TensorNames:
     unit_head: bool = False
     later_layers: bool = False
     mtp: Mapping[str, str] = field(default_factory=dict)
+    mtp_hidden_first: bool = False
     norm_of_embedding: str = ""
     norm_of_layer: str = ""
     heads: tuple[str, ...] = ()
@@ -201,7 +204,17 @@ EXAONE = TensorNames(
     layers="h",
 )
 
-MIMO = TensorNames(not_read=("model.mtp_layers.",))
+MIMO = TensorNames(
+    mtp={
+        "": "model.mtp_layers.0.",
+        "enorm": "model.mtp_layers.0.token_layernorm",
+        "hnorm": "model.mtp_layers.0.hidden_layernorm",
+        "eh_proj": "model.mtp_layers.0.input_proj",
+        "shared_head.norm": "model.mtp_layers.0.final_layernorm",
+    },
+    mtp_hidden_first=True,
+    not_read=("model.mtp_layers.",),
+)
 
 INTERNLM2 = TensorNames(
     renamed={

@@ -57,9 +57,12 @@ def embedding_sum(s: Step, spec: EmbeddingSumSpec, types: Array) -> Array:
     return total + s.weight("model.embed_token_types")[types] if spec.num_types else total
 
 
-def lm_head(s: Step, h: Array) -> Array:
-    """The logits of normed hidden states h [num_logits, hidden_size]: [num_logits, vocab_size]."""
-    head = "model.embed_tokens" if s.spec.tie_word_embeddings else "lm_head"
+def lm_head(s: Step, h: Array, own: str = "") -> Array:
+    """The logits of normed hidden states h [num_logits, hidden_size]: [num_logits, vocab_size].
+
+    `own`: the name of another lm_head, of whose outputs there may be fewer.
+    """
+    head = own or ("model.embed_tokens" if s.spec.tie_word_embeddings else "lm_head")
     return soft_cap(h @ s.weight(head).T, s.spec.logit_cap)
 
 
@@ -78,15 +81,16 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
     Returns
     -------
     tuple of array
-        The logits of the tokens behind `ids`, [num_tokens, vocab_size]; and the normed hidden states of the head, as
-        `hidden`.
+        The logits of the tokens behind `ids`, [num_tokens, outputs of the lm_head]; and the normed hidden states of the
+        head, as `hidden`.
     """
     s.layer = s.spec.num_layers
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
     both = s.norm(embedded, s.name("enorm")), s.norm(hidden, s.name("hnorm"))
     x = run_layer(s, s.linear(np.concatenate(both, axis=-1), s.name("eh_proj"), bias=False))
     own = s.norm(x, s.name("shared_head.norm"))
-    return lm_head(s, own), own
+    has_own = s.spec.mtp is not None and s.spec.mtp.lm_head_size > 0
+    return lm_head(s, own, s.name("shared_head.head") if has_own else ""), own
 
 
 def run_layer(s: Step, x: Array) -> Array:

@@ -24,7 +24,7 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import build_spec, longest_text
+from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
@@ -52,8 +52,8 @@ class ReferenceModel(GenerationMixin):
         What it computes in: "float32", or "float64" to judge float32 by.
     max_model_len : int, optional
         Longest sequence in tokens; fixes the rotary frequencies (see `rope`). Default: max_position_embeddings.
-    mtp : bool
-        With the MTP head of the checkpoint: see `draft`.
+    mtp : MtpFormat, optional
+        With the MTP head of the checkpoint, see `draft`; of the format, `lm_head_size` counts.
 
     Attributes
     ----------
@@ -67,7 +67,12 @@ class ReferenceModel(GenerationMixin):
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: str = "float32", max_model_len: int | None = None, mtp: bool = False
+        self,
+        config: ModelConfig,
+        *,
+        dtype: str = "float32",
+        max_model_len: int | None = None,
+        mtp: MtpFormat | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"the reference model computes in one of {', '.join(DTYPES)}, got dtype={dtype!r}")
@@ -214,7 +219,8 @@ class ReferenceModel(GenerationMixin):
         Returns
         -------
         tuple of numpy.ndarray
-            Logits of the token behind each of `next_ids`, [num_tokens, vocab_size], and what a chain takes as `hidden`.
+            Logits of the token behind each of `next_ids`, [num_tokens, vocab_size] or those that an lm_head of its own
+            gives, and what a chain takes as `hidden`.
 
         Raises
         ------
@@ -223,8 +229,8 @@ class ReferenceModel(GenerationMixin):
         RequestError, CacheFullError, WeightError
             As `forward` does.
         """
-        if self.spec.mtp_layer is None:
-            raise ConfigError("this model has no MTP head: pass mtp=True where the checkpoint has one")
+        if self.spec.mtp is None:
+            raise ConfigError("this model has no MTP head: pass mtp=MtpFormat() where the checkpoint has one")
         chunks = as_token_rows(next_ids, self.config.vocab_size, allow_empty=True)
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
@@ -234,8 +240,8 @@ class ReferenceModel(GenerationMixin):
 
     @property
     def _layers(self) -> list[_core.LayerSpec]:
-        head = self.spec.mtp_layer
-        return [*self.spec.layers, *([] if head is None else [head])]
+        head = self.spec.mtp
+        return [*self.spec.layers, *([] if head is None else [head.layer])]
 
     def _step(self, chunks: Sequence[Array], cache: DynamicCache, tap: Tap | None) -> Step:
         counts = [len(chunk) for chunk in chunks]
