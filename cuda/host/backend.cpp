@@ -141,6 +141,14 @@ public:
         activate();
         run(cuda::delta_rule(delta_rule_args(p), stream_), "delta_rule", p.qkv.shape());
     }
+    void selective_scan(const SelectiveScanParams& p) override {
+        activate();
+        run(cuda::selective_scan(selective_scan_args(p), stream_), "selective_scan", p.xbc.shape());
+    }
+    void gated_norm(const GatedNormParams& p) override {
+        activate();
+        run(cuda::gated_norm(gated_norm_args(p), stream_), "gated_norm", p.x.shape());
+    }
     void sum_parts(const SumPartsParams&) override;
     void change_logits(const ChangeLogitsParams& p) override {
         activate();

@@ -224,7 +224,7 @@ def work_of(
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
     layers = spec.layers
     caches, costs = [layer.cache for layer in layers], [layer.cost for layer in layers]
-    rows = [cache for cache in caches if cache.kind != "state"]
+    rows = [cache for cache in caches if cache.kind != "none"]
     num_kv_layers = sum(cache.kind != "shared" for cache in rows)
     experts = next((layer.experts for layer in layers if layer.experts), None)
     table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer

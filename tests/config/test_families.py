@@ -496,7 +496,7 @@ def test_each_interval_th_layer_has_attention_and_the_others_a_state():
     kinds = [layer.cache.kind for layer in decoder_spec(config, 9).layers]
     assert kinds == ["state", "state", "paged", "state", "state", "paged", "state"]
     config.layer_types = ["full_attention", *["linear_attention"] * 6]
-    assert [layer.cache.kind for layer in decoder_spec(config, 9).layers] == ["paged", *["state"] * 6]
+    assert [layer.cache.kind for layer in decoder_spec(config, 9).layers] == ["paged", *["none"] * 6]
 
 
 def test_each_interval_th_layer_has_no_rope():

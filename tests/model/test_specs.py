@@ -65,16 +65,16 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     assert kept(spec) == [
         ("paged", 8, 2, 16, 16, -1, []),
         ("latent", 8, 1, 32, 24, -1, []),
-        ("state", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
         ("shared", 8, 2, 16, 16, 0, []),
-        ("state", 0, 0, 0, 0, -1, [[2, 20]]),
+        ("none", 0, 0, 0, 0, -1, [[2, 20]]),
     ]
     assert kept(_core.local_spec(spec, 1, 2)) == [
         ("paged", 4, 1, 16, 16, -1, []),
         ("latent", 4, 1, 32, 24, -1, []),
-        ("state", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
         ("shared", 4, 1, 16, 16, 0, []),
-        ("state", 0, 0, 0, 0, -1, [[2, 10]]),
+        ("none", 0, 0, 0, 0, -1, [[2, 10]]),
     ]
     costs = [(layer.cost.of_pair, layer.cost.of_token) for layer in spec.layers]
     assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0), (0, 2 * 4 * 20)]

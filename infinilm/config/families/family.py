@@ -56,6 +56,7 @@ class Family:
     positions: Literal["rope", "learned", "learned_behind_padding"] = "rope"
     label_head: LabelHead = "score"  # of its class `...ForSequenceClassification`
     parallel_blocks: bool = False  # attention and MLP read the same norm
+    attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim

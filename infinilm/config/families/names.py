@@ -85,7 +85,8 @@ class TensorNames:
         Other names of modules of a layer: the engine's name to that of the files. `{}` stands for the number of an
         expert. Where there are several, the first that the files have counts.
     joined : Mapping of str to tuple of str
-        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
+        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other: of those that
+        the layer has.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the outputs of
         several modules one behind the other. For a vector that is the one row of a matrix, the same.
@@ -286,11 +287,6 @@ HUNYUAN_MOE = TensorNames(
 
 GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_as="columns_in_turn")
 
-GRANITE_HYBRID = TensorNames(
-    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
-    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
-)
-
 GRANITE_MOE = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
     renamed={
@@ -305,6 +301,18 @@ GRANITE_MOE = TensorNames(
         "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
         "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
     },
+)
+
+# What is the expert of all tokens is an MLP in models without experts.
+GRANITE_HYBRID = TensorNames(
+    joined={
+        "shared_mlp.input_linear": (
+            *("mlp.gate_proj", "mlp.up_proj"),
+            *("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        )
+    },
+    renamed={**GRANITE_MOE.renamed, "mlp.down_proj": "shared_mlp.output_linear"},
+    stacked=GRANITE_MOE.stacked,
 )
 
 LFM2 = TensorNames(

@@ -1,4 +1,4 @@
-"""The families whose layers keep a state of each sequence, by the gated delta rule or short convolutions: rows."""
+"""The families whose layers keep a state of each sequence, by the gated delta rule, short convolutions or Mamba: rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinilm.config.families.defaults import QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS, QWEN3_NEXT_DEFAULTS
+from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.experts import DEEPSEEK_ROUTING, EXPERT_COUNT
 from infinilm.config.families.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
-from infinilm.config.families.names import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from infinilm.config.families.names import GRANITE_HYBRID, LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from infinilm.config.sublayers.delta import DELTA_KEYS
-from infinilm.config.sublayers.experts import EXPERT_KEYS
+from infinilm.config.sublayers.experts import EXPERT_KEYS, Routing
+from infinilm.config.sublayers.mamba import MAMBA_KEYS
 from infinilm.config.sublayers.short_conv import SHORT_CONV_KEYS
 
 __all__ = ["STATE_FAMILIES"]
@@ -72,6 +74,9 @@ _LFM2_KEYS: Mapping[str, tuple[str, ...]] = {
     "theta": ("rope_theta",),
 }
 
+_MAMBA_DEFAULTS: Mapping[str, Any] = {"mamba_n_heads": 128, "mamba_d_state": 256}
+_MAMBA_IGNORED = frozenset({"mamba_chunk_size"})  # states go from token to token, whatever chunks were trained with
+
 STATE_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="Qwen3NextForCausalLM",
@@ -113,5 +118,26 @@ STATE_FAMILIES: tuple[Family, ...] = (
         | {"routed_scaling_factor"},
         other_keys={**_LFM2_KEYS, "num_dense_layers": ("first_k_dense_replace",)},
         **{**_LFM2, "fixed_keys": {**_LFM2["fixed_keys"], "use_expert_bias": True}},
+    ),
+    Family(
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        defaults={
+            **_MAMBA_DEFAULTS,
+            "attention_multiplier": 1.0,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        routing=Routing(shared_gate=False),
+        norm_topk_prob=True,
+        names=GRANITE_HYBRID,
+        keys=GRANITE_KEYS
+        | MAMBA_KEYS
+        | {"num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "norm_topk_prob"}
+        | {"no_rope_layers", "position_embedding_type"},
+        other_keys={**EXPERT_COUNT, "layers_block_type": ("layer_types",)},
+        fixed_keys={"normalization_function": "rmsnorm"},
+        ignored_keys=_MAMBA_IGNORED,
     ),
 )

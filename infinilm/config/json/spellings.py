@@ -11,6 +11,7 @@ from typing import Any
 from infinilm.checks import INT_LIMIT, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.config.sublayers.delta import STATE_LAYER
 from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
@@ -57,8 +58,6 @@ def _check_fixed_keys(values: dict[str, Any], family: Family) -> None:
 def _rename_fields(values: dict[str, Any], family: Family) -> None:
     for old, fields in family.other_keys.items():
         value = values.pop(old, None)
-        if old == "shared_intermediate_size" and "intermediate_size" in fields and value is not None:
-            values.pop("intermediate_size", None)  # that of experts, which no layer has
         if old in _OF_EACH_LAYER and isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
         for name in fields:
@@ -73,10 +72,11 @@ def _no_window(values: dict[str, Any]) -> None:
 
 
 def _kinds_of_layers(values: dict[str, Any]) -> None:
-    """Hybrid models write "attention" where others write "full_attention"."""
+    """Hybrid models write "attention" where others write "full_attention", and "mamba" for a layer with a state."""
     kinds = values.get("layer_types")
     if isinstance(kinds, (list, tuple)):
-        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+        names = {"attention": "full_attention", "mamba": STATE_LAYER}
+        values["layer_types"] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
 
 
 def _pattern_of_windows(values: dict[str, Any]) -> None:
@@ -254,6 +254,37 @@ def _sizes_of_lfm2(values: dict[str, Any], family: Family) -> None:
     values["intermediate_size"] = -(-size // multiple) * multiple
 
 
+def _head_of_mamba(values: dict[str, Any], family: Family) -> None:
+    """Bring `mamba_d_head` "auto", which the other sizes say, to null."""
+    if values.get("mamba_d_head") == "auto":
+        values["mamba_d_head"] = None
+
+
+def _layers_of_granite(values: dict[str, Any], family: Family) -> None:
+    """Bring Granite 4's sizes of MLPs, its positions, and layers that are not named to those of others.
+
+    Beside experts an MLP is the expert of all tokens; `intermediate_size` is always that of experts.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    layers = as_integer("num_hidden_layers", number)
+    if values.get("layer_types") is None:
+        values["layer_types"] = [STATE_LAYER] * layers
+    position = values.pop("position_embedding_type", None)
+    if position not in (None, "rope", "nope"):
+        raise ConfigError(f"position_embedding_type must be 'rope', 'nope' or null; got {short_repr(position)}")
+    if values.get("no_rope_layers") is None:
+        values["no_rope_layers"] = [int(position == "rope")] * layers
+    shared = values.pop("shared_intermediate_size", None)
+    if values.get("shared_expert_intermediate_size") is not None:
+        return  # these are fields, and no config.json
+    experts = values.get("num_experts")
+    has_experts = (defaults["num_experts"] if experts is None else experts) != 0
+    values["shared_expert_intermediate_size" if has_experts else "intermediate_size"] = 1024 if shared is None else shared
+    if not has_experts:
+        values["shared_expert_intermediate_size"] = 0
+
+
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
     """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
     scale = values.pop("logit_scale", None)
@@ -280,6 +311,8 @@ _KEYS_OF_FAMILIES = (
     ("mlp_layer_types", _dense_by_type),
     ("logit_scale", _logit_scale),
     ("conv_L_cache", _sizes_of_lfm2),
+    ("mamba_n_heads", _head_of_mamba),
+    ("position_embedding_type", _layers_of_granite),
 )
 
 
