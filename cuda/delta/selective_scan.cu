@@ -1,12 +1,12 @@
-// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), and the gated norm behind it. The state goes from token
-// to token in registers, in one order of sums, as that of the delta rule does (delta.cu), so that a sequence has the same
-// bits however its tokens are cut into steps, and from decode as from prompts.
+// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), and the gated norm behind it. The state goes from
+// token to token in registers, in one order of sums, as that of the delta rule does (delta.cu), so that a sequence has
+// the same bits however its tokens are cut into steps, and from decode as from prompts.
 //
-// selective_scan: a block for a head of a sequence, or for some of its columns, which do not depend on each other. A warp
-// has 8 columns, a lane 2 of them and an eighth of the rows, in registers for all tokens of the step: a state is read
-// once and written once a step. That is the floor of decode, 8 state_dim head_dim bytes a head. It is loaded before the
-// kernels in front have ended: what writes states lies a step back. The tokens of a tile of 16 lie in shared memory, and
-// no token waits for the sums of the one before, since the update of the state needs none of them.
+// selective_scan: a block for a head of a sequence, or for some of its columns, which do not depend on each other. A
+// warp has 8 columns, a lane 2 of them and an eighth of the rows, in registers for all tokens of the step: a state is
+// read once and written once a step. That is the floor of decode, 8 state_dim head_dim bytes a head. It is loaded
+// before the kernels in front have ended: what writes states lies a step back. The tokens of a tile of 16 lie in shared
+// memory, and no token waits for the sums of the one before, since the update of the state needs none of them.
 //
 // gated_norm: a block for a group of a token.
 #include "cuda/core/launch.cuh"
@@ -19,20 +19,20 @@ namespace infinilm::cuda {
 
 // ---- selective_scan ----------------------------------------------------------------------------------------------
 
-constexpr int kScanRowGroups = 8;                          // the rows of a column lie in so many lanes
-constexpr int kScanLaneColumns = 32 / kScanRowGroups;      // lanes side by side, of 2 columns each
+constexpr int kScanRowGroups = 8;                      // the rows of a column lie in so many lanes
+constexpr int kScanLaneColumns = 32 / kScanRowGroups;  // lanes side by side, of 2 columns each
 constexpr int kScanWarpColumns = 2 * kScanLaneColumns;
-constexpr int kScanWarps = 8;                              // of a block, at most
-constexpr int kScanTokens = 16;                            // that lie in shared memory
+constexpr int kScanWarps = 8;    // of a block, at most
+constexpr int kScanTokens = 16;  // that lie in shared memory
 
 // The shared memory of a block. Rows of B and C are kRows elements for each group of lanes, the groups in all banks.
 template <int kRows>
 struct ScanMemory {
     static constexpr int kStride = kRows + 4, kRowFloats = kScanRowGroups * kStride;
-    float* rows;     // [kScanTokens][2][kRowFloats]: B, C
-    float* x;        // [kScanTokens][columns]
-    float* sums;     // [kScanTokens][columns]: S^T C
-    float2* gates;   // [kScanTokens]: decay, step
+    float* rows;    // [kScanTokens][2][kRowFloats]: B, C
+    float* x;       // [kScanTokens][columns]
+    float* sums;    // [kScanTokens][columns]: S^T C
+    float2* gates;  // [kScanTokens]: decay, step
 
     static constexpr size_t bytes(int columns) {
         return sizeof(float) * kScanTokens * (2 * kRowFloats + 2 * columns + 2);
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(32 * kScanWarps, kRows <= 16 ? 2 : 1)
     const int64_t offset = static_cast<int64_t>(head) * p.state_dim * p.head_dim + first_column + column;
     const auto of_state = [&](int number, int row) {
         return reinterpret_cast<float2*>(p.state +
-                                         static_cast<int64_t>(number) * p.num_heads * p.state_dim * p.head_dim + offset +
-                                         static_cast<int64_t>(row) * p.head_dim);
+                                         static_cast<int64_t>(number) * p.num_heads * p.state_dim * p.head_dim +
+                                         offset + static_cast<int64_t>(row) * p.head_dim);
     };
     const int in = p.sequences.state_in[seq], begin = p.sequences.cu_seqlens_q[seq];
     const int end = p.sequences.cu_seqlens_q[seq + 1], certain_end = state_end(p.sequences, seq, begin);
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(32 * kScanWarps, kRows <= 16 ? 2 : 1)
             const float2 gates = memory.gates[t];
             const float2 x = *reinterpret_cast<const float2*>(memory.x + t * columns + column);
             const float2 added = make_float2(__fmul_rn(x.x, gates.y), __fmul_rn(x.y, gates.y));
-            const float *const b = memory.row(t, 0) + group * Memory::kStride,
-                        *const c = memory.row(t, 1) + group * Memory::kStride;
+            const float *const b = memory.row(t, 0) + group * Memory::kStride, *const c = memory.row(t, 1) +
+                                                                                          group * Memory::kStride;
             float sums[2][2] = {};  // two for each column, as one would wait for itself
 #pragma unroll
             for (int i = 0; i < kRows; i += 4) {
@@ -180,7 +180,7 @@ cudaError_t selective_scan(const SelectiveScanArgs& args, cudaStream_t stream) {
 constexpr int kGatedThreads = 256;
 
 template <class T>
-__global__ void __launch_bounds__(kGatedThreads) gated_norm_kernel(GatedNormArgs p) {
+__global__ void __launch_bounds__(kGatedThreads) gated_groups_kernel(GatedNormArgs p) {
     INFINILM_SHARED(float, warp_sums, [kGatedThreads / 32]);
     begin_kernel();
     const int num_groups = p.size / p.group_size, token = static_cast<int>(blockIdx.x) / num_groups;
@@ -220,7 +220,7 @@ cudaError_t gated_norm(const GatedNormArgs& args, cudaStream_t stream) {
     if (args.num_tokens == 0) return cudaSuccess;
     const dim3 grid(static_cast<unsigned>(args.num_tokens * (args.size / args.group_size)));
     return visit(args.type, [&](auto t) {
-        return launch<gated_norm_kernel<decltype(t)>>({grid, dim3(kGatedThreads), 0, stream}, args);
+        return launch<gated_groups_kernel<decltype(t)>>({grid, dim3(kGatedThreads), 0, stream}, args);
     });
 }
 

@@ -127,7 +127,11 @@ public:
     }
     void experts(const ExpertsParams& p) override {
         activate();
-        if (p.ids.numel() > 0) run(run_experts(p, type_, stream_), "experts", p.x.shape());
+        const auto activate = [&] {
+            return cuda::act_mul(act_mul_args({.gate_up = p.inner, .out = p.inner, .activation = p.activation}),
+                                 stream_);
+        };
+        if (p.ids.numel() > 0) run(run_experts(p, type_, stream_, activate), "experts", p.x.shape());
     }
     void lora(const LoraParams& p) override {
         activate();

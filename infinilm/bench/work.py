@@ -33,8 +33,8 @@ _OPS = {
     **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
     "self_attn.gate_proj": "qkv_proj",
     **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
-    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv")},
-    "conv.in_proj": "qkv_proj",
+    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv", "mamba", "mamba.norm")},
+    **{end: "qkv_proj" for end in ("conv.in_proj", "mamba.in_proj")},
     "self_attn": "attention",  # sinks
     "out_proj": "o_proj",
     "q_norm": "qkv_proj",

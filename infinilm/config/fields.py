@@ -12,7 +12,7 @@ from infinilm.config.sublayers.delta import DeltaConfig
 from infinilm.config.sublayers.experts import ExpertConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
-from infinilm.config.sublayers.mamba import MambaConfig
+from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
 from infinilm.config.sublayers.short_conv import ShortConvConfig
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 
@@ -21,7 +21,14 @@ __all__ = ["COMMON_DEFAULTS", "ModelFields"]
 
 @dataclass(init=False, repr=False, eq=False)
 class ModelFields(
-    LayerShapeConfig, LatentConfig, MambaConfig, ShortConvConfig, DeltaConfig, ExpertConfig, AttentionConfig
+    LayerShapeConfig,
+    LatentConfig,
+    MultiplierConfig,
+    MambaConfig,
+    ShortConvConfig,
+    DeltaConfig,
+    ExpertConfig,
+    AttentionConfig,
 ):
     """The fields of `ModelConfig`, which documents them: those of each kind of sublayer, and those of the whole."""
 
@@ -79,6 +86,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             DeltaConfig,
             ShortConvConfig,
             MambaConfig,
+            MultiplierConfig,
             LatentConfig,
             LayerShapeConfig,
             ModelFields,

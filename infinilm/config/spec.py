@@ -30,7 +30,7 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
-from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec
+from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
@@ -38,6 +38,7 @@ from infinilm.errors import ConfigError
 
 __all__ = [
     "ACTIVATIONS",
+    "LONE_SUBLAYERS",
     "build_spec",
     "check_quantization",
     "decoder_spec",
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec
+
+LONE_SUBLAYERS = ("mlp", "moe")
+"""In `layer_types`, where layers are one sublayer: those without a mixer."""
 
 QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
@@ -88,14 +92,18 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: bool = False) 
     make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
     mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
+    of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
+    layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
     def layer_spec(layer: int) -> LayerSpec:
-        mixer, beside = make_mixers(layer)
-        has_mlp = family.routing.beside_mlp or not has_experts[layer]
+        kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
+        mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
+        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not has_experts[layer]
         return LayerSpec(
             mixer,
-            mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
+            layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
             experts if has_experts[layer] else None,
             beside,
         )
@@ -147,7 +155,7 @@ def _position_offset(family: Family, config: ModelFields) -> int:
 
 
 def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | None:
-    num_positions = 0 if family.positions == "rope" else config.max_position_embeddings
+    num_positions = config.max_position_embeddings if family.positions.startswith("learned") else 0
     if not num_positions and not config.type_vocab_size:
         return None
     return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
@@ -168,7 +176,12 @@ def _mixers(
     qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
-    softmax_scale = _softmax_scale(family, config)
+    before, behind, of_keys = (
+        multipliers(key, [getattr(config, key)], 1)[0]
+        for key in ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier")
+    )
+    # Scores are linear in queries and keys, and what attention adds is so in the values.
+    softmax_scale = _softmax_scale(family, config) * before * before * of_keys
 
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = MAMBA_KEYS <= family.keys
@@ -202,6 +215,7 @@ def _mixers(
             out_bias=out_bias,
             qk_norm=qk_norm,
             two_way=family.two_way,
+            out_multiplier=before * behind,
             **family.attention,
         )
 

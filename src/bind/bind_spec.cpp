@@ -209,7 +209,8 @@ void bind_spec(nb::module_& m) {
     bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
     bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");
     bind_fields<CostSpec>(m, "CostSpec", "The work of a sublayer that mixes tokens, besides its linears.");
-    bind_fields<LayerSpec>(m, "LayerSpec", "The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.")
+    bind_fields<LayerSpec>(m, "LayerSpec",
+                           "The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.")
         .def_prop_ro("cache", &LayerSpec::cache, "What its mixers keep of the tokens before.")
         .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixers.");
     bind_fields<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")

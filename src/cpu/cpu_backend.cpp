@@ -347,6 +347,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
         run_linears(linears_);
     };
     run_all(false);
+    if (!experts.gated) act_mul({.gate_up = p.inner, .out = p.inner, .activation = p.activation});
     run_all(true);
     run(kernels_.combine, combine_args(p, expert_rows_.part_of()), p.parts.numel());
 }
@@ -479,7 +480,9 @@ void CpuBackend::selective_scan(const SelectiveScanParams& p) {
     run(kernels_.selective_scan, args, 3 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
 }
 
-void CpuBackend::gated_norm(const GatedNormParams& p) { run(kernels_.gated_norm, gated_norm_args(p), 16 * p.out.numel()); }
+void CpuBackend::gated_norm(const GatedNormParams& p) {
+    run(kernels_.gated_norm, gated_norm_args(p), 16 * p.out.numel());
+}
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {
     std::vector<void*> parts;

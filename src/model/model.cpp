@@ -14,7 +14,8 @@ constexpr Site input_layernorm{"input_layernorm"}, post_attention_layernorm{"pos
     pre_feedforward_layernorm{"pre_feedforward_layernorm"}, post_feedforward_layernorm{"post_feedforward_layernorm"},
     post_per_layer_input_norm{"post_per_layer_input_norm"};
 // The residual stream behind each sublayer, and behind the layer.
-constexpr Site attention_residual{"attention_residual"}, mixers_residual{"mixers_residual"}, mlp_residual{"mlp_residual"}, residual{"residual"};
+constexpr Site attention_residual{"attention_residual"}, mixers_residual{"mixers_residual"},
+    mlp_residual{"mlp_residual"}, residual{"residual"};
 }  // namespace sites
 
 namespace {

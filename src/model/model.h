@@ -30,8 +30,8 @@ struct Sublayer {
     std::optional<Site> norm_site;  // of the norm that it begins with, if it has one
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
-    bool shares_norm = false;  // it reads the norm of the sublayer before, and begins before that one ends
-    bool takes_place = false;  // its norm becomes the residual stream: see StreamNorms
+    bool shares_norm = false;   // it reads the norm of the sublayer before, and begins before that one ends
+    bool takes_place = false;   // its norm becomes the residual stream: see StreamNorms
     float norm_multiplier = 1;  // of its norm
     float multiplier = 1;       // of what it adds
     VectorWeights norm = {}, post_norm = {};  // [hidden_size]

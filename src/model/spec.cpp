@@ -63,10 +63,10 @@ void check_layer(const ModelSpec& model, const LayerSpec& layer) {
     layer.visit([&](const auto& own) { own.check(model); });
     require_spec(layer.mixer || layer.mlp || layer.experts, "a layer needs a mixer, an MLP or experts");
     require_spec(!layer.mixer_beside || layer.mixer, "mixer_beside: expected a mixer that it is beside");
-    require_spec((layer.mixer && (layer.mlp || layer.experts) && !layer.mixer_beside) ||
-                     (model.pre_norms && !model.post_norms && !model.parallel_blocks &&
-                      model.stream_norms == StreamNorms::none),
-                 "layers of other sublayers than a mixer and an MLP or experts need norms before them alone");
+    require_spec(
+        (layer.mixer && (layer.mlp || layer.experts) && !layer.mixer_beside) ||
+            (model.pre_norms && !model.post_norms && !model.parallel_blocks && model.stream_norms == StreamNorms::none),
+        "layers of other sublayers than a mixer and an MLP or experts need norms before them alone");
     if (layer.mixer_beside) {
         const auto cache = [](const MixerSpec& mixer) {
             return std::visit([](const auto& own) { return own.cache(); }, mixer);

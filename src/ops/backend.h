@@ -260,6 +260,7 @@ class PreparedExperts {
 public:
     virtual ~PreparedExperts() = default;
     int64_t num_experts = 0, hidden_size = 0, intermediate_size = 0;
+    bool gated = true;  // else gate_up is up alone, and the activation that of what it gives
 };
 
 // out[t] = sum of weights[t, k] * down(gate_up(x[t])) of the expert ids[t, k], in the order of k, so that it does not
@@ -508,8 +509,8 @@ public:
     // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
-    // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts, adapters, states and latents need are a DeviceError.
+    // The experts of a layer: gate_up is act_mul, or plain where there is no gate, down plain, all of one shape. They
+    // are kept as long as the result. Defaults of what experts, adapters, states and latents need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent

@@ -598,12 +598,15 @@ std::unique_ptr<PreparedExperts> prepare_experts(Backend& backend, Backend::Shar
     const auto alike = [](const PreparedLinear& a, const PreparedLinear& b) {
         return a.kind == b.kind && a.in_features == b.in_features && a.out_features == b.out_features;
     };
-    check.require(first_up.kind == LinearKind::act_mul && first_down.kind == LinearKind::plain,
-                  "gate_up: expected act_mul; down: expected plain");
+    const bool is_gated = first_up.kind == LinearKind::act_mul;
+    check.require((is_gated || first_up.kind == LinearKind::plain) && first_down.kind == LinearKind::plain,
+                  "gate_up: expected act_mul, or plain without a gate; down: expected plain");
     for (size_t i = 0; i < gate_up.size(); ++i)
         check.require(alike(*gate_up[i], first_up) && alike(*down[i], first_down), "expert ", i,
                       " has another shape than expert 0");
-    return backend.prepare_experts(std::move(gate_up), std::move(down));
+    std::unique_ptr<PreparedExperts> prepared = backend.prepare_experts(std::move(gate_up), std::move(down));
+    prepared->gated = is_gated;
+    return prepared;
 }
 
 }  // namespace infinilm::ops

@@ -21,7 +21,11 @@ class Scan:
         self.size, self.limits = self.heads * self.head_dim, tuple(shape.get("limits", (0.0, np.inf)))
         self.xbc = encode(normal(seed, n, self.size + 2 * self.groups * self.state_dim), kind)
         self.dt = encode(normal(seed + 1, n, self.heads), kind)
-        self.vectors = [-np.exp(normal(seed + 2, self.heads)), normal(seed + 3, self.heads), normal(seed + 4, self.heads)]
+        self.vectors = [
+            -np.exp(normal(seed + 2, self.heads)),
+            normal(seed + 3, self.heads),
+            normal(seed + 4, self.heads),
+        ]
         self.state = normal(seed + 5, NUM_STATES, self.heads, self.state_dim, self.head_dim)
 
     def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:

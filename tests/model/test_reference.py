@@ -63,11 +63,12 @@ def of_mixers(**fields: Any) -> Change:
     """Where a value is a function, what it makes of the old value."""
 
     def change(layer: Any, _: int) -> None:
-        mixer = layer.mixer
-        for name, value in fields.items():
-            if hasattr(mixer, name):
-                setattr(mixer, name, value(getattr(mixer, name)) if callable(value) else value)
-        layer.mixer = mixer
+        for place in ("mixer", "mixer_beside"):
+            mixer = getattr(layer, place)
+            for name, value in fields.items():
+                if hasattr(mixer, name):
+                    setattr(mixer, name, value(getattr(mixer, name)) if callable(value) else value)
+            setattr(layer, place, mixer)
 
     return of_layers(change)
 

@@ -16,6 +16,7 @@ from ops import support
 from ops.states import NUM_STATES, Sequences, draw_sequences
 from ops.support import Output, assert_bitwise, assert_close, backend, each_isa, each_threads, framed, tensor
 
+
 @each_isa
 @each_threads
 @given(

@@ -26,7 +26,14 @@ from infinilm.config.families.names import (
     PHI3,
 )
 
-__all__ = ["DENSE_FAMILIES", "GRANITE_KEYS", "HUNYUAN_IGNORED", "HUNYUAN_ROPE_TYPES", "HUNYUAN_SWITCHES", "MINISTRAL3_ROPE_INERT"]
+__all__ = [
+    "DENSE_FAMILIES",
+    "GRANITE_KEYS",
+    "HUNYUAN_IGNORED",
+    "HUNYUAN_ROPE_TYPES",
+    "HUNYUAN_SWITCHES",
+    "MINISTRAL3_ROPE_INERT",
+]
 
 _ERNIE_BIAS: Mapping[str, tuple[str, ...]] = {"use_bias": ("attention_bias", "mlp_bias")}
 

@@ -17,11 +17,13 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 __all__ = [
     "BAICHUAN",
     "BAICHUAN2",
+    "BAMBA",
     "BERT",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "ERNIE_MOE",
     "EXAONE",
+    "FALCON_H1",
     "GATED_Q",
     "GEMMA3",
     "GEMMA4",
@@ -44,6 +46,7 @@ __all__ = [
     "MINIMAX_M2",
     "MISTRAL3",
     "MIXTRAL",
+    "NEMOTRON_H",
     "PHI3",
     "QWEN3_5",
     "QWEN3_5_MOE",
@@ -313,6 +316,43 @@ GRANITE_HYBRID = TensorNames(
     },
     renamed={**GRANITE_MOE.renamed, "mlp.down_proj": "shared_mlp.output_linear"},
     stacked=GRANITE_MOE.stacked,
+)
+
+_FEED_FORWARD = {f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+
+FALCON_H1 = TensorNames(
+    renamed={**_FEED_FORWARD, "post_attention_layernorm": "pre_ff_layernorm"},
+    outside={"norm": "final_layernorm"},
+    not_read=("mup_vector",),
+)
+
+BAMBA = TensorNames(
+    renamed={**_FEED_FORWARD, "post_attention_layernorm": "pre_ff_layernorm"}, outside={"norm": "final_layernorm"}
+)
+
+_NEMOTRON_H_MODULES: Mapping[str, tuple[str, ...]] = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mamba": ("in_proj", "conv1d", "A_log", "D", "dt_bias", "norm", "out_proj"),
+    "mlp": (
+        "up_proj",
+        "down_proj",
+        "gate",
+        "gate.e_score_correction_bias",
+        "experts.{}.up_proj",
+        "experts.{}.down_proj",
+    ),
+}
+NEMOTRON_H = TensorNames(
+    (("model.", ""), ("backbone.", "")),
+    outside={"embed_tokens": "embeddings", "norm": "norm_f"},
+    renamed={
+        "input_layernorm": "norm",
+        "post_attention_layernorm": "norm",
+        **{f"{room}.{name}": f"mixer.{name}" for room, names in _NEMOTRON_H_MODULES.items() for name in names},
+        **{f"mlp.shared_expert.{part}_proj": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    },
+    stacked={f"mixer.experts.{part}_proj": (f"mlp.experts.{{}}.{part}_proj",) for part in ("up", "down")},
+    not_read=("mtp.",),
 )
 
 LFM2 = TensorNames(

@@ -98,6 +98,9 @@ class ModelConfig(ModelFields):
         that; the least and the largest step, of softplus.
     ssm_multipliers, ssm_in_multiplier, ssm_out_multiplier
         None, 1.0, 1.0: of gate, x, B, C and step (None: all 1), of what Mamba reads, and of what it adds (Falcon H1).
+    attention_in_multiplier, attention_out_multiplier, key_multiplier, mlp_multipliers
+        1.0, 1.0, 1.0, None: of what attention reads and adds, of its keys, and of the gate and of what the MLP adds
+        (None: both 1), in the same family.
     n_shared_experts, first_k_dense_replace
         0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
         beginning. Only families that are like DeepSeek V3 have these and the next.
@@ -408,6 +411,7 @@ _NULLABLE = frozenset(
         "full_attention_interval",
         "mamba_d_head",
         "mamba_d_ssm",
+        "mlp_multipliers",
         "ssm_multipliers",
         "time_step_limit",
         "global_head_dim",
@@ -443,7 +447,14 @@ _KNOWN_KEYS = (
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
     | {"moe_layers", "intermediate_size_mlp"}
-    | {"rotary_dim", "position_embedding_type", "shared_intermediate_size", DUAL_CHUNK}
+    | {
+        "rotary_dim",
+        "position_embedding_type",
+        "hybrid_override_pattern",
+        "attn_layer_indices",
+        "shared_intermediate_size",
+        DUAL_CHUNK,
+    }
     | {"full_attn_idxs", "block_ffn_dim_multiplier", "block_multiple_of"}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys, *family.ignored_keys)}

@@ -280,20 +280,69 @@ def _layers_of_granite(values: dict[str, Any], family: Family) -> None:
         return  # these are fields, and no config.json
     experts = values.get("num_experts")
     has_experts = (defaults["num_experts"] if experts is None else experts) != 0
-    values["shared_expert_intermediate_size" if has_experts else "intermediate_size"] = 1024 if shared is None else shared
+    values["shared_expert_intermediate_size" if has_experts else "intermediate_size"] = (
+        1024 if shared is None else shared
+    )
     if not has_experts:
         values["shared_expert_intermediate_size"] = 0
 
 
+def _layers_of_bamba(values: dict[str, Any], family: Family) -> None:
+    """Bring `attn_layer_indices`, the layers with attention, to `layer_types`."""
+    attention = values.pop("attn_layer_indices", None)
+    if values.get("layer_types") is not None:
+        return
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    own = attention or ()
+    if not isinstance(own, (list, tuple)) or any(type(i) is not int or i not in layers for i in own):
+        raise ConfigError(f"attn_layer_indices must be a list of numbers of layers; got {short_repr(attention)}")
+    values["layer_types"] = ["full_attention" if layer in own else STATE_LAYER for layer in layers]
+
+
+def _multiplier_of_logits(values: dict[str, Any], family: Family) -> None:
+    """Bring `lm_head_multiplier`, which multiplies logits, to `logits_scaling`, which divides them; Falcon H1."""
+    _divide_by(values, "lm_head_multiplier")
+    number = values.get("num_hidden_layers") or values.get("num_layers") or COMMON_DEFAULTS["num_hidden_layers"]
+    values["layer_types"] = [STATE_LAYER] * as_integer("num_hidden_layers", number)  # and attention beside
+
+
+def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
+    """Bring Nemotron-H's pattern, with a character for each layer, to `layer_types`, and those with experts to a list."""
+    pattern = values.pop("hybrid_override_pattern", None)
+    kinds = values.get("layer_types")
+    if kinds is None:
+        names = {"M": STATE_LAYER, "*": "full_attention", "-": "mlp", "E": "moe"}
+        if pattern is None:  # the default of transformers, for as many layers as are asked for
+            number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+            number = as_integer("num_hidden_layers", number)
+            pattern = ("ME*-" * number)[:number]
+        if not isinstance(pattern, str) or not pattern or not set(pattern) <= names.keys():
+            raise ConfigError(f"hybrid_override_pattern must consist of {', '.join(names)}; got {short_repr(pattern)}")
+        kinds = values["layer_types"] = [names[character] for character in pattern]
+    if not isinstance(kinds, (list, tuple)):
+        return  # refused by the check of layer_types
+    if not values.get("num_layers"):
+        values["num_hidden_layers"] = values.get("num_hidden_layers") or len(kinds)
+    values["mlp_only_layers"] = [layer for layer, kind in enumerate(kinds) if kind != "moe"]
+    if "moe" not in kinds:
+        values["num_experts"] = 0
+
+
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
     """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
-    scale = values.pop("logit_scale", None)
+    _divide_by(values, "logit_scale")
+
+
+def _divide_by(values: dict[str, Any], key: str) -> None:
+    scale = values.pop(key, None)
     if scale is None:
         return
     if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
-        raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
-    values["logit_scale"] = 1 / scale
-    rename(values, "logit_scale", "logits_scaling")
+        raise ConfigError(f"{key} must be a finite number > 0; got {scale!r}")
+    values[key] = 1 / scale
+    rename(values, key, "logits_scaling")
 
 
 # Spellings that occur in the config.json of any family.
@@ -313,6 +362,9 @@ _KEYS_OF_FAMILIES = (
     ("conv_L_cache", _sizes_of_lfm2),
     ("mamba_n_heads", _head_of_mamba),
     ("position_embedding_type", _layers_of_granite),
+    ("hybrid_override_pattern", _layers_of_nemotron),
+    ("attn_layer_indices", _layers_of_bamba),
+    ("lm_head_multiplier", _multiplier_of_logits),
 )
 
 

@@ -15,7 +15,7 @@ from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
-__all__ = ["MAMBA_KEYS", "MambaConfig", "mamba_spec", "multipliers"]
+__all__ = ["MAMBA_KEYS", "MambaConfig", "MultiplierConfig", "mamba_spec", "multipliers"]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -39,6 +39,18 @@ class MambaConfig(Sizes):
     ssm_multipliers: list[float] | None = None  # None: all are 1
     ssm_in_multiplier: float = 1.0
     ssm_out_multiplier: float = 1.0
+
+
+@dataclass(init=False, repr=False, eq=False)
+class MultiplierConfig(Sizes):
+    """Fields of `ModelConfig`: multipliers of what attention, its keys and MLPs read and add (Falcon H1)."""
+
+    __slots__ = ()
+
+    attention_in_multiplier: float = 1.0
+    attention_out_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    mlp_multipliers: list[float] | None = None  # of the gate, and of what the MLP adds; None: both are 1
 
 
 _MULTIPLIERS = {"ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier"}

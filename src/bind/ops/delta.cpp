@@ -26,8 +26,8 @@ void bind_delta_ops(OpsClass& backend) {
                                      .bias = optional_view(bias)});
             },
             "x"_a, "weight"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a, "state_out"_a, "out"_a,
-            "state_tokens"_a = nb::none(), "gate_in"_a = nb::none(), "gate_out"_a = nb::none(),
-            "bias"_a = nb::none(), Release())
+            "state_tokens"_a = nb::none(), "gate_in"_a = nb::none(), "gate_out"_a = nb::none(), "bias"_a = nb::none(),
+            Release())
         .def(
             "delta_rule",
             [](SharedBackend& shared, const Tensor& qkv, const Tensor& z, const Tensor& a, const Tensor& b,

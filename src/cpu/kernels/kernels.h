@@ -193,11 +193,10 @@ extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx5
 // that it was compiled from other declarations than the caller.
 using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
-constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
-                                    sizeof(CpuNormArgs) << 20 ^ sizeof(CpuRopeStoreArgs) << 16 ^
-                                    sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
-                                    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^
-                                    sizeof(CausalConvArgs) << 14 ^ sizeof(CpuDeltaRuleArgs) << 18 ^
-                                    sizeof(CpuSelectiveScanArgs) << 22 ^ sizeof(GatedNormArgs) << 26;
+constexpr uint64_t kernels_layout =
+    sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^ sizeof(CpuNormArgs) << 20 ^
+    sizeof(CpuRopeStoreArgs) << 16 ^ sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
+    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^ sizeof(CausalConvArgs) << 14 ^
+    sizeof(CpuDeltaRuleArgs) << 18 ^ sizeof(CpuSelectiveScanArgs) << 22 ^ sizeof(GatedNormArgs) << 26;
 
 }  // namespace infinilm::cpu

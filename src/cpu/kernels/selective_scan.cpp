@@ -1,7 +1,7 @@
-// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) and the gated norm behind it, in float32. The state goes
-// from token to token, as that of the delta rule does, so that a sequence has the same bits however its tokens are cut
-// into steps. The form that takes chunks of tokens as matrices needs two products an element of the state in place of
-// three, and those in a chunk, so it would save a third at most.
+// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) and the gated norm behind it, in float32. The state
+// goes from token to token, as that of the delta rule does, so that a sequence has the same bits however its tokens are
+// cut into steps. The form that takes chunks of tokens as matrices needs two products an element of the state in place
+// of three, and those in a chunk, so it would save a third at most.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
 #include "cpu/kernels/state.h"
@@ -60,7 +60,9 @@ static void scan_head(const CpuSelectiveScanArgs& a, int64_t s, int64_t head) {
     const int64_t state_dim = a.state_dim, head_dim = a.head_dim;
     const int64_t x_size = a.num_heads * head_dim, group = head / (a.num_heads / a.num_groups);
     const int32_t in = a.sequences.state_in[s];
-    const auto state_of = [&](int64_t number) { return a.state + (number * a.num_heads + head) * state_dim * head_dim; };
+    const auto state_of = [&](int64_t number) {
+        return a.state + (number * a.num_heads + head) * state_dim * head_dim;
+    };
     float* const state = state_of(a.sequences.state_out[s]);
     const float* before = state;
     if (in >= 0)
@@ -73,8 +75,12 @@ static void scan_head(const CpuSelectiveScanArgs& a, int64_t s, int64_t head) {
     const auto token_at = [&](int64_t t) {
         const float *const x = (const float*)a.xbc + t * a.xbc_stride, *const b = x + x_size + group * state_dim;
         const float* const gates = a.gates + t * 2 * a.num_heads + head;
-        return ScanToken{x + head * head_dim, b, b + a.num_groups * state_dim,
-                         (float*)a.out + t * a.out_stride + head * head_dim, gates[0], gates[a.num_heads]};
+        return ScanToken{x + head * head_dim,
+                         b,
+                         b + a.num_groups * state_dim,
+                         (float*)a.out + t * a.out_stride + head * head_dim,
+                         gates[0],
+                         gates[a.num_heads]};
     };
     const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
         constexpr int VECTORS = decltype(num_vectors)::value;

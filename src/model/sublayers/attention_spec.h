@@ -32,9 +32,9 @@ struct AttentionSpec {
     bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
     bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
-    bool v_norm = false;   // RMSNorm of each head of v, without weight
+    bool v_norm = false;       // RMSNorm of each head of v, without weight
     float out_multiplier = 1;  // of what it adds
-    bool two_way = false;  // tokens see those behind them, too; a window reaches as far in both directions
+    bool two_way = false;      // tokens see those behind them, too; a window reaches as far in both directions
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }

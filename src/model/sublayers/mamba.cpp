@@ -67,6 +67,7 @@ void Mamba::declare(ParamTable& table) {
     const auto& model = table.layer_spec().mixer_of<MambaSpec>();
     const std::string at = table.prefix() + "mamba.";
     const int64_t size = model.size(), group_size = model.group_size(), conv_dim = model.conv_dim();
+    norm_of_all_ranks_ = model.norm != GateNorm::none && model.num_heads > spec_.num_heads && model.num_groups == 1;
     const Cut rows = Cut::rows(equal_parts);
     const Cut conv = sections_of(model, {size, group_size, group_size}, {false, true, true});
     table.linear(in_proj_, {.name = at + "in_proj",
@@ -150,12 +151,11 @@ void Mamba::gate_and_norm(const Step<Tap>& s, const TensorView& gate, const Tens
                         .eps = eps_,
                         .norm_first = spec_.norm == GateNorm::before_gate,
                         .gate_multiplier = spec_.gate_multiplier};
-    if (!norm_.prepared || spec_.num_groups > 1 || s.num_ranks() == 1) return ops::gated_norm(s.backend, own);
+    if (!norm_of_all_ranks_) return ops::gated_norm(s.backend, own);
     own.weight = {};
     if (!own.norm_first) ops::gated_norm(s.backend, own);
     const TensorView mean = s.view(mean_square_);
-    ops::mean_square(s.backend,
-                     {.x = scanned, .out = mean, .multiplier = 1.0f / static_cast<float>(s.num_ranks())});
+    ops::mean_square(s.backend, {.x = scanned, .out = mean, .multiplier = 1.0f / static_cast<float>(s.num_ranks())});
     s.ranks.all_reduce(mean);
     ops::rms_norm(s.backend,
                   {.x = scanned, .weight = norm_.prepared, .out = scanned, .eps = eps_, .mean_square = mean});

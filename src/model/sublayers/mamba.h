@@ -27,17 +27,19 @@ private:
     MambaSpec spec_;
     int64_t hidden_size_;
     float eps_;
-    Buffer in_;           // [num_tokens, padded_in_dim]: the gate, x, B, C, dt
-    Buffer conv_;         // [num_tokens, conv_dim]
-    Buffer gates_;        // [num_tokens, 2 * num_heads] float32
-    Buffer scanned_;      // [num_tokens, size]: what the last linear reads
-    Buffer mean_square_;  // [num_tokens, 1] float32, of a norm whose heads are divided among ranks
+    bool norm_of_all_ranks_ = false;  // the norm of the model's only group: each rank has some of its heads
+    Buffer in_;                       // [num_tokens, padded_in_dim]: the gate, x, B, C, dt
+    Buffer conv_;                     // [num_tokens, conv_dim]
+    Buffer gates_;                    // [num_tokens, 2 * num_heads] float32
+    Buffer scanned_;                  // [num_tokens, size]: what the last linear reads
+    Buffer mean_square_;              // [num_tokens, 1] float32, of a norm whose heads are divided among ranks
 
-    LinearWeights in_proj_;                     // [in_dim, hidden_size]
-    VectorWeights conv_weight_, conv_bias_;     // [conv_dim, 1, conv_size], once prepared [conv_size, conv_dim]; [conv_dim]
+    LinearWeights in_proj_;  // [in_dim, hidden_size]
+    VectorWeights conv_weight_,
+        conv_bias_;  // [conv_dim, 1, conv_size], once prepared [conv_size, conv_dim]; [conv_dim]
     VectorWeights decay_rate_, dt_bias_, skip_;  // [num_heads]; decay_rate is -e^A_log once prepared
-    VectorWeights norm_;                        // [size]
-    LinearWeights out_proj_;                    // [hidden_size, size]
+    VectorWeights norm_;                         // [size]
+    LinearWeights out_proj_;                     // [hidden_size, size]
 };
 
 }  // namespace infinilm

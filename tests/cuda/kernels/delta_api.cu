@@ -1,4 +1,5 @@
-// C functions over the launchers of delta.cu and selective_scan.cu for delta_cases.py and scan_cases.py. Types are their numbers in core/types.h.
+// C functions over the launchers of delta.cu and selective_scan.cu for delta_cases.py and scan_cases.py. Types are
+// their numbers in core/types.h.
 #include "cuda/delta/kernels.h"
 
 using namespace infinilm;
