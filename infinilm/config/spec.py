@@ -184,7 +184,7 @@ def _mixers(
     softmax_scale = _softmax_scale(family, config) * before * before * of_keys
 
     has_state, has_conv = state_layers(config), conv_layers(config)
-    mamba = MAMBA_KEYS <= family.keys
+    mamba = family.keys >= MAMBA_KEYS
     state = (mamba_spec(config) if mamba else delta_spec(config)) if any(has_state) else None
     conv = short_conv_spec(config) if any(has_conv) else None
 

@@ -240,7 +240,8 @@ class Architecture:
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
-        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba" or nothing.
+        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba" or
+        nothing.
     renamed : Mapping of str to str
         As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool

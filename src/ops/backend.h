@@ -370,7 +370,7 @@ struct SelectiveScanParams {
     TensorView gates;  // scratch [num_tokens, 2 * num_heads] float32
     TensorView out;    // [num_tokens, num_heads * head_dim] activation
     int num_groups;
-    float dt_multiplier = 1, dt_min = 0, dt_max = std::numeric_limits<float>::infinity();
+    float dt_multiplier = 1, dt_min = 0, dt_max = std::numeric_limits<float>::max();
 };
 
 // RMSNorm of each group of `group_size` neighbours of a row, and a gate: with g = silu(gate_multiplier * gate),

@@ -1,4 +1,4 @@
-"""How llama.cpp's converter writes latent attention, the gated delta rule, Mamba, and layers that guess at later tokens."""
+"""How llama.cpp's converter writes latents, the gated delta rule, Mamba, and layers that guess at later tokens."""
 
 from __future__ import annotations
 

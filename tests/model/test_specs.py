@@ -93,8 +93,8 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 2 * 16 + 32)
     with pytest.raises(
         ConfigError,
-        match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions and "
-        "intermediate_size 16",
+        match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions, 6 heads of Mamba "
+        "layers, 2 groups of Mamba layers and intermediate_size 16",
     ):
         _core.local_spec(spec, 0, 4)
 

@@ -154,7 +154,7 @@ def test_experts(
     isa: str, format: str, data: st.DataObject, num_tokens: int, num_experts: int, hidden: int, inner: int, seed: int,
     threads: int,
 ) -> None:  # fmt: skip
-    """Any routing, experts with and without a gate, a shared expert, its gate, and a residual that may be the output."""
+    """Any routing, with and without gates, a shared expert, its gate, and a residual that may be the output."""
     rng, b = np.random.default_rng(seed), backend(isa, threads)
     gated = data.draw(st.booleans())
     layer = make_layer(b, rng, format, num_experts, hidden, inner, gated)

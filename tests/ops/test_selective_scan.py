@@ -160,7 +160,7 @@ def test_refused() -> None:
     step = [tensor(np.array(values, np.int32)) for values in ([0, 4], [-1], [0])]
     with pytest.raises(InfinilmError, match="state: expected 1 to 256 rows of state_dim and a head_dim, got 257 and 8"):
         scan.run(b, np.zeros((1, 2, 257, 8), np.float32), step)
-    with pytest.raises(InfinilmError, match="dt_min to be at most dt_max, got 2.0* and 1.0*"):
+    with pytest.raises(InfinilmError, match=r"dt_min to be at most dt_max, got 2\.0+ and 1\.0+"):
         scan.run(b, scan.state, step, dt_min=2.0, dt_max=1.0)
     scan.groups = 3
     with pytest.raises(InfinilmError, match="num_heads to be a positive multiple of num_groups, got 2 and 3"):

@@ -51,8 +51,8 @@ class Family:
     # Which norms of what sublayers read take the place of the residual stream: none; that of the first, which is a norm
     # of the embedding; or all, so that sums are normed.
     stream_norms: Literal["none", "all"] = "none"
-    # Positions are those of RoPE, none at all, or learned: a row for each, those of a text from the first on, or behind that of the
-    # token that pads.
+    # Positions are those of RoPE, none, or learned: a row for each, those of a text from the first on, or behind that
+    # of the token that pads.
     positions: Literal["rope", "none", "learned", "learned_behind_padding"] = "rope"
     label_head: LabelHead = "score"  # of its class `...ForSequenceClassification`
     parallel_blocks: bool = False  # attention and MLP read the same norm

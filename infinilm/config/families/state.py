@@ -1,4 +1,4 @@
-"""The families whose layers keep a state of each sequence, by the gated delta rule, short convolutions or Mamba: rows."""
+"""The families whose layers keep a state of each sequence, by the delta rule, short convolutions or Mamba: rows."""
 
 from __future__ import annotations
 

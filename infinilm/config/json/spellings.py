@@ -309,7 +309,7 @@ def _multiplier_of_logits(values: dict[str, Any], family: Family) -> None:
 
 
 def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
-    """Bring Nemotron-H's pattern, with a character for each layer, to `layer_types`, and those with experts to a list."""
+    """Bring Nemotron-H's pattern, with a character for each layer, to `layer_types`, and find those with experts."""
     pattern = values.pop("hybrid_override_pattern", None)
     kinds = values.get("layer_types")
     if kinds is None:

@@ -6,7 +6,6 @@ Which layers these are says `layer_types`, as of others with a state (`delta.sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +59,7 @@ MAMBA_KEYS = frozenset(defaults_of(MambaConfig)) - _MULTIPLIERS - _SWITCHES - {"
 """The keys that all families with Mamba layers have."""
 
 _LIMIT = 2**16
+_NO_LIMIT = MambaSpec().dt_max  # of a step: the largest float32
 
 
 def mamba_spec(config: MambaConfig) -> MambaSpec:
@@ -119,12 +119,12 @@ def _head_dim(config: MambaConfig, heads: int) -> int:
 
 def _step_limits(limits: Sequence[float] | None) -> tuple[float, float]:
     if limits is None:
-        return 0.0, math.inf
+        return 0.0, _NO_LIMIT
     is_pair = isinstance(limits, (list, tuple)) and len(limits) == 2
     numbers = is_pair and all(isinstance(limit, (int, float)) and not isinstance(limit, bool) for limit in limits)
     if not numbers or not 0 <= limits[0] <= limits[1]:
         raise ConfigError(f"time_step_limit must be the least and the largest step, >= 0; got {short_repr(limits)}")
-    return float(limits[0]), float(limits[1])
+    return float(limits[0]), min(float(limits[1]), _NO_LIMIT)
 
 
 def multipliers(key: str, given: Sequence[float] | None, count: int) -> tuple[float, ...]:

@@ -11,8 +11,8 @@ __all__ = ["add", "begin"]
 def begin(s: Step, x: Array, norm: str, multiplier: float = 1) -> tuple[Array, Array]:
     """Return what a sublayer reads and the stream that its result is added to, both [num_tokens, hidden_size].
 
-    It reads x through its norm, times the multiplier, if the model has these. The stream is x, or where the norm takes its place what is
-    read.
+    It reads x through its norm, times the multiplier, if the model has these. The stream is x, or where the norm takes
+    its place what is read.
     """
     read = s.emit(norm, s.norm(x, s.name(norm)) * s.scalar(multiplier)) if s.spec.pre_norms else x
     return read, read if s.spec.stream_norms == "all" else x

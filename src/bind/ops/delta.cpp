@@ -81,7 +81,7 @@ void bind_delta_ops(OpsClass& backend) {
             },
             "xbc"_a, "dt"_a, "decay_rate"_a, "dt_bias"_a, "skip"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a,
             "state_out"_a, "gates"_a, "out"_a, "num_groups"_a, "dt_multiplier"_a = 1.0f, "dt_min"_a = 0.0f,
-            "dt_max"_a = std::numeric_limits<float>::infinity(), "state_tokens"_a = nb::none(), Release())
+            "dt_max"_a = std::numeric_limits<float>::max(), "state_tokens"_a = nb::none(), Release())
         .def(
             "gated_norm",
             [](SharedBackend& shared, const Tensor& x, const Tensor& gate, const OptionalTensor& weight,

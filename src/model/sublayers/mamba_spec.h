@@ -26,7 +26,7 @@ struct MambaSpec {
     int conv_size = 0;                  // tokens that the convolution sees
     bool conv_bias = false, proj_bias = false;
     GateNorm norm = GateNorm::behind_gate;
-    float dt_min = 0, dt_max = std::numeric_limits<float>::infinity();  // limits of a step
+    float dt_min = 0, dt_max = std::numeric_limits<float>::max();  // limits of a step
     // Of what the first linear gives: the gate, x, B, C and dt; and of what the mixer adds.
     float gate_multiplier = 1, x_multiplier = 1, b_multiplier = 1, c_multiplier = 1, dt_multiplier = 1;
     float out_multiplier = 1;
