@@ -56,7 +56,7 @@ constexpr int tokens_at_once = 4;
 
 // One head of one sequence, in columns that stay in the cache through all tokens.
 static void scan_head(const CpuSelectiveScanArgs& a, int64_t s, int64_t head) {
-    constexpr int vectors = 2, vectors_of_one = 4;
+    constexpr int vectors = 2, vectors_of_one = width < 16 ? 8 : 4;
     const int64_t state_dim = a.state_dim, head_dim = a.head_dim;
     const int64_t x_size = a.num_heads * head_dim, group = head / (a.num_heads / a.num_groups);
     const int32_t in = a.sequences.state_in[s];
