@@ -141,9 +141,13 @@ class Backend:
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> None: ...
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None) -> None: ...
 
     def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None) -> None: ...
+
+    def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None) -> None: ...
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor | None, out: Tensor, group_size: int, eps: float, norm_first: bool = False, gate_multiplier: float = 1.0) -> None: ...
 
     def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
@@ -180,7 +184,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, two_way: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -287,6 +291,13 @@ class AttentionSpec:
 
     @v_norm.setter
     def v_norm(self, arg: bool, /) -> None: ...
+
+    @property
+    def out_multiplier(self) -> float:
+        """Of what it adds."""
+
+    @out_multiplier.setter
+    def out_multiplier(self, arg: float, /) -> None: ...
 
     @property
     def two_way(self) -> bool:
@@ -453,10 +464,131 @@ class ShortConvSpec:
 
     def __repr__(self) -> str: ...
 
+class MambaSpec:
+    """A causal convolution and the state space of Mamba-2."""
+
+    def __init__(self, num_heads: int = 0, head_dim: int = 0, num_groups: int = 0, state_dim: int = 0, conv_size: int = 0, conv_bias: bool = False, proj_bias: bool = False, norm: str = 'behind_gate', dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, gate_multiplier: float = 1.0, x_multiplier: float = 1.0, b_multiplier: float = 1.0, c_multiplier: float = 1.0, dt_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of x."""
+
+    @num_heads.setter
+    def num_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of x."""
+
+    @head_dim.setter
+    def head_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of heads with the same B and C."""
+
+    @num_groups.setter
+    def num_groups(self, arg: int, /) -> None: ...
+
+    @property
+    def state_dim(self) -> int:
+        """Elements of a group of B, or of C."""
+
+    @state_dim.setter
+    def state_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def conv_size(self) -> int:
+        """Tokens that the convolution sees."""
+
+    @conv_size.setter
+    def conv_size(self, arg: int, /) -> None: ...
+
+    @property
+    def conv_bias(self) -> bool: ...
+
+    @conv_bias.setter
+    def conv_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def proj_bias(self) -> bool:
+        """Of both linears."""
+
+    @proj_bias.setter
+    def proj_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def norm(self) -> str:
+        """RMSNorm of each group of heads: none, behind_gate or before_gate."""
+
+    @norm.setter
+    def norm(self, arg: str, /) -> None: ...
+
+    @property
+    def dt_min(self) -> float:
+        """The least step."""
+
+    @dt_min.setter
+    def dt_min(self, arg: float, /) -> None: ...
+
+    @property
+    def dt_max(self) -> float: ...
+
+    @dt_max.setter
+    def dt_max(self, arg: float, /) -> None: ...
+
+    @property
+    def gate_multiplier(self) -> float:
+        """Of the part of the first linear that makes the gate."""
+
+    @gate_multiplier.setter
+    def gate_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def x_multiplier(self) -> float: ...
+
+    @x_multiplier.setter
+    def x_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def b_multiplier(self) -> float: ...
+
+    @b_multiplier.setter
+    def b_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def c_multiplier(self) -> float: ...
+
+    @c_multiplier.setter
+    def c_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def dt_multiplier(self) -> float: ...
+
+    @dt_multiplier.setter
+    def dt_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def out_multiplier(self) -> float:
+        """Of what it adds."""
+
+    @out_multiplier.setter
+    def out_multiplier(self, arg: float, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """All heads of x."""
+
+    @property
+    def group_size(self) -> int:
+        """All groups of B, or of C."""
+
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(self, intermediate_size: int = 0, bias: bool = False, gated: bool = True, activation: str = 'silu') -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def intermediate_size(self) -> int: ...
@@ -482,6 +614,20 @@ class MlpSpec:
 
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
+    @property
+    def in_multiplier(self) -> float:
+        """Of the norm that it reads."""
+
+    @in_multiplier.setter
+    def in_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def out_multiplier(self) -> float:
+        """Of what it adds."""
+
+    @out_multiplier.setter
+    def out_multiplier(self, arg: float, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -691,7 +837,7 @@ class CacheSpec:
 
     @property
     def num_heads(self) -> int:
-        """That read rows of blocks; 0: it is a state."""
+        """That read rows of blocks; 0: there are none."""
 
     @num_heads.setter
     def num_heads(self, arg: int, /) -> None: ...
@@ -747,7 +893,7 @@ class CacheSpec:
 
     @property
     def states(self) -> list[list[int]]:
-        """The shapes of the tensors of a state."""
+        """The shapes of the tensors of a state; empty: there is none."""
 
     @states.setter
     def states(self, arg: Sequence[Sequence[int]], /) -> None: ...
@@ -776,16 +922,18 @@ class CostSpec:
     def __repr__(self) -> str: ...
 
 class LayerSpec:
-    """The sublayers of a layer: a mixer, then an MLP, experts, or both."""
+    """
+    The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.
+    """
 
-    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec = ..., mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None) -> None: ...
 
     @property
-    def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec:
+    def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
         """What mixes a token with those before it."""
 
     @mixer.setter
-    def mixer(self, arg: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec, /) -> None: ...
+    def mixer(self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None) -> None: ...
 
     @property
     def mlp(self) -> MlpSpec | None: ...
@@ -800,15 +948,22 @@ class LayerSpec:
     @experts.setter
     def experts(self, value: ExpertsSpec | None) -> None: ...
 
+    @property
+    def mixer_beside(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
+        """A mixer of another kind, which reads the same norm."""
+
+    @mixer_beside.setter
+    def mixer_beside(self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None) -> None: ...
+
     def __repr__(self) -> str: ...
 
     @property
     def cache(self) -> CacheSpec:
-        """What its mixer keeps of the tokens before."""
+        """What its mixers keep of the tokens before."""
 
     @property
     def cost(self) -> CostSpec:
-        """The work of its mixer."""
+        """The work of its mixers."""
 
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""

@@ -49,7 +49,7 @@ def as_integer(
     below: int = INT_LIMIT,
     error: type[InfinilmError] = ConfigError,
 ) -> int:
-    """Return `value`, an integer (numpy's too) in [least, below), as int; `below` is a power of two.
+    """Return `value`, an integer (numpy's too) in [least, below), as int.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def as_integer(
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         number = int(value.__index__())
     if number is None or not least <= number < below:
-        limit = f"2**{below.bit_length() - 1}"
+        limit = str(below) if below & (below - 1) else f"2**{below.bit_length() - 1}"
         raise error(f"{name} must be an integer in [{least}, {limit}); got {short_repr(value)}")
     return number
 

@@ -11,7 +11,7 @@ __all__ = ["LIST", "unsupported"]
 
 LIST = "docs/architectures.md lists those that are"
 
-# By words of the model_type, the first of a type's name that is here counts.
+# By the words of a model_type together; where no name is near, by the first of them.
 _REASONS = {
     "it is an encoder whose math is not computed": (
         "albert camembert clip convbert deberta debertav2 electra ernie esm gte layoutlm longformer siglip"
@@ -22,8 +22,7 @@ _REASONS = {
         "t5gemma udop umt5 whisper"
     ),
     "it has state space layers, which are not computed": (
-        "bamba codestralmamba falconh1 falconmamba jamba mamba mamba2 nemotronh plamo2 recurrentgemma "
-        "rwkv rwkv5 rwkv6 rwkv7 xlstm zamba zamba2"
+        "codestralmamba falconmamba jamba mamba mamba2 plamo2 recurrentgemma rwkv rwkv5 rwkv6 rwkv7 xlstm zamba zamba2"
     ),
     "its positions are learned, and only those of RoPE are computed": ("biogpt ctrl gpt2 gptbigcode gptneo opt xglm"),
     "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon jinabert mpt",
@@ -38,9 +37,11 @@ def unsupported(what: str, name: object, known: Iterable[str]) -> ConfigError:
     reason, hint = None, ""
     if isinstance(name, str):
         words = re.split(r"[_\-\s]+", _CLASS.sub("", name).lower())
-        reason = next((_REASON_OF[word] for word in ("".join(words), *words[:1]) if word in _REASON_OF), None)
+        reason = _REASON_OF.get("".join(words))
         stems = {_CLASS.sub("", other): other for other in known}
         near = did_you_mean(_CLASS.sub("", name), stems)
         hint = next((f"; did you mean {other!r}?" for stem, other in stems.items() if repr(stem) in near), "")
+        if not hint:
+            reason = reason or _REASON_OF.get(words[0])
     told = f": {reason}" if reason else hint
     return ConfigError(f"{what} {name!r} is not supported{told}{';' if not told.endswith('?') else ''} {LIST}")

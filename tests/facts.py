@@ -23,6 +23,7 @@ ROOMS: tuple[type, ...] = (
     _core.LatentSpec,
     _core.DeltaSpec,
     _core.ShortConvSpec,
+    _core.MambaSpec,
     _core.MlpSpec,
     _core.ExpertsSpec,
     _core.OwnVectorsSpec,

@@ -51,7 +51,7 @@ def test_every_struct_of_a_specification_has_facts() -> None:
 def test_facts_of_a_golden() -> None:
     found = facts.facts_of_golden("qwen3-next")
     assert {
-        *("AttentionSpec.qk_norm=head", "AttentionSpec.output_gate=True", "cache=state", "cache=paged"),
+        *("AttentionSpec.qk_norm=head", "AttentionSpec.output_gate=True", "cache=none", "cache=paged"),
         *("DeltaSpec.conv_size=set", "ExpertsSpec.shared_gate=True", "layers have several kinds of mixers"),
     } <= found
     assert "cache=latent" not in found and "LayerSpec.mixer=LatentSpec" not in found

@@ -43,6 +43,10 @@ READS_EARLY = {
         r"LDG\b",
         "the state: whatever writes it lies behind the embedding of the step, which starts in order",
     ),
+    "selective_scan": (
+        r"LDG\b",
+        "the state, as the delta rule does",
+    ),
     "linear_decode": (r"LDG\b.*\bCONSTANT|LDGSTS\b|CCTL", "weights"),
     "linear_sm90": (r"UTMALDG\b", "weights"),
     "linear_split_sm90": (r"UTMALDG\b", "weights"),

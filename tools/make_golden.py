@@ -225,8 +225,8 @@ def ranges(numbers: Iterable[int]) -> str:
 def freeze_rope(model: Any, max_model_len: int) -> None:
     """Make the frequencies those of `max_model_len` tokens, whatever the length of the input."""
     text, config = text_model(model), model.config.get_text_config()
-    rotary = text.pos_emb if hasattr(text, "pos_emb") else text.rotary_emb  # LFM2's experts have the other name
-    if rotary.rope_type in ("dynamic", "longrope"):
+    rotary = getattr(text, "pos_emb", None) or getattr(text, "rotary_emb", None)  # LFM2's experts have the other name
+    if rotary is not None and rotary.rope_type in ("dynamic", "longrope"):
         inv_freq, rotary.attention_scaling = ROPE_INIT_FUNCTIONS[rotary.rope_type](
             config, torch.device("cpu"), seq_len=max_model_len
         )

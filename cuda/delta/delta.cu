@@ -23,13 +23,12 @@
 #include "cuda/core/ptx.cuh"
 #include "cuda/core/visit.cuh"
 #include "cuda/delta/kernels.h"
+#include "cuda/delta/state.cuh"
 
 namespace infinilm::cuda {
 
 constexpr int kConvThreads = 128;
 constexpr int kConvTokens = 8;  // of a thread, where there are prompts
-
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // The sequence of a token. Where each has one token, as in most steps, the first guess is right.
 __device__ __forceinline__ int sequence_of(const StateStepsArgs& sequences, int token) {
@@ -41,11 +40,6 @@ __device__ __forceinline__ int sequence_of(const StateStepsArgs& sequences, int 
         (starts[middle] <= token ? first : end) = middle;
     }
     return first;
-}
-
-// Where the state of a sequence stops that begins with token `first`: in front of its drafts.
-__device__ __forceinline__ int state_end(const StateStepsArgs& sequences, int s, int first) {
-    return sequences.state_tokens ? first + sequences.state_tokens[s] : sequences.cu_seqlens_q[s + 1];
 }
 
 // ---- causal_conv -------------------------------------------------------------------------------------------------
@@ -64,6 +58,7 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
     for (int j = 0; j < kMost; ++j)
         weight[j] = j < unused ? 0.0f : p.weight[static_cast<int64_t>(j - unused) * p.channels + channel];
     float seen[kMost - 1 + kConvTokens];  // inputs: those before some tokens, the oldest first, and theirs
+    const float bias = p.bias ? p.bias[channel] : 0.0f;
     const T* const gate_in = p.gate_in ? static_cast<const T*>(p.gate_in) + channel : nullptr;
     const T* const gate_out = p.gate_out ? static_cast<const T*>(p.gate_out) + channel : nullptr;
     const auto input = [&](int t) {
@@ -71,7 +66,7 @@ __global__ void __launch_bounds__(kConvThreads, kMost <= 4 ? 8 : 6)
         return gate_in ? value * to_float(gate_in[t * p.gate_in_stride]) : value;
     };
     const auto put = [&](int t, int i) {
-        float sum = 0.0f;
+        float sum = bias;
 #pragma unroll
         for (int j = 0; j < kMost; ++j)
             if (j >= unused) sum = __fmaf_rn(weight[j], seen[i + j], sum);

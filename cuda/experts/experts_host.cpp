@@ -91,7 +91,8 @@ cudaError_t run_route(const RouteParams& p, cudaStream_t stream) {
                  stream);
 }
 
-cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream) {
+cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream,
+                        const std::function<cudaError_t()>& activate) {
     const auto& experts = static_cast<const CudaExperts&>(p.experts);
     const int num_tokens = count(p.ids.shape(0)), top_k = count(p.ids.shape(1)), num_parts = num_tokens * top_k;
     const int num_experts = count(experts.num_experts), tile = choose_tile(num_parts, num_experts);
@@ -138,6 +139,8 @@ cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t strea
     const TensorView& x = p.weigh_inputs ? p.parts : p.x;
     if (const cudaError_t error = run(experts.gate_up, x, p.weigh_inputs ? nullptr : groups.tokens, p.inner))
         return error;
+    if (!experts.gated)
+        if (const cudaError_t error = activate()) return error;
     if (const cudaError_t error = run(experts.down, p.inner, nullptr, p.parts)) return error;
     return combine(combine_args(p, groups.part_of), stream);
 }

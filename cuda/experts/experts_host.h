@@ -1,6 +1,7 @@
 // Layers of experts, and adapters, by linear_grouped: what the backend has for them besides its table of ops.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "cuda/core/host.h"
@@ -12,7 +13,9 @@ namespace infinilm::cuda {
 std::unique_ptr<PreparedExperts> make_experts(Backend::SharedLinears gate_up, Backend::SharedLinears down);
 // These enqueue, and return the error of a launch.
 cudaError_t run_route(const RouteParams& p, cudaStream_t stream);
-cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream);
+// activate: applies the activation of experts without a gate to p.inner, in place.
+cudaError_t run_experts(const ExpertsParams& p, Element type, cudaStream_t stream,
+                        const std::function<cudaError_t()>& activate);
 cudaError_t run_lora(const LoraParams& p, cudaStream_t stream);
 
 }  // namespace infinilm::cuda

@@ -127,7 +127,11 @@ public:
     }
     void experts(const ExpertsParams& p) override {
         activate();
-        if (p.ids.numel() > 0) run(run_experts(p, type_, stream_), "experts", p.x.shape());
+        const auto activate = [&] {
+            return cuda::act_mul(act_mul_args({.gate_up = p.inner, .out = p.inner, .activation = p.activation}),
+                                 stream_);
+        };
+        if (p.ids.numel() > 0) run(run_experts(p, type_, stream_, activate), "experts", p.x.shape());
     }
     void lora(const LoraParams& p) override {
         activate();
@@ -140,6 +144,14 @@ public:
     void delta_rule(const DeltaRuleParams& p) override {
         activate();
         run(cuda::delta_rule(delta_rule_args(p), stream_), "delta_rule", p.qkv.shape());
+    }
+    void selective_scan(const SelectiveScanParams& p) override {
+        activate();
+        run(cuda::selective_scan(selective_scan_args(p), stream_), "selective_scan", p.xbc.shape());
+    }
+    void gated_norm(const GatedNormParams& p) override {
+        activate();
+        run(cuda::gated_norm(gated_norm_args(p), stream_), "gated_norm", p.x.shape());
     }
     void sum_parts(const SumPartsParams&) override;
     void change_logits(const ChangeLogitsParams& p) override {

@@ -33,8 +33,8 @@ _OPS = {
     **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
     "self_attn.gate_proj": "qkv_proj",
     **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
-    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv")},
-    "conv.in_proj": "qkv_proj",
+    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv", "mamba", "mamba.norm")},
+    **{end: "qkv_proj" for end in ("conv.in_proj", "mamba.in_proj")},
     "self_attn": "attention",  # sinks
     "out_proj": "o_proj",
     "q_norm": "qkv_proj",
@@ -224,7 +224,7 @@ def work_of(
             elements[op] = elements.get(op, 0) + math.prod(shapes[name])
     layers = spec.layers
     caches, costs = [layer.cache for layer in layers], [layer.cost for layer in layers]
-    rows = [cache for cache in caches if cache.kind != "state"]
+    rows = [cache for cache in caches if cache.kind != "none"]
     num_kv_layers = sum(cache.kind != "shared" for cache in rows)
     experts = next((layer.experts for layer in layers if layer.experts), None)
     table_bytes = num_bytes.pop("embedding")  # and that of vectors of each layer

@@ -24,7 +24,7 @@ from infinilm.config.families.names import DELTA_BY_HEAD, GATED_Q, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import shapes_of
 from infinilm.errors import WeightError
-from infinilm.gguf.architectures import JOINED, STACKED, WHOLE_NAMES, Architecture
+from infinilm.gguf.architectures import JOINED, STACKED, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
 
@@ -39,6 +39,7 @@ _TENSOR = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias)?")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
 _CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
 _BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
+_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
 _READABLE = frozenset(_PLAIN.values())
 
 Sources = Mapping[str, Source]
@@ -94,7 +95,9 @@ class GgufCheckpoint(MappedTensors):
                 shape = shape[1:]  # as ERNIE 4.5 has it, and the converter leaves it
             elif name.endswith(_BY_HEAD) and len(shape) == 3:
                 shape = shape[0] * shape[1], shape[2]
-            elif name.endswith((".linear_attn.conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
+            elif name.endswith(_FLAT):
+                shape = (math.prod(shape),)
+            elif name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(shape) == 2:
                 shape = shape[0], 1, shape[1]
             self._types[name] = tensor.type
             dtype = _PLAIN.get(tensor.type, tensor.type)
@@ -107,6 +110,7 @@ class GgufCheckpoint(MappedTensors):
         names = TensorNames(
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
+            renamed=self._row.renamed,
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
             norm_of_embedding="embed_norm" if "model.embed_norm.weight" in self.tensors else "",
             norm_of_layer="output_norm" if "output_norm" in modules else "",
@@ -164,7 +168,7 @@ class GgufCheckpoint(MappedTensors):
         name, info, type_name = source.tensor, self.info(source.tensor), self._types[source.tensor]
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         offset = self._row.norm_offset if has_offset else 0.0
-        of_decay = name.endswith("linear_attn.A_log")
+        of_decay = name.endswith(".A_log")
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
         target = "float32" if offset or of_decay else info.dtype if is_exact else dtype
         rows = self._rows(source)
@@ -250,8 +254,8 @@ class GgufCheckpoint(MappedTensors):
 
 def _name(name: str, row: Architecture) -> str:
     """Name in a Hugging Face checkpoint; an unknown tensor keeps its own."""
-    if (match := _OF_LAYER.fullmatch(name)) and match[2] in WHOLE_NAMES:
-        return f"model.layers.{int(match[1])}.{WHOLE_NAMES[match[2]]}"
+    if (match := _OF_LAYER.fullmatch(name)) and (whole := row.whole_name(match[2])):
+        return f"model.layers.{int(match[1])}.{whole}"
     if match := _LAYER.fullmatch(name):
         layer, base, kind = match.groups()
         if module := row.layer_name(base):

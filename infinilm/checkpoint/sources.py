@@ -269,6 +269,10 @@ class _Files:
         """How many rows the engine's modules have, in the layer of the parameter."""
         return [self.expected[f"model.{parameter.layer}{module}{parameter.kind}"][0] for module in modules]
 
+    def is_expected(self, parameter: _Parameter, module: str) -> bool:
+        """True if the model has one of the engine's modules in the layer of the parameter."""
+        return f"model.{parameter.layer}{module}{parameter.kind}" in self._expected
+
     def outputs_are_columns(self, parameter: _Parameter) -> bool:
         """True if outputs are the columns of the stacks in the layer of a parameter.
 
@@ -404,7 +408,8 @@ def _joined(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find a module among the rows of a tensor that has those of several, one behind the other."""
     if parameter.module not in files.joined:
         return None
-    whole, parts = files.joined[parameter.module]
+    whole, all_parts = files.joined[parameter.module]
+    parts = [part for part in all_parts if files.is_expected(parameter, part)]
     sizes, index = files.num_rows(parameter, parts), parts.index(parameter.module)
     return _rows(files, parameter, files.tensor(parameter, whole), sum(sizes[:index]), sum(sizes))
 

@@ -12,6 +12,7 @@ from infinilm.config.sublayers.delta import DeltaConfig
 from infinilm.config.sublayers.experts import ExpertConfig
 from infinilm.config.sublayers.latent import LatentConfig
 from infinilm.config.sublayers.layer_shapes import LayerShapeConfig
+from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
 from infinilm.config.sublayers.short_conv import ShortConvConfig
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 
@@ -19,7 +20,16 @@ __all__ = ["COMMON_DEFAULTS", "ModelFields"]
 
 
 @dataclass(init=False, repr=False, eq=False)
-class ModelFields(LayerShapeConfig, LatentConfig, ShortConvConfig, DeltaConfig, ExpertConfig, AttentionConfig):
+class ModelFields(
+    LayerShapeConfig,
+    LatentConfig,
+    MultiplierConfig,
+    MambaConfig,
+    ShortConvConfig,
+    DeltaConfig,
+    ExpertConfig,
+    AttentionConfig,
+):
     """The fields of `ModelConfig`, which documents them: those of each kind of sublayer, and those of the whole."""
 
     __slots__ = ()
@@ -80,6 +90,8 @@ COMMON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
             ExpertConfig,
             DeltaConfig,
             ShortConvConfig,
+            MambaConfig,
+            MultiplierConfig,
             LatentConfig,
             LayerShapeConfig,
             ModelFields,

@@ -18,6 +18,7 @@ from infinilm._core import (
     EmbeddingSumSpec,
     LatentSpec,
     LayerSpec,
+    MambaSpec,
     MlpSpec,
     ModelSpec,
     MtpSpec,
@@ -31,6 +32,7 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
+from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
@@ -38,6 +40,7 @@ from infinilm.errors import ConfigError
 
 __all__ = [
     "ACTIVATIONS",
+    "LONE_SUBLAYERS",
     "MtpFormat",
     "build_spec",
     "check_quantization",
@@ -47,7 +50,10 @@ __all__ = [
     "shapes_of",
 ]
 
-Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec
+
+LONE_SUBLAYERS = ("mlp", "moe")
+"""In `layer_types`, where layers are one sublayer: those without a mixer."""
 
 QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
@@ -103,18 +109,23 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     vectors = own_vectors(config, activation)
     ropes = _ropes(family, config, shapes, max_model_len)
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
-    make_mixer = _mixers(family, config, shapes, ropes)
+    make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
     mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
+    of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
+    layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
     def layer_spec(layer: int) -> LayerSpec:
-        mixer = make_mixer(layer)
-        has_mlp = family.routing.beside_mlp or not has_experts[layer]
+        kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
+        mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
+        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not has_experts[layer]
         return LayerSpec(
             mixer,
-            mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
+            layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
             experts if has_experts[layer] else None,
+            beside,
         )
 
     return ModelSpec(
@@ -168,7 +179,7 @@ def _position_offset(family: Family, config: ModelFields) -> int:
 
 
 def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | None:
-    num_positions = 0 if family.positions == "rope" else config.max_position_embeddings
+    num_positions = config.max_position_embeddings if family.positions.startswith("learned") else 0
     if not num_positions and not config.type_vocab_size:
         return None
     return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
@@ -184,25 +195,34 @@ def _last_with_attention(has_state: Sequence[bool]) -> int:
 
 def _mixers(
     family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], ropes: _Ropes
-) -> Callable[[int], Mixer]:
-    """Return what makes the mixer of a layer."""
+) -> Callable[[int], tuple[Mixer | None, Mixer | None]]:
+    """Return what makes the mixer of a layer, and that beside it."""
     qkv_bias = _decided(family, "attention_bias", family.qkv_bias, config)
     out_bias = config.attention_bias if isinstance(family.out_bias, str) else family.out_bias
     latent, qk_norm = latent_spec(config, config.rope_parameters), _qk_norm(family, config)
-    softmax_scale = _softmax_scale(family, config)
+    before, behind, of_keys = (
+        multipliers(key, [getattr(config, key)], 1)[0]
+        for key in ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier")
+    )
+    # Scores are linear in queries and keys, and what attention adds is so in the values.
+    softmax_scale = _softmax_scale(family, config) * before * before * of_keys
 
     has_state, has_conv = state_layers(config), conv_layers(config)
-    delta = delta_spec(config) if any(has_state) else None
+    mamba = family.keys >= MAMBA_KEYS
+    state = (mamba_spec(config) if mamba else delta_spec(config)) if any(has_state) else None
     conv = short_conv_spec(config) if any(has_conv) else None
 
-    def mixer(layer: int) -> Mixer:
-        if delta is not None and has_state[layer]:
-            return delta
+    def mixers(layer: int) -> tuple[Mixer | None, Mixer | None]:
+        if state is not None and has_state[layer]:
+            return state, attention(layer) if family.attention_beside else None
         if conv is not None and has_conv[layer]:
-            return conv
+            return conv, None
         if latent is not None:
             latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
-            return latent
+            return latent, None
+        return attention(layer), None
+
+    def attention(layer: int) -> AttentionSpec:
         shape = shapes[layer]
         return AttentionSpec(
             num_heads=config.num_attention_heads,
@@ -219,10 +239,11 @@ def _mixers(
             out_bias=out_bias,
             qk_norm=qk_norm,
             two_way=config.is_encoder,
+            out_multiplier=before * behind,
             **family.attention,
         )
 
-    return mixer
+    return mixers
 
 
 def shapes_of(config: ModelFields) -> tuple[LayerShape, ...]:

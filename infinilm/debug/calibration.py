@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm._core import CacheSpec, DeltaSpec, ShortConvSpec
+from infinilm._core import CacheSpec, DeltaSpec, LayerSpec, MambaSpec, ShortConvSpec
 from infinilm.config.spec import decoder_spec
 from infinilm.engine.hooks import HookRegistry
 from infinilm.errors import RequestError
@@ -22,7 +22,7 @@ __all__ = ["Calibration"]
 _LONGEST = 512  # tokens that see each other
 _MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
 _PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+|conv\.in_proj")
+_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+|(conv|mamba)\.in_proj")
 _GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
 
 
@@ -96,8 +96,8 @@ class Calibration:
             return attention
         if module in ("self_attn.o_proj", "linear_attn.out_proj"):
             return f"layer{layer}_attention"
-        if module == "conv.out_proj":
-            return f"layer{layer}_conv"
+        if module in ("conv.out_proj", "mamba.out_proj"):
+            return f"layer{layer}_{'conv' if module == 'conv.out_proj' else 'scan'}"
         if _GATE_UP.fullmatch(module):
             if spec.parallel_blocks:
                 return attention
@@ -108,15 +108,23 @@ class Calibration:
 
     def _collect(self, first: int) -> None:
         layers, hidden_size = self._layers, self._spec.hidden_size
-        mixer, mlp = layers[first].mixer, layers[first].mlp
-        sizes = hidden_size, hidden_size, _mixed_size(mixer, layers[first].cache), mlp.intermediate_size if mlp else 0
+        mlp = layers[first].mlp
+        sizes = hidden_size, hidden_size, _mixed_size(layers[first]), mlp.intermediate_size if mlp else 0
         count = max(_MOST_BYTES // (4 * sum(size * size for size in sizes)), 1)
         sites: set[str] = set()
         for layer in range(first, min(first + count, len(layers))):
-            is_conv = isinstance(layers[layer].mixer, ShortConvSpec)
-            modules = ["conv.in_proj", "conv.out_proj"] if is_conv else ["self_attn.q_proj", "self_attn.o_proj"]
-            modules += ["mlp.up_proj"]
-            modules += ["mlp.down_proj"] if layers[layer].mlp else []
+            own = layers[layer]
+            modules: list[str] = []
+            for mixer in (own.mixer, own.mixer_beside):
+                room = "conv" if isinstance(mixer, ShortConvSpec) else "mamba" if isinstance(mixer, MambaSpec) else None
+                both = (
+                    ("self_attn.q_proj", "self_attn.o_proj")
+                    if room is None
+                    else (f"{room}.in_proj", f"{room}.out_proj")
+                )
+                modules += both if mixer else ()
+            modules += ["mlp.up_proj"] if own.mlp or own.experts else []
+            modules += ["mlp.down_proj"] if own.mlp else []
             sites |= {site for module in modules if (site := self._site(layer, module))}
         self._grams = {}
 
@@ -134,8 +142,15 @@ class Calibration:
                 handle.remove()
 
 
-def _mixed_size(mixer: object, cache: CacheSpec) -> int:
-    """How many inputs the last linear of a mixer has."""
-    if isinstance(mixer, DeltaSpec):
-        return mixer.v_size
-    return mixer.channels if isinstance(mixer, ShortConvSpec) else cache.num_heads * cache.head_dim
+def _mixed_size(layer: LayerSpec) -> int:
+    """How many inputs the last linear of a layer's mixers has, at most."""
+    cache: CacheSpec = layer.cache
+    size = cache.num_heads * cache.head_dim
+    for mixer in (layer.mixer, layer.mixer_beside):
+        if isinstance(mixer, DeltaSpec):
+            size = max(size, mixer.v_size)
+        elif isinstance(mixer, MambaSpec):
+            size = max(size, mixer.size)
+        elif isinstance(mixer, ShortConvSpec):
+            size = max(size, mixer.channels)
+    return size

@@ -64,12 +64,18 @@ SITES: tuple[Site, ...] = (
     Site("v_norm", ("self_attn.v_norm", "attn.v_norm"), _KV),
     Site("q_rope", ("self_attn.q_rope", "attn.q_rope"), _Q),
     Site("k_rope", ("self_attn.k_rope", "attn.k_rope"), _KV),
-    # Behind the convolution of a layer that has one: q, k and v of the delta rule, or what the last linear reads.
-    Site("conv", ("linear_attn.conv", "conv.conv"), "[num_tokens, channels]"),
+    # Behind the convolution of a layer that has one: q, k and v of the delta rule, x, B and C of Mamba, or what the
+    # last linear reads.
+    Site("conv", ("linear_attn.conv", "conv.conv", "mamba.conv"), "[num_tokens, channels]"),
     # What attention or the delta rule gives, gated where it has a gate, before o_proj.
     Site("attention", ("self_attn.attention", "attn.attention"), _Q),
     Site("o_proj", ("self_attn.o_proj", "attn.o"), _HIDDEN),
+    # The same two of Mamba, which may stand beside attention.
+    Site("scan", ("mamba.scan",), _Q),
+    Site("out_proj", ("mamba.out_proj",), _HIDDEN),
     Site("attention_residual", ("attention_residual",), _HIDDEN),
+    # Behind the second of two mixers side by side.
+    Site("mixers_residual", ("mixers_residual",), _HIDDEN),
     # Before the MLP; in models with post_norms of what o_proj gives, and the norm before the MLP is the next.
     Site("post_attention_layernorm", ("post_attention_layernorm",), _HIDDEN),
     Site("pre_feedforward_layernorm", ("pre_feedforward_layernorm",), _HIDDEN),

@@ -152,6 +152,8 @@ _LAYER_NAMES = {
     "shortconv.out_proj": "conv.out_proj",
 }
 _STATES = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
+_MAMBA = {f"ssm_{name}": f"mamba.{name}" for name in ("conv1d", "norm")}
+_MAMBA |= {f"ssm_{name}": f"mamba.{name}_proj" for name in ("in", "out")}
 _NORM_BEFORE_MLP = {"ffn_norm": "pre_feedforward_layernorm"}  # where another stands behind attention
 _GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 _GEMMA4 = {
@@ -190,6 +192,15 @@ WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         "ssm_a": "linear_attn.A_log",
         "ssm_dt.bias": "linear_attn.dt_bias",
+    }
+)
+
+MAMBA_WHOLE_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "ssm_a": "mamba.A_log",
+        "ssm_d": "mamba.D",
+        "ssm_dt.bias": "mamba.dt_bias",
+        "ffn_norm": "post_attention_layernorm.weight",  # in Falcon-H1's files, without ".weight"
     }
 )
 
@@ -236,7 +247,10 @@ class Architecture:
     shaped_layers : bool
         Layers without a window have heads of their own, and others of the keys of `layer_shapes.py` may differ, too.
     layers : str
-        What layers have that a module of its own reads from the metadata: "latent", "state", "conv" or nothing.
+        What layers have that a module of its own reads from the metadata: "latent", "state", "conv", "mamba" or
+        nothing.
+    renamed : Mapping of str to str
+        As `TensorNames` has it, behind the names of `layer_names`.
     gated_q, delta_by_head : bool
         As `TensorNames` has them.
     tiled_heads : bool
@@ -263,7 +277,8 @@ class Architecture:
     yarn: Mapping[str, object] = field(default_factory=dict)
     local_rope: bool = False
     shaped_layers: bool = False
-    layers: Literal["", "latent", "state", "conv"] = ""
+    layers: Literal["", "latent", "state", "conv", "mamba"] = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
     gated_q: bool = False
     delta_by_head: bool = False
     tiled_heads: bool = False
@@ -271,6 +286,12 @@ class Architecture:
     def model_name(self, base: str) -> str | None:
         """Return the module of a tensor outside the layers; None: there is no such."""
         return self.model_names.get(base) or MODEL_NAMES.get(base)
+
+    def whole_name(self, base: str) -> str | None:
+        """Return the parameter of a layer's tensor whose name says more than the module; None: there is no such."""
+        if self.layers == "mamba" and base in MAMBA_WHOLE_NAMES:
+            return MAMBA_WHOLE_NAMES[base]
+        return WHOLE_NAMES.get(base)
 
     def layer_name(self, base: str) -> str | None:
         """Return the module of a layer's tensor; None: there is no such."""
@@ -294,6 +315,7 @@ _DEEPSEEK_DEFAULTS = {  # what a file does not say is not there
     "n_shared_experts": 0,
     "first_k_dense_replace": 0,
 }
+_ONE_NORM = {"post_attention_layernorm": "input_layernorm"}
 _LFM2_NAMES = {"token_embd_norm": "model.norm"}  # as the final norm is called, since its checkpoints say embedding_norm
 _LLAMA_BIASES = {"attention_bias": _QKV_BIAS, "mlp_bias": ("ffn_down.bias",)}
 
@@ -500,6 +522,38 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             defaults=_DEEPSEEK_DEFAULTS,
             keys=_DEEPSEEK_KEYS,
             neutral={"expert_gating_func": (0, 1, 2)},
+        ),
+        # Granite 4 with Mamba; without it is "granite". Files of Bamba have this name, too, and say that there is RoPE.
+        "granitehybrid": Architecture(
+            "granitemoehybrid",
+            where={"!expert_count": {"shared_expert_intermediate_size": 0, "num_local_experts": 0}},
+            neutral={"rope.scaling.finetuned": (False,)},
+            rope_pairs="neighbours",
+            layers="mamba",
+            layer_names=_MAMBA,
+            scales_attention=True,
+        ),
+        # The norm of a layer has one name, whatever it stands before. No RoPE turns q and k, so the order of their
+        # elements, which is another than in checkpoints, is left as it is.
+        "nemotron_h": Architecture("nemotron_h", layers="mamba", layer_names=_MAMBA, renamed=_ONE_NORM),
+        "nemotron_h_moe": Architecture(
+            "nemotron_h",
+            layers="mamba",
+            layer_names=_MAMBA,
+            renamed=_ONE_NORM,
+            keys={
+                **{key: own for key, own in _DEEPSEEK_KEYS.items() if not key.startswith("leading")},
+                "moe_latent_size": "moe_latent_size",
+            },
+            neutral=_SIGMOID,
+        ),
+        # The weights in a file are multiplied already.
+        "falcon-h1": Architecture(
+            "falcon_h1",
+            where={"tensor ssm_norm.weight": {"mamba_rms_norm": True}},
+            defaults={"mamba_norm_before_gate": False},
+            layers="mamba",
+            layer_names=_MAMBA,
         ),
         "lfm2": Architecture("lfm2", model_names=_LFM2_NAMES, layers="conv"),
         # Weights of experts are divided by their sum, and never scaled: llama.cpp's src/models/lfm2.cpp.

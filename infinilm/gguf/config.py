@@ -11,7 +11,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError, WeightError, did_you_mean
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
-from infinilm.gguf.mixing_layers import conv_layers, latent_layers, state_layers
+from infinilm.gguf.mixing_layers import conv_layers, latent_layers, mamba_layers, state_layers
 from infinilm.gguf.shaped_layers import alike_layers
 from infinilm.gguf.vocabulary import end_ids, special_id
 
@@ -241,7 +241,13 @@ def _special_tokens(m: _Model) -> None:
     m.values["eos_token_id"] = end_ids(m.gguf)
 
 
-_KINDS_OF_LAYERS = {"shaped": alike_layers, "latent": latent_layers, "state": state_layers, "conv": conv_layers}
+_KINDS_OF_LAYERS = {
+    "shaped": alike_layers,
+    "latent": latent_layers,
+    "state": state_layers,
+    "conv": conv_layers,
+    "mamba": mamba_layers,
+}
 
 # In this order: some read the values that others before them have set.
 _READERS = (

@@ -1,4 +1,4 @@
-"""Reads from the metadata of a GGUF file what layers have: latent attention (MLA), a state or a short convolution."""
+"""Reads from a GGUF file what layers have: latent attention (MLA), a state, Mamba or a short convolution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from infinilm.checks import as_integer
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import GgufFile
 
-__all__ = ["conv_layers", "latent_layers", "state_layers"]
+__all__ = ["conv_layers", "latent_layers", "mamba_layers", "state_layers"]
 
 
 def latent_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -99,3 +99,51 @@ def conv_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict
     kinds = ["conv" if count == 0 else "full_attention" for count in counts]
     # The size of MLPs in a file is the one that they have.
     return rest, {"conv_L_cache": taps, "layer_types": kinds, "block_auto_adjust_ff_dim": False}
+
+
+def mamba_layers(gguf: GgufFile, prefix: str, said: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata without those of Mamba layers, and the keys of config.json for them.
+
+    Where numbers of heads of keys are a list, layers with 0 have no attention, and the tensors tell whether they have
+    Mamba, experts or an MLP. `said`, errors: as those of `latent_layers`.
+    """
+    rest = dict(said)
+
+    def key(name: str) -> str:
+        return f"{gguf.path}: {prefix}{name}"
+
+    names = {"conv_kernel": "mamba_d_conv", "state_size": "mamba_d_state", "group_count": "mamba_n_groups"}
+    names |= {"time_step_rank": "mamba_n_heads", "inner_size": "mamba_d_ssm"}
+    values: dict[str, Any] = {
+        name: as_integer(key(f"ssm.{own}"), rest.pop(f"ssm.{own}", None)) for own, name in names.items()
+    }
+    size, heads = values.pop("mamba_d_ssm"), values["mamba_n_heads"]
+    if size % heads:
+        raise ConfigError(
+            f"{key('ssm.inner_size')} is {size}, which is no multiple of the {heads} heads ({prefix}ssm.time_step_rank)"
+        )
+    values["mamba_d_head"] = size // heads
+    values["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in gguf.tensors)
+    if isinstance(sizes := rest.get("feed_forward_length"), list):  # 0 in layers without an MLP
+        rest["feed_forward_length"] = max(sizes, default=0)
+    counts = rest.get("attention.head_count_kv")
+    if not isinstance(counts, list):
+        return rest, values
+    num_layers = as_integer(key("block_count"), said.get("block_count"))
+    num_layers -= as_integer(key("nextn_predict_layers"), said.get("nextn_predict_layers", 0), least=0)
+    with_heads = {count for count in counts[:num_layers] if count != 0}
+    if len(counts) < num_layers or len(with_heads) > 1:
+        raise ConfigError(
+            f"{key('attention.head_count_kv')} is {counts!r:.80}; expected a list that has one number for each of the "
+            f"{num_layers} layers: 0 where it has no attention, and the same in all that have it"
+        )
+    rest["attention.head_count_kv"] = with_heads.pop() if with_heads else 1
+
+    def kind(layer: int) -> str:
+        if counts[layer]:
+            return "full_attention"
+        if f"blk.{layer}.ssm_in.weight" in gguf.tensors:
+            return "linear_attention"
+        return "moe" if f"blk.{layer}.ffn_gate_inp.weight" in gguf.tensors else "mlp"
+
+    return rest, {**values, "layer_types": [kind(layer) for layer in range(num_layers)]}

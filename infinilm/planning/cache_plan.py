@@ -337,7 +337,7 @@ class CacheSizing:
     def sliding_windows(self) -> list[int]:
         """The window of each layer with attention; 0: it sees all keys. None moves on where a text lies in a step."""
         caches = [layer.cache for layer in self.spec.layers if not self.is_encoder]
-        return [cache.sliding_window for cache in caches if cache.kind != "state"]
+        return [cache.sliding_window for cache in caches if cache.kind != "none"]
 
     def bytes_per_token(self, dtype: str, *, windows_only: bool = False) -> int:
         """Bytes of a token, all layers or those with a window, K and V, of the ranks that share a memory.

@@ -20,6 +20,7 @@ struct StateStepsArgs {
 struct CausalConvArgs {
     const void* x;        // [num_tokens, channels] T
     const float* weight;  // [taps, channels]
+    const float* bias;    // [channels], or null
     float* state;         // [num_states, taps - 1, channels]
     StateStepsArgs sequences;
     void* out;  // [num_tokens, channels] T
@@ -44,6 +45,35 @@ struct DeltaRuleArgs {
     int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
     int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;  // k_dim: at most most_k_dim
     float eps;
+    Element type;
+};
+
+// See SelectiveScanParams in ops/backend.h.
+struct SelectiveScanArgs {
+    const void* xbc;          // [num_tokens, num_heads * head_dim + 2 * num_groups * state_dim] T
+    const void* dt;           // [num_tokens, num_heads] T
+    const float* decay_rate;  // [num_heads]
+    const float* dt_bias;     // [num_heads]
+    const float* skip;        // [num_heads]
+    float* state;             // [num_states, num_heads, state_dim, head_dim]
+    StateStepsArgs sequences;
+    void* out;  // [num_tokens, num_heads * head_dim] T
+    int64_t xbc_stride, dt_stride, out_stride;
+    int num_tokens, num_heads, num_groups, state_dim, head_dim;  // state_dim: at most most_k_dim
+    float dt_multiplier, dt_min, dt_max;
+    Element type;
+};
+
+// See GatedNormParams in ops/backend.h.
+struct GatedNormArgs {
+    const void* x;        // [num_tokens, size] T
+    const void* gate;     // [num_tokens, size] T
+    const float* weight;  // [size], or null: nothing is normed
+    void* out;            // [num_tokens, size] T
+    int64_t x_stride, gate_stride, out_stride;
+    int num_tokens, size, group_size;
+    float eps, gate_multiplier;
+    bool norm_first;
     Element type;
 };
 

@@ -199,6 +199,9 @@ void bind_spec(nb::module_& m) {
         .def_prop_ro("k_size", &DeltaSpec::k_size, "All heads of q, or of k.")
         .def_prop_ro("v_size", &DeltaSpec::v_size, "All heads of v.");
     bind_fields<ShortConvSpec>(m, "ShortConvSpec", "A convolution over the last tokens, between two gates.");
+    bind_fields<MambaSpec>(m, "MambaSpec", "A causal convolution and the state space of Mamba-2.")
+        .def_prop_ro("size", &MambaSpec::size, "All heads of x.")
+        .def_prop_ro("group_size", &MambaSpec::group_size, "All groups of B, or of C.");
     bind_fields<MlpSpec>(m, "MlpSpec", "down(activation(gate) * up), or down(activation(up)).");
     bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
     bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");
@@ -206,9 +209,10 @@ void bind_spec(nb::module_& m) {
     bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
     bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");
     bind_fields<CostSpec>(m, "CostSpec", "The work of a sublayer that mixes tokens, besides its linears.");
-    bind_fields<LayerSpec>(m, "LayerSpec", "The sublayers of a layer: a mixer, then an MLP, experts, or both.")
-        .def_prop_ro("cache", &LayerSpec::cache, "What its mixer keeps of the tokens before.")
-        .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixer.");
+    bind_fields<LayerSpec>(m, "LayerSpec",
+                            "The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.")
+        .def_prop_ro("cache", &LayerSpec::cache, "What its mixers keep of the tokens before.")
+        .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixers.");
     bind_fields<MtpSpec>(m, "MtpSpec", "An MTP head, which drafts, and how it keeps its weights.");
     bind_fields<ModelSpec>(m, "ModelSpec", "Everything the engine needs to know of a model, as plain numbers.")
         .def_prop_ro(

@@ -102,6 +102,8 @@ public:
     void lora(const LoraParams&) override;
     void causal_conv(const CausalConvParams&) override;
     void delta_rule(const DeltaRuleParams&) override;
+    void selective_scan(const SelectiveScanParams&) override;
+    void gated_norm(const GatedNormParams&) override;
     void sum_parts(const SumPartsParams&) override;
     void find_best(const FindBestParams& p) override { cpu::find_best(pool_, p); }
     void sample(const SampleParams& p) override { sampler_.sample(p); }
@@ -345,6 +347,7 @@ void CpuBackend::experts(const ExpertsParams& p) {
         run_linears(linears_);
     };
     run_all(false);
+    if (!experts.gated) act_mul({.gate_up = p.inner, .out = p.inner, .activation = p.activation});
     run_all(true);
     run(kernels_.combine, combine_args(p, expert_rows_.part_of()), p.parts.numel());
 }
@@ -459,13 +462,26 @@ void CpuBackend::causal_conv(const CausalConvParams& p) {
     run(kernels_.causal_conv, causal_conv_args(p), 8 * p.out.numel());
 }
 
+constexpr int64_t gate_work = 64;  // logarithms and powers, of a head of a token
+
 void CpuBackend::delta_rule(const DeltaRuleParams& p) {
     const int64_t num_tokens = p.qkv.shape(0), num_heads = p.state.shape(1);
-    constexpr int64_t gate_work = 64;  // logarithms and powers
     split(num_tokens, num_tokens * num_heads * gate_work,
           [&](int64_t begin, int64_t end) { make_gates(p, begin, end); });
     const CpuDeltaRuleArgs args{delta_rule_args(p), p.gates.as<const float>()};
     run(kernels_.delta_rule, args, 4 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
+}
+
+void CpuBackend::selective_scan(const SelectiveScanParams& p) {
+    const int64_t num_tokens = p.xbc.shape(0), num_heads = p.state.shape(1);
+    split(num_tokens, num_tokens * num_heads * gate_work,
+          [&](int64_t begin, int64_t end) { make_steps(p, begin, end); });
+    const CpuSelectiveScanArgs args{selective_scan_args(p), p.gates.as<const float>()};
+    run(kernels_.selective_scan, args, 3 * num_tokens * num_heads * p.state.shape(2) * p.state.shape(3));
+}
+
+void CpuBackend::gated_norm(const GatedNormParams& p) {
+    run(kernels_.gated_norm, gated_norm_args(p), 16 * p.out.numel());
 }
 
 void CpuBackend::sum_parts(const SumPartsParams& p) {

@@ -7,5 +7,7 @@ namespace infinilm::cpu {
 
 // Fills p.gates of the tokens [begin, end): decay, then beta.
 void make_gates(const DeltaRuleParams& p, int64_t begin, int64_t end);
+// The same of decay, then step.
+void make_steps(const SelectiveScanParams& p, int64_t begin, int64_t end);
 
 }  // namespace infinilm::cpu

@@ -86,6 +86,7 @@ void Decoder::run_layer(const Step<Tap>& s) const {
                                     .norm_site = own.post_norm_site,
                                     .sum_site = own.sum_site,
                                     .is_whole = requires { body.is_whole; },
+                                    .multiplier = own.multiplier,
                                     .scale = next ? 1 : layer.scale};
                 model_.stream.add(s, branch, [&](const TensorView& residual, const TensorView& out) {
                     body.finish(s, residual, out);

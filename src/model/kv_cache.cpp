@@ -33,11 +33,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
                                  "; got ", name(spec.dtype)));
     layers_ = model.caches();
-    const bool any_state = !std::ranges::all_of(layers_, &CacheSpec::has_rows);
+    const int64_t num_with_state = std::ranges::count_if(layers_, &CacheSpec::has_state);
+    const bool any_state = num_with_state > 0;
     if ((spec.num_states > 0) != any_state)
-        throw ConfigError(concat("a cache of a model with ",
-                                 std::ranges::count(layers_, CacheKind::state, &CacheSpec::kind),
-                                 " layers that have a state, got ", spec.num_states, " states"));
+        throw ConfigError(concat("a cache of a model with ", num_with_state, " layers that have a state, got ",
+                                 spec.num_states, " states"));
     if (spec.num_window_blocks < 0 || spec.num_window_blocks > spec.num_blocks)
         throw ConfigError(concat("num_window_blocks: expected 0 to num_blocks, which is ", spec.num_blocks, ", got ",
                                  spec.num_window_blocks));

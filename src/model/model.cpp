@@ -14,7 +14,8 @@ constexpr Site input_layernorm{"input_layernorm"}, post_attention_layernorm{"pos
     pre_feedforward_layernorm{"pre_feedforward_layernorm"}, post_feedforward_layernorm{"post_feedforward_layernorm"},
     post_per_layer_input_norm{"post_per_layer_input_norm"};
 // The residual stream behind each sublayer, and behind the layer.
-constexpr Site attention_residual{"attention_residual"}, mlp_residual{"mlp_residual"}, residual{"residual"};
+constexpr Site attention_residual{"attention_residual"}, mixers_residual{"mixers_residual"},
+    mlp_residual{"mlp_residual"}, residual{"residual"};
 }  // namespace sites
 
 namespace {
@@ -26,6 +27,17 @@ Body make_mixer(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan
 Body make_mixer(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan) { return Delta(model, spec, plan); }
 Body make_mixer(const ModelSpec& model, const ShortConvSpec& spec, BufferPlan& plan) {
     return ShortConv(model, spec, plan);
+}
+
+Body make_mixer(const ModelSpec& model, const MambaSpec& spec, BufferPlan& plan) { return Mamba(model, spec, plan); }
+
+float out_multiplier(const MixerSpec& mixer) {
+    return std::visit(
+        [](const auto& own) {
+            if constexpr (requires { own.out_multiplier; }) return own.out_multiplier;
+            return 1.0f;
+        },
+        mixer);
 }
 
 Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPlan& plan) {
@@ -40,18 +52,32 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
     const LayerSpec& own = spec.layer(layer);
     Layer out;
-    out.sublayers.push_back(
-        {.body = std::visit([&](const auto& mixer) { return make_mixer(spec, mixer, plan); }, own.mixer),
-         .norm_site = pre_norm(sites::input_layernorm),
-         .post_norm_site = sites::post_attention_layernorm,
-         .sum_site = sites::attention_residual,
-         .has_post_norm = spec.post_norms});
-    out.sublayers.push_back({.body = make_feed_forward(spec, own, plan),
-                             .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
-                             .post_norm_site = sites::post_feedforward_layernorm,
-                             .sum_site = sites::mlp_residual,
-                             .has_post_norm = spec.post_norms,
-                             .shares_norm = spec.parallel_blocks});
+    const auto body = [&](const MixerSpec& mixer) {
+        return std::visit([&](const auto& kind) { return make_mixer(spec, kind, plan); }, mixer);
+    };
+    if (own.mixer)
+        out.sublayers.push_back({.body = body(*own.mixer),
+                                 .norm_site = pre_norm(sites::input_layernorm),
+                                 .post_norm_site = sites::post_attention_layernorm,
+                                 .sum_site = sites::attention_residual,
+                                 .has_post_norm = spec.post_norms,
+                                 .multiplier = out_multiplier(*own.mixer)});
+    if (own.mixer_beside)
+        out.sublayers.push_back({.body = body(*own.mixer_beside),
+                                 .norm_site = std::nullopt,
+                                 .post_norm_site = sites::post_attention_layernorm,
+                                 .sum_site = sites::mixers_residual,
+                                 .shares_norm = true,
+                                 .multiplier = out_multiplier(*own.mixer_beside)});
+    if (own.mlp || own.experts)
+        out.sublayers.push_back({.body = make_feed_forward(spec, own, plan),
+                                 .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
+                                 .post_norm_site = sites::post_feedforward_layernorm,
+                                 .sum_site = sites::mlp_residual,
+                                 .has_post_norm = spec.post_norms,
+                                 .shares_norm = spec.parallel_blocks,
+                                 .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
+                                 .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
     if (spec.own_vectors)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,
@@ -97,11 +123,11 @@ void Model::declare(ParamTable& table) {
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
-        const auto norm = [&](VectorWeights& weights, Site site) {
-            table.norm(weights, concat(table.prefix(), site.name), hidden);
+        const auto norm = [&](VectorWeights& weights, Site site, float multiplier = 1) {
+            table.norm(weights, concat(table.prefix(), site.name), hidden, {}, multiplier);
         };
         for (Sublayer& own : layer.sublayers) {
-            if (own.norm_site) norm(own.norm, *own.norm_site);
+            if (own.norm_site) norm(own.norm, *own.norm_site, own.norm_multiplier);
             std::visit([&](auto& body) { body.declare(table); }, own.body);
             if (own.has_post_norm) norm(own.post_norm, own.post_norm_site);
         }

@@ -13,6 +13,7 @@
 #include "model/sublayers/delta.h"
 #include "model/sublayers/experts.h"
 #include "model/sublayers/latent.h"
+#include "model/sublayers/mamba.h"
 #include "model/sublayers/mlp.h"
 #include "model/sublayers/own_vectors.h"
 #include "model/sublayers/short_conv.h"
@@ -21,7 +22,7 @@ namespace infinilm {
 
 // Each kind writes its weights into the table (declare), names its buffers (its constructor) and its linears (calls),
 // and computes what it adds to the residual stream: all up to its last linear (begin), then that (finish).
-using Body = std::variant<Attention, Latent, Delta, ShortConv, Mlp, Experts, MlpAndExperts, OwnVector>;
+using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Mlp, Experts, MlpAndExperts, OwnVector>;
 
 // A sublayer is a body between norms, which have the names of their sites.
 struct Sublayer {
@@ -29,8 +30,10 @@ struct Sublayer {
     std::optional<Site> norm_site;  // of the norm that it begins with, if it has one
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
-    bool shares_norm = false;  // it reads the norm of the sublayer before, and begins before that one ends
-    bool takes_place = false;  // its norm becomes the residual stream: see StreamNorms
+    bool shares_norm = false;   // it reads the norm of the sublayer before, and begins before that one ends
+    bool takes_place = false;   // its norm becomes the residual stream: see StreamNorms
+    float norm_multiplier = 1;  // of its norm
+    float multiplier = 1;       // of what it adds
     VectorWeights norm = {}, post_norm = {};  // [hidden_size]
 
     // What is normed ahead of it: nothing where it norms the residual stream itself.

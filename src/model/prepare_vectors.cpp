@@ -1,6 +1,7 @@
 #include "model/prepare_vectors.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace infinilm {
 
@@ -33,6 +34,12 @@ Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights&
     fill_from(backend, weight, spec.norm_offset, multiplier, out.select(0, 0));
     if (norm.bias) fill_from(backend, norm.bias, 0, multiplier, out.select(0, 1));
     return out;
+}
+
+Tensor negative_exp(Backend& backend, const VectorWeights& log) {
+    const Tensor rate = widened(backend, log.loaded);
+    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
+    return rate;
 }
 
 Tensor by_tap(Backend& backend, const VectorWeights& conv) {

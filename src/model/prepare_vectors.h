@@ -12,6 +12,8 @@ void fill_from(Backend& backend, const TensorView& vector, float offset, float m
 Tensor widened(Backend& backend, const TensorView& vector, float multiplier = 1);
 // What Backend::prepare_vector gets of a norm of the model: its weight as it is, or times a multiplier in float32.
 Tensor norm_weight(Backend& backend, const ModelSpec& spec, const VectorWeights& norm, float multiplier);
+// -e^vector in float32: the decay of a state, of which checkpoints have the logarithm.
+Tensor negative_exp(Backend& backend, const VectorWeights& log);
 // The weight of a convolution of each channel, [channels, 1, taps], as [taps, channels] in float32.
 Tensor by_tap(Backend& backend, const VectorWeights& conv);
 Tensor ones_like(const TensorView& tensor);

@@ -6,11 +6,25 @@
 namespace infinilm {
 
 CacheSpec LayerSpec::cache() const {
-    return std::visit([](const auto& own) { return own.cache(); }, mixer);
+    CacheSpec all;
+    all.kind = CacheKind::none;
+    for (const auto* mixer : {&this->mixer, &mixer_beside}) {
+        if (!*mixer) continue;
+        CacheSpec own = std::visit([](const auto& spec) { return spec.cache(); }, **mixer);
+        if (own.has_rows()) std::swap(all, own);  // of two mixers one has rows and one has a state: see check_layer
+        all.states.insert(all.states.end(), own.states.begin(), own.states.end());
+    }
+    return all;
 }
 
 CostSpec LayerSpec::cost() const {
-    return std::visit([](const auto& own) { return own.cost(); }, mixer);
+    CostSpec sum;
+    for (const auto* mixer : {&this->mixer, &mixer_beside}) {
+        if (!*mixer) continue;
+        const CostSpec own = std::visit([](const auto& spec) { return spec.cost(); }, **mixer);
+        sum.of_pair += own.of_pair, sum.of_token += own.of_token;
+    }
+    return sum;
 }
 
 std::vector<CacheSpec> ModelSpec::caches() const {
@@ -47,7 +61,19 @@ void check_owner(int layer, const std::vector<CacheSpec>& caches) {
 
 void check_layer(const ModelSpec& model, const LayerSpec& layer) {
     layer.visit([&](const auto& own) { own.check(model); });
-    require_spec(layer.mlp || layer.experts, "a layer needs an MLP or experts");
+    require_spec(layer.mixer || layer.mlp || layer.experts, "a layer needs a mixer, an MLP or experts");
+    require_spec(!layer.mixer_beside || layer.mixer, "mixer_beside: expected a mixer that it is beside");
+    require_spec(
+        (layer.mixer && (layer.mlp || layer.experts) && !layer.mixer_beside) ||
+            (model.pre_norms && !model.post_norms && !model.parallel_blocks && model.stream_norms == StreamNorms::none),
+        "layers of other sublayers than a mixer and an MLP or experts need norms before them alone");
+    if (layer.mixer_beside) {
+        const auto cache = [](const MixerSpec& mixer) {
+            return std::visit([](const auto& own) { return own.cache(); }, mixer);
+        };
+        require_spec(cache(*layer.mixer).has_rows() != cache(*layer.mixer_beside).has_rows(),
+                     "two mixers side by side: expected one that keeps keys and values, and one that keeps a state");
+    }
     require_spec(!layer.experts || !model.parallel_blocks,
                  "experts read a norm of their own: parallel_blocks is of models whose layers all have an MLP");
     require_spec(!(layer.mlp && layer.experts) || (model.pre_norms && model.post_norms && !layer.experts->shared),
@@ -148,7 +174,8 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
         throw ConfigError(concat("rank ", shard.rank, " is not one of ", shard.size));
     ModelSpec local = model;
     const auto divide = [shard](LayerSpec& layer) {
-        std::visit([&](auto& own) { own = own.local(shard); }, layer.mixer);
+        for (auto* mixer : {&layer.mixer, &layer.mixer_beside})
+            if (*mixer) std::visit([&](auto& own) { own = own.local(shard); }, **mixer);
         if (layer.mlp) *layer.mlp = layer.mlp->local(shard);
         if (layer.experts) *layer.experts = layer.experts->local(shard);
     };

@@ -13,6 +13,7 @@
 #include "model/sublayers/delta_spec.h"
 #include "model/sublayers/experts_spec.h"
 #include "model/sublayers/latent_spec.h"
+#include "model/sublayers/mamba_spec.h"
 #include "model/sublayers/mlp_spec.h"
 #include "model/sublayers/own_vectors_spec.h"
 #include "model/sublayers/short_conv_spec.h"
@@ -69,20 +70,29 @@ struct LayerRange {
 };
 
 // What mixes a token with those before it.
-using MixerSpec = std::variant<AttentionSpec, LatentSpec, DeltaSpec, ShortConvSpec>;
+using MixerSpec = std::variant<AttentionSpec, LatentSpec, DeltaSpec, ShortConvSpec, MambaSpec>;
 
-// The sublayers of one layer: a mixer, then an MLP, experts, or both side by side.
+// The sublayers of one layer: a mixer, or two of different kinds side by side, then an MLP, experts, or both side by
+// side. Any of these may be absent, not all.
 struct LayerSpec {
-    MixerSpec mixer;
+    std::optional<MixerSpec> mixer;
     std::optional<MlpSpec> mlp;
     std::optional<ExpertsSpec> experts;
+    std::optional<MixerSpec> mixer_beside;  // reads the same norm as the mixer
 
     // Calls f(sublayer) for the specification of each.
     template <class F>
     void visit(F f) const {
-        std::visit(f, mixer);
+        for (const auto* own : {&mixer, &mixer_beside})
+            if (*own) std::visit(f, **own);
         if (mlp) f(*mlp);
         if (experts) f(*experts);
+    }
+    // The mixer of a kind that the layer has.
+    template <class Spec>
+    const Spec& mixer_of() const {
+        const bool is_first = mixer && std::holds_alternative<Spec>(*mixer);
+        return std::get<Spec>(*(is_first ? mixer : mixer_beside));
     }
     CacheSpec cache() const;
     CostSpec cost() const;
@@ -93,6 +103,7 @@ struct LayerSpec {
         f("mixer", &LayerSpec::mixer, "What mixes a token with those before it.");
         f("mlp", &LayerSpec::mlp, "");
         f("experts", &LayerSpec::experts, "In place of the MLP, or beside it.");
+        f("mixer_beside", &LayerSpec::mixer_beside, "A mixer of another kind, which reads the same norm.");
     }
 };
 

@@ -18,6 +18,7 @@ struct Branch {
     std::optional<Site> branch_site;  // of its result
     Site norm_site, sum_site;
     bool is_whole = false;  // its result is not a rank's part of a sum
+    float multiplier = 1;   // of its result, besides that of all sublayers
     float scale = 1;        // of the residual stream it leaves
 };
 
@@ -74,7 +75,7 @@ void Stream::add(const Step<Tap>& s, const Branch& b, Project project) const {
                          .weight = b.next_norm,
                          .out = branch,
                          .eps = eps_,
-                         .multiplier = multiplier_,
+                         .multiplier = multiplier_ * b.multiplier,
                          .scale = b.scale};
     if (!Tap::active && !b.post_norm.prepared) return s.ranks.all_reduce_add_rms_norm(s.backend, sum);
     if (s.num_ranks() > 1 && !b.is_whole) s.ranks.all_reduce(branch);

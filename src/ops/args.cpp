@@ -160,6 +160,7 @@ AttentionArgs attention_args(const AttentionParams& p) {
 CausalConvArgs causal_conv_args(const CausalConvParams& p) {
     return {.x = p.x.data(),
             .weight = p.weight.as<const float>(),
+            .bias = p.bias.as<const float>(),
             .state = p.state.as<float>(),
             .sequences = state_steps_args(p.sequences),
             .out = p.out.data(),
@@ -198,6 +199,46 @@ DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
             .v_dim = count(p.state.shape(3)),
             .eps = p.eps,
             .type = element(p.qkv.dtype())};
+}
+
+SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p) {
+    return {.xbc = p.xbc.data(),
+            .dt = p.dt.data(),
+            .decay_rate = p.decay_rate.as<const float>(),
+            .dt_bias = p.dt_bias.as<const float>(),
+            .skip = p.skip.as<const float>(),
+            .state = p.state.as<float>(),
+            .sequences = state_steps_args(p.sequences),
+            .out = p.out.data(),
+            .xbc_stride = p.xbc.stride(0),
+            .dt_stride = p.dt.stride(0),
+            .out_stride = p.out.stride(0),
+            .num_tokens = count(p.xbc.shape(0)),
+            .num_heads = count(p.state.shape(1)),
+            .num_groups = p.num_groups,
+            .state_dim = count(p.state.shape(2)),
+            .head_dim = count(p.state.shape(3)),
+            .dt_multiplier = p.dt_multiplier,
+            .dt_min = p.dt_min,
+            .dt_max = p.dt_max,
+            .type = element(p.xbc.dtype())};
+}
+
+GatedNormArgs gated_norm_args(const GatedNormParams& p) {
+    return {.x = p.x.data(),
+            .gate = p.gate.data(),
+            .weight = p.weight.as<const float>(),
+            .out = p.out.data(),
+            .x_stride = p.x.stride(0),
+            .gate_stride = p.gate.stride(0),
+            .out_stride = p.out.stride(0),
+            .num_tokens = count(p.x.shape(0)),
+            .size = count(p.x.shape(1)),
+            .group_size = p.group_size,
+            .eps = p.eps,
+            .gate_multiplier = p.gate_multiplier,
+            .norm_first = p.norm_first,
+            .type = element(p.x.dtype())};
 }
 
 }  // namespace infinilm

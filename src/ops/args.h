@@ -21,5 +21,7 @@ QkNormRopeStoreArgs rope_store_args(const RopeStoreParams& p);
 AttentionArgs attention_args(const AttentionParams& p);
 CausalConvArgs causal_conv_args(const CausalConvParams& p);
 DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p);
+SelectiveScanArgs selective_scan_args(const SelectiveScanParams& p);
+GatedNormArgs gated_norm_args(const GatedNormParams& p);
 
 }  // namespace infinilm

@@ -6,6 +6,7 @@
 // however many threads run it. Activations have the dtype `activation_dtype()`.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -259,6 +260,7 @@ class PreparedExperts {
 public:
     virtual ~PreparedExperts() = default;
     int64_t num_experts = 0, hidden_size = 0, intermediate_size = 0;
+    bool gated = true;  // else gate_up is up alone, and the activation that of what it gives
 };
 
 // out[t] = sum of weights[t, k] * down(gate_up(x[t])) of the expert ids[t, k], in the order of k, so that it does not
@@ -320,7 +322,7 @@ struct StateSteps {
 };
 
 // A convolution of each channel over the last `taps` tokens of its sequence, behind which is silu:
-//   out[t] = silu(weight[0] * u[t - taps + 1] + .. + weight[taps - 1] * u[t])  with u = x,
+//   out[t] = silu(bias + weight[0] * u[t - taps + 1] + .. + weight[taps - 1] * u[t])  with u = x,
 // or which stands between two gates: without silu, with u = gate_in * x, and its result times gate_out[t].
 struct CausalConvParams {
     TensorView x;       // [num_tokens, channels] activation; rows may be strided, as those of the gates
@@ -329,6 +331,7 @@ struct CausalConvParams {
     StateSteps sequences;
     TensorView out;                          // [num_tokens, channels] activation
     TensorView gate_in = {}, gate_out = {};  // [num_tokens, channels] activation; both or none
+    TensorView bias = {};                    // [channels] float32, or absent: zeros
 };
 
 // The gated delta rule (Yang et al. 2024, arXiv:2412.06464). With q and k normed to length 1, q / sqrt(k_dim),
@@ -348,6 +351,39 @@ struct DeltaRuleParams {
     TensorView out;    // [num_tokens, num_v_heads * v_dim] activation
     int num_k_heads;
     float eps;
+};
+
+// The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060). With
+//   step = clamp(softplus(dt_multiplier * dt + dt_bias), dt_min, dt_max)  and  decay = e^(decay_rate * step)
+// each head of each token does
+//   S = decay * S + B (step * x)^T;  out = S^T C + skip * x.
+// num_heads / num_groups neighbouring heads have the same B and C.
+struct SelectiveScanParams {
+    TensorView xbc;  // [num_tokens, num_heads * head_dim + 2 * num_groups * state_dim] activation: x, B, C; rows may be
+                     // strided, as those of dt
+    TensorView dt;   // [num_tokens, num_heads] activation
+    TensorView decay_rate;  // [num_heads] float32
+    TensorView dt_bias;     // [num_heads] float32
+    TensorView skip;        // [num_heads] float32
+    TensorView state;       // [num_states, num_heads, state_dim, head_dim] float32: S; state_dim at most most_k_dim
+    StateSteps sequences;
+    TensorView gates;  // scratch [num_tokens, 2 * num_heads] float32
+    TensorView out;    // [num_tokens, num_heads * head_dim] activation
+    int num_groups;
+    float dt_multiplier = 1, dt_min = 0, dt_max = std::numeric_limits<float>::max();
+};
+
+// RMSNorm of each group of `group_size` neighbours of a row, and a gate: with g = silu(gate_multiplier * gate),
+//   out = rms_norm(x * g) * weight,  or where norm_first is set  rms_norm(x) * weight * g,  or without weight  x * g.
+struct GatedNormParams {
+    TensorView x;       // [num_tokens, size] activation; rows may be strided, as those of the gate
+    TensorView gate;    // [num_tokens, size] activation
+    TensorView weight;  // [size] float32, or absent: nothing is normed
+    TensorView out;     // [num_tokens, size] activation; may be x
+    int group_size;
+    float eps;
+    bool norm_first = false;
+    float gate_multiplier = 1;
 };
 
 // out = parts[0] + parts[1] + .., in that order in float32, rounded once: what an all_reduce in rank order does once it
@@ -473,8 +509,8 @@ public:
     // The weight of one of its parts, [out_features, in_features] in host memory: as it was where nothing was rounded,
     // float32 where it was quantised. Absent where the backend cannot tell.
     virtual Tensor unpack_linear(const PreparedLinear&, size_t /*part*/) { return {}; }
-    // The experts of a layer: gate_up is act_mul, down plain, all of one shape. They are kept as long as the result.
-    // Defaults of what experts, adapters, states and latents need are a DeviceError.
+    // The experts of a layer: gate_up is act_mul, or plain where there is no gate, down plain, all of one shape. They
+    // are kept as long as the result. Defaults of what experts, adapters, states and latents need are a DeviceError.
     using SharedLinears = std::vector<std::shared_ptr<const PreparedLinear>>;  // [num_experts]
     virtual std::unique_ptr<PreparedExperts> prepare_experts(SharedLinears gate_up, SharedLinears down);
     virtual Tensor prepare_vector(const Tensor& vector) = 0;                // of a norm; absent stays absent
@@ -501,6 +537,8 @@ public:
     virtual void lora(const LoraParams&);
     virtual void causal_conv(const CausalConvParams&);
     virtual void delta_rule(const DeltaRuleParams&);
+    virtual void selective_scan(const SelectiveScanParams&);
+    virtual void gated_norm(const GatedNormParams&);
     virtual void sum_parts(const SumPartsParams&) = 0;
     virtual void change_logits(const ChangeLogitsParams&);  // unless it says otherwise, in memory of the host
     virtual void find_best(const FindBestParams&) = 0;

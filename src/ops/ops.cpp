@@ -399,6 +399,10 @@ void causal_conv(Backend& backend, const CausalConvParams& p) {
         check.tensor("gate_in", p.gate_in, {"num_tokens", "channels"}, check.activation);
         check.tensor("gate_out", p.gate_out, {"num_tokens", "channels"}, check.activation);
     }
+    if (p.bias) {
+        check.tensor("bias", p.bias, {"channels"}, DType::float32);
+        check.contiguous("bias", p.bias);
+    }
     check_states(check, p.sequences, check["num_states"]);
     backend.causal_conv(p);
 }
@@ -425,6 +429,44 @@ void delta_rule(Backend& backend, const DeltaRuleParams& p) {
     check.tensor("out", p.out, {"num_tokens", num_v_heads * v_dim}, check.activation);
     check_states(check, p.sequences, check["num_states"]);
     backend.delta_rule(p);
+}
+
+void selective_scan(Backend& backend, const SelectiveScanParams& p) {
+    OpCheck check("selective_scan", backend);
+    check.tensor("state", p.state, {"num_states", "num_heads", "state_dim", "head_dim"}, DType::float32);
+    check.contiguous("state", p.state);
+    const int64_t num_heads = check["num_heads"], state_dim = check["state_dim"], head_dim = check["head_dim"];
+    check.require(p.num_groups > 0 && num_heads > 0 && num_heads % p.num_groups == 0,
+                  "expected num_heads to be a positive multiple of num_groups, got ", num_heads, " and ", p.num_groups);
+    check.require(state_dim > 0 && state_dim <= most_k_dim && head_dim > 0, "state: expected 1 to ", most_k_dim,
+                  " rows of state_dim and a head_dim, got ", state_dim, " and ", head_dim);
+    check.require(p.dt_min <= p.dt_max, "expected dt_min to be at most dt_max, got ", p.dt_min, " and ", p.dt_max);
+    check.tensor("xbc", p.xbc, {"num_tokens", num_heads * head_dim + 2 * p.num_groups * state_dim}, check.activation);
+    check.tensor("dt", p.dt, {"num_tokens", num_heads}, check.activation);
+    for (const auto& [argument, view] :
+         {std::pair("decay_rate", p.decay_rate), std::pair("dt_bias", p.dt_bias), std::pair("skip", p.skip)}) {
+        check.tensor(argument, view, {num_heads}, DType::float32);
+        check.contiguous(argument, view);
+    }
+    check.tensor("gates", p.gates, {"num_tokens", 2 * num_heads}, DType::float32);
+    check.contiguous("gates", p.gates);
+    check.tensor("out", p.out, {"num_tokens", num_heads * head_dim}, check.activation);
+    check_states(check, p.sequences, check["num_states"]);
+    backend.selective_scan(p);
+}
+
+void gated_norm(Backend& backend, const GatedNormParams& p) {
+    OpCheck check("gated_norm", backend);
+    check.tensor("x", p.x, {"num_tokens", "size"}, check.activation);
+    check.tensor("gate", p.gate, {"num_tokens", "size"}, check.activation);
+    if (p.weight) {
+        check.tensor("weight", p.weight, {"size"}, DType::float32);
+        check.contiguous("weight", p.weight);
+    }
+    check.tensor("out", p.out, {"num_tokens", "size"}, check.activation);
+    check.require(p.group_size > 0 && check["size"] % p.group_size == 0,
+                  "group_size: expected a divisor of the size of a row, ", check["size"], ", got ", p.group_size);
+    backend.gated_norm(p);
 }
 
 void sum_parts(Backend& backend, const SumPartsParams& p) {
@@ -556,12 +598,15 @@ std::unique_ptr<PreparedExperts> prepare_experts(Backend& backend, Backend::Shar
     const auto alike = [](const PreparedLinear& a, const PreparedLinear& b) {
         return a.kind == b.kind && a.in_features == b.in_features && a.out_features == b.out_features;
     };
-    check.require(first_up.kind == LinearKind::act_mul && first_down.kind == LinearKind::plain,
-                  "gate_up: expected act_mul; down: expected plain");
+    const bool is_gated = first_up.kind == LinearKind::act_mul;
+    check.require((is_gated || first_up.kind == LinearKind::plain) && first_down.kind == LinearKind::plain,
+                  "gate_up: expected act_mul, or plain without a gate; down: expected plain");
     for (size_t i = 0; i < gate_up.size(); ++i)
         check.require(alike(*gate_up[i], first_up) && alike(*down[i], first_down), "expert ", i,
                       " has another shape than expert 0");
-    return backend.prepare_experts(std::move(gate_up), std::move(down));
+    std::unique_ptr<PreparedExperts> prepared = backend.prepare_experts(std::move(gate_up), std::move(down));
+    prepared->gated = is_gated;
+    return prepared;
 }
 
 }  // namespace infinilm::ops

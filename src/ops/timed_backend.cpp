@@ -104,6 +104,12 @@ void TimedBackend::causal_conv(const CausalConvParams& p) {
 void TimedBackend::delta_rule(const DeltaRuleParams& p) {
     timed("states", [&] { inner_.delta_rule(p); });
 }
+void TimedBackend::selective_scan(const SelectiveScanParams& p) {
+    timed("states", [&] { inner_.selective_scan(p); });
+}
+void TimedBackend::gated_norm(const GatedNormParams& p) {
+    timed("states", [&] { inner_.gated_norm(p); });
+}
 void TimedBackend::sum_parts(const SumPartsParams& p) {
     timed("other", [&] { inner_.sum_parts(p); });
 }

@@ -173,9 +173,42 @@ def test_some_families_normalise_q_and_k():
         ("cohere", {"logit_scale": 0}, "logit_scale must be a finite number > 0; got 0"),
         ("cohere", {"logit_scale": 0.5, "logits_scaling": 3}, "logit_scale is 2.0 and logits_scaling is 3"),
         ("llama", {"logit_scale": 0.5}, "logit_scale is 0.5, but only null or 1 is supported"),
-        ("granitemoehybrid", {"position_embedding_type": "nope"}, "position_embedding_type must be 'rope'"),
-        ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4, .* this family has no experts"),
-        ("granitemoehybrid", {"layer_types": ["attention", "mamba", "attention"]}, r"layer_types\[1\] 'mamba' is not"),
+        (
+            "granitemoehybrid",
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type must be 'rope', 'nope' or nu",
+        ),
+        ("granitemoehybrid", {"layer_types": ["attention", "conv", "attention"]}, r"layer_types\[1\] 'conv' is not"),
+        ("granitemoehybrid", {"mamba_n_heads": 3}, r"mamba_n_heads \(3\) does not divide the 64 elements of Mamba lay"),
+        (
+            "granitemoehybrid",
+            {"mamba_n_heads": 4, "mamba_n_groups": 3},
+            r"\(4\) must be a multiple of mamba_n_groups \(3",
+        ),
+        (
+            "granitemoehybrid",
+            {"mamba_n_heads": 4, "mamba_d_state": 512},
+            r"mamba_d_state must be .* \[1, 257\); got 512",
+        ),
+        (
+            "granitemoehybrid",
+            {"mamba_n_heads": 4, "time_step_limit": [2, 1]},
+            "time_step_limit must be the least and the",
+        ),
+        ("nemotron_h", {"hybrid_override_pattern": "M*X"}, "hybrid_override_pattern must consist of M, .*; got 'M.X'"),
+        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size must be None in NemotronHForCausalLM"),
+        (
+            "falcon_h1",
+            {"mamba_n_heads": 4, "mlp_multipliers": [1]},
+            "mlp_multipliers must be a list of 2 finite numbers",
+        ),
+        (
+            "falcon_h1",
+            {"mamba_n_heads": 4, "key_multiplier": 0},
+            "key_multiplier must be a finite number that is not 0",
+        ),
+        ("bamba", {"attn_layer_indices": [7]}, r"attn_layer_indices must be a list of numbers of layers; got \[7\]"),
+        ("llama", {"mamba_d_state": 16}, "mamba_d_state is 16, but only .* this family has no Mamba layers"),
     ],
 )
 def test_what_the_math_of_a_family_does_not_cover_is_refused(model_type, values, message):
@@ -235,6 +268,9 @@ def test_unsupported_models_are_told_why(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as told:
         family_of_model_type(name)
     assert len(str(told.value)) < 220
+
+
+ONE = {"in_multiplier": 1, "out_multiplier": 1}
 
 
 def test_near_names_are_told() -> None:
@@ -340,9 +376,11 @@ def layer_with(sliding_window):
             "sinks": False,
             "output_gate": False,
             "v_norm": False,
+            "out_multiplier": 1,
         },
-        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu"},
+        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", **ONE},
         "experts": None,
+        "mixer_beside": None,
         "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": []},
         "cost": {"of_pair": 4 * (20 + 20), "of_token": 0},
     }
@@ -352,7 +390,7 @@ def test_build_spec_of_experts():
     config = make("qwen2_moe", num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1], norm_topk_prob=True)
     config.moe_intermediate_size, config.shared_expert_intermediate_size = 24, 20
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu"}
+    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
     assert written["layers"][0]["experts"] == {
         "count": 6,
         "top_k": 2,
@@ -376,7 +414,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
     config = make("glm4_moe", n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2)
     config.moe_intermediate_size, config.routed_scaling_factor = 24, 2.5
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu"}
+    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
     assert written["layers"][1]["experts"] == {
         "count": 8,
         "top_k": 3,
@@ -494,9 +532,9 @@ def test_build_spec_of_layers_that_differ_in_shape():
 def test_each_interval_th_layer_has_attention_and_the_others_a_state():
     config = LlamaConfig(model_type="qwen3_next", num_hidden_layers=7, full_attention_interval=3)
     kinds = [layer.cache.kind for layer in decoder_spec(config, 9).layers]
-    assert kinds == ["state", "state", "paged", "state", "state", "paged", "state"]
+    assert kinds == ["none", "none", "paged", "none", "none", "paged", "none"]
     config.layer_types = ["full_attention", *["linear_attention"] * 6]
-    assert [layer.cache.kind for layer in decoder_spec(config, 9).layers] == ["paged", *["state"] * 6]
+    assert [layer.cache.kind for layer in decoder_spec(config, 9).layers] == ["paged", *["none"] * 6]
 
 
 def test_each_interval_th_layer_has_no_rope():

@@ -28,11 +28,17 @@ def test_a_window_of_no_tokens_is_none_where_it_is_not_used():
 
 
 def test_the_mlp_of_granite_4_is_the_shared_one():
-    config = make("granitemoehybrid", intermediate_size=24, shared_intermediate_size=40)
-    assert config.intermediate_size == 40 and LlamaConfig.from_dict(config.to_dict()) == config
-    assert make("granitemoehybrid", shared_intermediate_size=40, mamba_d_state=256) == config
-    with pytest.raises(ConfigError, match="'mamba' is not supported in GraniteMoeHybridForCausalLM"):
-        make("granitemoehybrid", layer_types=["mamba"] * 3, mamba_d_state=256).validate()
+    said = {"intermediate_size": 24, "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_head": "auto"}
+    dense, moe = (make("granitemoehybrid", **said, num_local_experts=experts) for experts in (0, 6))
+    assert (dense.intermediate_size, dense.shared_expert_intermediate_size) == (40, 0)
+    assert (moe.intermediate_size, moe.shared_expert_intermediate_size) == (24, 40)
+    for config in (dense, moe):
+        assert LlamaConfig.from_dict(config.to_dict()) == config and config.no_rope_layers == [0, 0, 0]
+        assert [layer.mixer.head_dim for layer in decoder_spec(config, 9).layers] == [16, 16, 16]
+    turned = make(
+        "granitemoehybrid", **said, layer_types=["mamba", "attention", "mamba"], position_embedding_type="rope"
+    )
+    assert LlamaConfig.from_dict(turned.to_dict()) == turned and decoder_spec(turned, 9).layers[1].mixer.rope == 0
 
 
 def test_rope_of_all_layers_beside_that_of_each_kind():

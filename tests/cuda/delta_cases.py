@@ -64,6 +64,7 @@ class Conv:
         seeds = (shape["seed"] + 3, shape["seed"] + 4) if shape.get("gated") else ()
         self.gates = [encode(normal(seed, n, self.channels), kind) for seed in seeds]
         self.weight = normal(shape["seed"], self.taps, self.channels)
+        self.bias = normal(shape["seed"] + 5, self.channels) if shape.get("biased") else None
         self.x = encode(normal(shape["seed"] + 1, n, self.channels), kind)
 
     def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None)) -> Array:
@@ -75,7 +76,7 @@ class Conv:
         gpu.call(
             "run_causal_conv", given.pointer, _long(given.stride), gpu.upload(self.weight), state, *step.upload(gpu),
             out.pointer, _long(out.stride), given.shape[0], self.channels, self.taps, KINDS.index(self.kind),
-            *itertools.chain(*given_gates),
+            *itertools.chain(*given_gates), None if self.bias is None else gpu.upload(self.bias),
         )  # fmt: skip
         return out.get()
 
@@ -93,9 +94,10 @@ def conv(gpu: Gpu, shapes: list[Shape]) -> None:
             weight, gates = inputs.weight, [decode(gate, kind).astype(np.float64) for gate in inputs.gates]
             for s, (begin, end) in enumerate(step.spans()):
                 before, own = step.before(state, s), tuple(gate[begin:end] for gate in gates)
-                want, kept = oracle.causal_conv(exact[begin:end], weight, before, own or None)
+                want, kept = oracle.causal_conv(exact[begin:end], weight, before, own or None, inputs.bias)
                 sizes = tuple(map(np.abs, own)) or None
-                size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(before), sizes)
+                added = None if inputs.bias is None else np.abs(inputs.bias)
+                size, _ = oracle.causal_conv(np.abs(exact[begin:end]), np.abs(weight), np.abs(before), sizes, added)
                 assert_close(got[begin:end], want, kind, inputs.taps + len(own), 2 * size)
                 after[step.out[s]] = kept.astype(np.float32)
             if state.size:

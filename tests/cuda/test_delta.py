@@ -1,4 +1,4 @@
-"""Layers with a state on the emulator: the causal convolution and the gated delta rule."""
+"""Layers with a state on the emulator: the causal convolution, the gated delta rule and the state space of Mamba-2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from emulation import ROOT, SCHEDULES, Run
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-SOURCES = [ROOT / "cuda/delta/delta.cu", "delta_api.cu"]
+SOURCES = [ROOT / "cuda/delta/delta.cu", ROOT / "cuda/delta/selective_scan.cu", "delta_api.cu"]
 few = settings(
     max_examples=2, deadline=None, derandomize=True, database=None, phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -16,8 +16,8 @@ few = settings(
 counts = st.lists(st.sampled_from((1, 2, 3, 5, 17, 33)), min_size=1, max_size=4)
 
 
-def _check(emulate: Run, case: str, shapes: list[dict[str, Any]], **where: Any) -> None:
-    outcome = emulate(SOURCES, f"delta_cases:{case}", shapes=shapes, **where)
+def _check(emulate: Run, case: str, shapes: list[dict[str, Any]], cases: str = "delta_cases", **where: Any) -> None:
+    outcome = emulate(SOURCES, f"{cases}:{case}", shapes=shapes, **where)
     assert outcome.ok, outcome.text
 
 
@@ -26,7 +26,7 @@ def convs() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
             "seed": st.integers(0, 2**31), "counts": counts, "taps": st.integers(1, 8),
-            "channels": st.sampled_from((1, 7, 130, 300)), "gated": st.booleans(),
+            "channels": st.sampled_from((1, 7, 130, 300)), "gated": st.booleans(), "biased": st.booleans(),
         }
     )  # fmt: skip
 
@@ -71,6 +71,43 @@ def test_drafts_leave_no_state(emulate: Run, schedule: str) -> None:
     _check(emulate, "drafts", shapes, schedule=schedule)
 
 
+def scans() -> st.SearchStrategy[dict[str, Any]]:
+    """Heads whose columns are those of several warps, of several blocks, and of rows beyond a lane's first."""
+    return st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**31), "counts": counts, "groups": st.integers(1, 2), "of_group": st.integers(1, 2),
+            "state_dim": st.sampled_from((1, 12, 33, 128, 200)), "head_dim": st.sampled_from((2, 20, 64, 136)),
+            "limits": st.sampled_from(((0.0, float("inf")), (0.3, 1.1))),
+        }
+    )  # fmt: skip
+
+
+def norms() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**31), "n": st.integers(1, 3), "groups": st.integers(1, 3),
+            "group_size": st.sampled_from((1, 33, 300)), "normed": st.booleans(), "norm_first": st.booleans(),
+            "in_place": st.booleans(),
+        }
+    )  # fmt: skip
+
+
+@few
+@given(shapes=st.lists(scans(), min_size=4, max_size=4), others=st.lists(norms(), min_size=6, max_size=6))
+def test_selective_scan(emulate: Run, shapes: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    _check(emulate, "scan", shapes, "scan_cases")
+    _check(emulate, "gated_norm", others, "scan_cases")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_scan_of_any_cut_and_with_drafts(emulate: Run, schedule: str) -> None:
+    shape = {"seed": 4, "groups": 1, "of_group": 2, "length": 40, "cuts": [1, 2, 19, 20, 21, 37]}
+    shapes = [{**shape, "state_dim": n, "head_dim": p} for n, p in ((128, 72), (24, 140), (256, 12))]
+    _check(emulate, "scan_cuts", shapes, "scan_cases", schedule=schedule)
+    steps = {"counts": [17, 3, 40, 6], "seen": [1, 2, 26, 6]}
+    _check(emulate, "scan_drafts", [{**one, **steps} for one in shapes[:2]], "scan_cases", schedule=schedule)
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_sanitized(emulate: Run, sanitize: str) -> None:
@@ -79,3 +116,7 @@ def test_sanitized(emulate: Run, sanitize: str) -> None:
     shapes = [{**shape, "pad": pad} for pad in (0, 2)]
     _check(emulate, "rule", shapes, sanitize=sanitize, schedule="lifo")
     _check(emulate, "conv", [conv], sanitize=sanitize, schedule="lifo")
+    scan = {"seed": 9, "counts": [20, 1, 3], "groups": 1, "of_group": 2, "state_dim": 48, "head_dim": 72}
+    _check(emulate, "scan", [scan], "scan_cases", sanitize=sanitize, schedule="lifo")
+    norm = {"seed": 9, "n": 2, "groups": 2, "group_size": 300, "normed": True, "norm_first": False, "in_place": True}
+    _check(emulate, "gated_norm", [norm], "scan_cases", sanitize=sanitize, schedule="lifo")

@@ -106,6 +106,11 @@ GOLDEN = (
     "qwen3-next",
     "lfm2",
     "lfm2-moe",
+    "granite-h",
+    "nemotron-3",
+    "falcon-h1",
+    "falcon-h1-norm",
+    "bamba",
     # With heads, caches and MLPs that differ from layer to layer:
     "gemma4-e2b",
     "gemma4-a4b",
@@ -124,7 +129,7 @@ IN_BFLOAT16 = frozenset(
         *("cohere2", "gemma2", "gemma3", "glm4", "granite", "llama-sharded", "llama-yarn-rope", "mistral-window"),
         *("olmo2", "phi4-mini-long", "qwen2", "qwen3", "smollm3", "starcoder2", "stablelm", "nemotron", "hunyuan"),
         *("mixtral-window", "qwen2-moe-window", "gpt-oss", "glm4-moe", "minimax-m2", "ernie4-5-moe"),
-        *("qwen3-5", "qwen3-next", "lfm2", "llama4"),
+        *("qwen3-5", "qwen3-next", "lfm2", "falcon-h1", "llama4"),
     }
 )
 

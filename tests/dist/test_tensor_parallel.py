@@ -80,9 +80,10 @@ def test_golden(name: str) -> None:
     prompt, num_tokens = expected["input_ids"].tolist(), len(expected["greedy_ids"])
     cache = StaticKVCacheConfig(1, int(expected["max_model_len"]))
     results = []
-    for tp_size in [
-        n for n in (1, 2, 3, 4, 8) if config.num_attention_heads % n == config.linear_num_key_heads % n == 0
-    ]:
+    divided = config.num_attention_heads, config.linear_num_key_heads, config.mamba_n_heads
+    if config.mamba_n_groups > 1:
+        divided += (config.mamba_n_groups,)
+    for tp_size in [n for n in (1, 2, 3, 4, 8) if not any(count % n for count in divided)]:
         with InferEngine(config, DistConfig(tp_size), "cpu", cache) as engine:
             engine.load_weights(folder, use_tqdm=False)
             output = engine.forward(InferEngine.Input([prompt], temperature=0), return_logits=True)

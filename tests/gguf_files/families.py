@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_files.conversion import Types, interleave, plain, rope_metadata
-from gguf_files.mixing import latent_metadata, latent_tensors, later_layer, state_tensors
+from gguf_files.mixing import latent_metadata, latent_tensors, later_layer, mamba_tensors, state_tensors
 from gguf_files.writer import As, File, quantise
+from infinilm._core import MambaSpec
 from infinilm.checkpoint import Checkpoint
 from infinilm.config import LlamaConfig
+from infinilm.config.spec import decoder_spec
 
 Array = npt.NDArray[Any]
 
@@ -87,6 +89,13 @@ _LLAMA4 = {
     "expert_feed_forward_length": "intermediate_size",
     "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
+_MAMBA = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_NEMOTRON = {**_MAMBA, "attention.key_length": "head_dim", "attention.value_length": "head_dim"}
 _LFM2 = {"shortconv.l_cache": "conv_L_cache"}
 _CAPS = {k: k for k in ("attn_logit_softcapping", "final_logit_softcapping")}
 
@@ -96,6 +105,12 @@ _QWEN35 = Rules(
     keys={**_STATES, "attention.recurrent_layers": As("bool", [True, True, True, False, False])}
     | {"nextn_predict_layers": 1},
 )
+
+_NO_MULTIPLIERS = {
+    **dict.fromkeys(("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "ssm_in_multiplier"), 1.0),
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "ssm_out_multiplier"), 1.0),
+    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers")),
+}
 
 FAMILIES = {
     "gemma": Rules("gemma", norm_offset=1),
@@ -234,6 +249,22 @@ FAMILIES = {
         known={"rope_interleave": True, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "lfm2": Rules("lfm2", keys=_LFM2),
+    "granite-h": Rules("granitehybrid", permuted=True, keys={**_SCALES, **_MAMBA, "rope.scaling.finetuned": False}),
+    "granite-h-moe": Rules(
+        "granitehybrid",
+        permuted=True,
+        keys={**_SCALES, **_MAMBA, "rope.scaling.finetuned": False}
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+    ),
+    "nemotron-h": Rules("nemotron_h", permuted=True, keys=_NEMOTRON),
+    "nemotron-3": Rules(
+        "nemotron_h_moe",
+        permuted=True,
+        keys={**_NEMOTRON, **_SHARED, "expert_shared_count": "n_shared_experts"}
+        | {"expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob"}
+        | {"expert_group_count": "n_group"},
+    ),
+    "falcon-h1": Rules("falcon-h1", keys=_MAMBA, known=_NO_MULTIPLIERS),
     "lfm2-moe": Rules(
         "lfm2moe",
         keys={**_LFM2, **_EXPERTS, "leading_dense_block_count": "num_dense_layers", "expert_gating_func": 2},
@@ -315,6 +346,16 @@ def _metadata(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
         said["ssm.inner_size"] = text["linear_num_value_heads"] * text["linear_value_head_dim"]
     if rules.arch == "deepseek2":
         said |= latent_metadata(text, scaling, split=rules.split)
+    mixers = [layer.mixer for layer in decoder_spec(full, 256).layers]
+    mamba = next((mixer for mixer in mixers if isinstance(mixer, MambaSpec)), None)
+    if mamba:
+        said["ssm.inner_size"] = mamba.size
+    if mamba and rules.arch != "falcon-h1":  # layers without attention have no heads of keys
+        heads = [full.num_key_value_heads * (kind == "full_attention") for kind in full.layer_types]
+        said["attention.head_count_kv"] = As("int32", heads)
+    if rules.arch.startswith("nemotron_h"):
+        size, own = said["feed_forward_length"], "moe" if rules.arch.endswith("moe") else "mlp"
+        said["feed_forward_length"] = As("int32", [size * (kind == own) for kind in full.layer_types])
     if "conv_L_cache" in text:  # layers with a short convolution have no heads of keys
         heads = text["num_key_value_heads"]
         said["attention.head_count_kv"] = As("int32", [0 if kind == "conv" else heads for kind in full.layer_types])
@@ -338,6 +379,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
     """Tensors of the text part under names that the map of the gguf package has, experts in one."""
     text = {**config, **config.get("text_config", {})}
     experts: dict[str, list[Array]] = {}
+    has_experts = rules.arch.startswith("granite") and bool(text.get("num_local_experts"))  # of Granite
     with Checkpoint(folder) as checkpoint:
         for name in sorted(checkpoint.tensors):
             if any(part in name for part in ("vis", "connector", "projector", "mtp_layers")):
@@ -348,7 +390,11 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             array = np.ascontiguousarray(array, np.float32)
             for part in ("language_model.", "text_model."):
                 name = name.replace(part, "")
-            name = name if name.startswith(("model.", "transformer.", "lm_head", "output.")) else f"model.{name}"
+            if rules.arch.startswith("nemotron_h"):
+                name = name.replace("model.", "backbone.")
+                name = name.replace("backbone.", "model.").replace("mixer", "mlp") if ".experts." in name else name
+            starts = ("model.", "transformer.", "lm_head", "output.", "backbone.")
+            name = name if name.startswith(starts) else f"model.{name}"
             if rules.arch == "gemma4":
                 yield name if name.endswith((".weight", "_scale", ".scale")) else f"{name}.weight", array
                 continue
@@ -379,16 +425,18 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             if ".input_linear." in name:  # of Granite
                 before, _, kind = name.partition(".input_linear")
                 before = before.replace("block_sparse_moe", "mlp.experts")
-                before = before.replace("shared_mlp", "mlp.shared_expert" if rules.arch == "granitemoe" else "mlp")
+                before = before.replace("shared_mlp", "mlp.shared_expert" if has_experts else "mlp")
                 for which, half in zip(("gate_proj", "up_proj"), np.split(array, 2, axis=-2), strict=True):
                     yield f"{before}.{which}{kind}", np.ascontiguousarray(half)
                 continue
-            if rules.arch == "granitemoe":
+            if has_experts:
                 name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
                 name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
             name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
             if name.endswith("conv.conv.weight"):
                 array = array.reshape(len(array), -1)
+            if "mamba." in name or (".mixer." in name and ".experts" not in name):
+                name, array = mamba_tensors(name, array, text.get("mamba_n_groups", text.get("n_groups", 1)))
             if "linear_attn." in name:
                 yield from state_tensors(name, array, text, tiled=rules.arch != "qwen3next", split=rules.split)
                 continue
@@ -455,7 +503,12 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
         to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
         assert to is not None, name
         is_plain = (
-            array.ndim == 1 or to.endswith(".bias") or ".ffn_gate_inp" in to or "conv1d" in to or "shortconv.conv" in to
+            array.ndim == 1
+            or to.endswith((".bias", "ssm_a", "ssm_d"))
+            or "ssm_norm" in to
+            or ".ffn_gate_inp" in to
+            or "conv1d" in to
+            or "shortconv.conv" in to
         )
         tensors[to] = quantise("F32" if is_plain else types(to), np.ascontiguousarray(array))
     if rules.arch == "gemma4":  # the first quarter of a head turns

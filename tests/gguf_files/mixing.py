@@ -1,4 +1,4 @@
-"""How llama.cpp's converter writes latent attention, the gated delta rule, and layers that guess at later tokens."""
+"""How llama.cpp's converter writes latents, the gated delta rule, Mamba, and layers that guess at later tokens."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ def latent_tensors(name: str, array: Array, text: dict[str, Any], *, split: bool
     of_heads = array.reshape(heads, nope + text["v_head_dim"], -1)
     yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(of_heads[:, :nope].swapaxes(1, 2))
     yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(of_heads[:, nope:])
+
+
+def mamba_tensors(name: str, array: Array, num_groups: int) -> tuple[str, Array]:
+    module = name.rpartition(".")[2] if name.endswith(("A_log", ".D", "dt_bias")) else name.rpartition(".")[0]
+    if module == "A_log":
+        return name, -np.exp(array).reshape(-1, 1)
+    if module == "D":
+        return name, array.reshape(-1, 1)
+    if module == "dt_bias":
+        return name.replace("dt_bias", "dt_proj.bias"), array
+    if module.endswith("conv1d") and array.ndim == 3:
+        return name, array.reshape(len(array), -1)
+    return name, array.reshape(num_groups, -1) if module.endswith(".norm") else array
 
 
 def state_tensors(

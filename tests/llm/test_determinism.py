@@ -200,6 +200,7 @@ CHANGES: dict[str, dict[str, Any]] = {"full": {}, "window": WINDOW, "experts": E
 RESIZED: dict[str, dict[str, Any]] = {
     "qwen3-5": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "falcon-h1": {"num_hidden_layers": 2, "mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 2},
     "deepseek-v3": {"num_hidden_layers": 2},
     "gemma4-e2b": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -228,6 +229,7 @@ FORMS = [
     ("experts", "bfloat16", "int4"),
     ("qwen3-5", "float32", None),
     ("lfm2", "bfloat16", None),
+    ("falcon-h1", "bfloat16", None),
     ("deepseek-v3", "bfloat16", None),
     ("gemma4-e2b", "bfloat16", None),
 ]

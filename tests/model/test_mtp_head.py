@@ -45,7 +45,7 @@ class Heads:
         with open_checkpoint(folder) as checkpoint:
             load_weights(checkpoint, self.engine, dtype="float32", config=self.config, progress=False)
         self.engine.finish_loading()
-        self.num_states = 1 if any(layer.cache.kind == "state" for layer in self.spec.layers) else 0
+        self.num_states = 1 if any(layer.cache.states for layer in self.spec.layers) else 0
         self.engine.reset_cache(NUM_BLOCKS, BLOCK_SIZE, "float32", self.num_states)
         self.reference = ReferenceModel(self.config, dtype="float64", max_model_len=96, mtp=form)
         self.reference.load_weights(folder)

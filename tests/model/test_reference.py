@@ -63,11 +63,12 @@ def of_mixers(**fields: Any) -> Change:
     """Where a value is a function, what it makes of the old value."""
 
     def change(layer: Any, _: int) -> None:
-        mixer = layer.mixer
-        for name, value in fields.items():
-            if hasattr(mixer, name):
-                setattr(mixer, name, value(getattr(mixer, name)) if callable(value) else value)
-        layer.mixer = mixer
+        for place in ("mixer", "mixer_beside"):
+            mixer = getattr(layer, place)
+            for name, value in fields.items():
+                if hasattr(mixer, name):
+                    setattr(mixer, name, value(getattr(mixer, name)) if callable(value) else value)
+            setattr(layer, place, mixer)
 
     return of_layers(change)
 
@@ -207,6 +208,15 @@ WRONG: dict[str, tuple[Change, tuple[str, ...]]] = {
         of_experts(weigh_inputs=False),
         ("llama4", "llama4-text"),
     ),
+    "no norm of what Mamba gives": (of_mixers(norm="none"), ("granite-h", "nemotron-h", "bamba")),
+    "Mamba normed on the other side of its gate": (of_mixers(norm="behind_gate"), ("falcon-h1-norm",)),
+    "steps without limits": (of_mixers(dt_min=0.0, dt_max=float("inf")), ("bamba",)),
+    "no bias of a convolution": (of_mixers(conv_bias=False), ("granite-h", "nemotron-h")),
+    **{
+        f"no multiplier of {part}": (of_mixers(**{f"{part}_multiplier": 1.0}), ("falcon-h1",))
+        for part in ("gate", "x", "b", "c", "dt", "out")
+    },
+    "no multipliers of the MLP": (of_mlps(in_multiplier=1.0, out_multiplier=1.0), ("falcon-h1",)),
     "softmax scale 2 % off": (of_mixers(softmax_scale=lambda scale: scale * 1.02), tuple(GOLDENS)),
 }
 

@@ -28,7 +28,7 @@ def test_fields_by_position_and_by_name() -> None:
     layer.experts = None
     layer.mixer = _core.DeltaSpec(v_dim=3)
     assert isinstance(layer.mixer, _core.DeltaSpec) and layer.mixer.v_dim == 3
-    assert _core.ModelSpec(layers=[_core.LayerSpec(mlp=mlp)]).layers[0].mixer.rope == -1
+    assert _core.ModelSpec(layers=[_core.LayerSpec(mlp=mlp)]).layers[0].mixer is None
 
 
 def test_fields_that_cannot_be() -> None:
@@ -38,10 +38,11 @@ def test_fields_that_cannot_be() -> None:
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="MlpSpec: intermediate_size is given twice"):
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="MlpSpec: expected up to 4 fields, got 5"):
-        _core.MlpSpec(1, True, True, "silu", 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="MlpSpec: expected up to 6 fields, got 7"):
+        _core.MlpSpec(1, True, True, "silu", 1, 1, 4)  # type: ignore[call-arg]
     with pytest.raises(
-        TypeError, match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec, got 3"
+        TypeError,
+        match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec \| MambaSpec \| None, got 3",
     ):
         _core.LayerSpec(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="qk_norm 'ring' is not one of none, head, all, head_behind_rope, turned_he"):
@@ -55,8 +56,11 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     delta = _core.DeltaSpec(num_k_heads=2, num_v_heads=4, k_dim=8, v_dim=6, conv_size=4)
     shared = _core.AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=16, sliding_window=5, kv_owner=0)
     conv = _core.ShortConvSpec(channels=20, conv_size=3)
-    mixers = (attention, latent, delta, shared, conv)
-    spec = _core.ModelSpec(layers=[_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers], num_layers=5)
+    mamba = _core.MambaSpec(num_heads=6, head_dim=4, num_groups=2, state_dim=8, conv_size=4)
+    mixers = (attention, latent, delta, shared, conv, mamba)
+    layers = [_core.LayerSpec(mixer, _core.MlpSpec(16)) for mixer in mixers]
+    layers += [_core.LayerSpec(mixer=mamba, mixer_beside=attention), _core.LayerSpec(mlp=_core.MlpSpec(16))]
+    spec = _core.ModelSpec(layers=layers, num_layers=8)
 
     def kept(of: _core.ModelSpec) -> list[tuple[object, ...]]:
         caches = [layer.cache for layer in of.layers]
@@ -65,25 +69,32 @@ def test_each_kind_says_what_it_keeps_and_costs() -> None:
     assert kept(spec) == [
         ("paged", 8, 2, 16, 16, -1, []),
         ("latent", 8, 1, 32, 24, -1, []),
-        ("state", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 2 * 16 + 24], [4, 8, 6]]),
         ("shared", 8, 2, 16, 16, 0, []),
-        ("state", 0, 0, 0, 0, -1, [[2, 20]]),
+        ("none", 0, 0, 0, 0, -1, [[2, 20]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 24 + 2 * 16], [6, 8, 4]]),
+        ("paged", 8, 2, 16, 16, -1, [[3, 24 + 2 * 16], [6, 8, 4]]),
+        ("none", 0, 0, 0, 0, -1, []),
     ]
     assert kept(_core.local_spec(spec, 1, 2)) == [
         ("paged", 4, 1, 16, 16, -1, []),
         ("latent", 4, 1, 32, 24, -1, []),
-        ("state", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 16 + 12], [2, 8, 6]]),
         ("shared", 4, 1, 16, 16, 0, []),
-        ("state", 0, 0, 0, 0, -1, [[2, 10]]),
+        ("none", 0, 0, 0, 0, -1, [[2, 10]]),
+        ("none", 0, 0, 0, 0, -1, [[3, 12 + 2 * 8], [3, 8, 4]]),
+        ("paged", 4, 1, 16, 16, -1, [[3, 12 + 2 * 8], [3, 8, 4]]),
+        ("none", 0, 0, 0, 0, -1, []),
     ]
+    of_mamba = [(0, 5 * 24 * 8), (8 * 32, 5 * 24 * 8), (0, 0)]
     costs = [(layer.cost.of_pair, layer.cost.of_token) for layer in spec.layers]
-    assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0), (0, 2 * 4 * 20)]
-    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6 + 2 * 20)
-    assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 16 + 32)
+    assert costs == [(8 * 32, 0), (8 * (32 + 24), 0), (0, 7 * 4 * 8 * 6), (8 * 32, 0), (0, 2 * 4 * 20), *of_mamba]
+    assert spec.state_bytes() == 4 * (3 * 56 + 4 * 8 * 6 + 2 * 20 + 2 * (3 * 56 + 6 * 8 * 4))
+    assert spec.kv_bytes_per_token("float16") == 2 * (2 * 2 * 2 * 16 + 32)
     with pytest.raises(
         ConfigError,
-        match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions and "
-        "intermediate_size 16",
+        match="8 attention heads, 2 key heads of linear attention, 20 channels of short convolutions, 6 heads of Mamba "
+        "layers, 2 groups of Mamba layers and intermediate_size 16",
     ):
         _core.local_spec(spec, 0, 4)
 
@@ -108,7 +119,17 @@ MLP = _core.MlpSpec(16)
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (_core.LayerSpec(ATTENTION), "a layer needs an MLP or experts"),
+        (_core.LayerSpec(), "a layer needs a mixer, an MLP or experts"),
+        (_core.LayerSpec(mlp=MLP, mixer_beside=ATTENTION), "mixer_beside: expected a mixer that it is beside"),
+        (
+            _core.LayerSpec(ATTENTION, MLP, mixer_beside=ATTENTION),
+            "two mixers side by side: expected one that keeps keys",
+        ),
+        (_core.LayerSpec(_core.MambaSpec(3, 8, 2), MLP), "heads in multiples of their groups"),
+        (
+            _core.LayerSpec(_core.MambaSpec(2, 8, 1, 8, 4, dt_min=2, dt_max=1), MLP),
+            "dt_min .2.* must be at most dt_max",
+        ),
         (_core.LayerSpec(ATTENTION, _core.MlpSpec()), "intermediate_size must be positive, got 0"),
         (_core.LayerSpec(_core.AttentionSpec(), MLP), r"num_heads \(0\) must be a multiple of num_kv_heads \(0\)"),
         (_core.LayerSpec(_core.AttentionSpec(2, 2, 8, rope=0), MLP), "a layer has rope 0 of 0"),
@@ -123,8 +144,8 @@ MLP = _core.MlpSpec(16)
             "groups of experts do not fit: 2 experts in 3",
         ),
         (
-            _core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 1, _core.MlpSpec(16, gated=False))),
-            "experts have a gate",
+            _core.LayerSpec(ATTENTION, experts=_core.ExpertsSpec(2, 1, _core.MlpSpec(16, out_multiplier=2))),
+            "experts have no multipliers of their own",
         ),
         (
             _core.LayerSpec(ATTENTION, MLP, _core.ExpertsSpec(2, 1, MLP)),

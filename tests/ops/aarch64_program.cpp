@@ -132,7 +132,25 @@ void layers_with_a_state(Backend& backend) {
                         .out = out,
                         .num_k_heads = k_heads,
                         .eps = 1e-6f});
-    for (const Tensor& result : {mixed, conv_state, out, state}) write(result);
+    constexpr int64_t groups = 2, size = heads * v_dim;
+    const Tensor xbc = next({tokens, size + 2 * groups * k_dim}), dt = next({tokens, heads}), rates = next({heads}),
+                 dt_bias = next({heads}), skip = next({heads}), scanned = next({states, heads, k_dim, v_dim}),
+                 gate = next({tokens, size}), weights = next({size}),
+                 space = allocate_host(DType::float32, {tokens, size});
+    std::fill_n(rates.as<float>(), heads, -0.5f);
+    backend.selective_scan({.xbc = xbc,
+                            .dt = dt,
+                            .decay_rate = rates,
+                            .dt_bias = dt_bias,
+                            .skip = skip,
+                            .state = scanned,
+                            .sequences = sequences,
+                            .gates = gates,
+                            .out = space,
+                            .num_groups = groups});
+    backend.gated_norm(
+        {.x = space, .gate = gate, .weight = weights, .out = space, .group_size = size / groups, .eps = 1e-6f});
+    for (const Tensor& result : {mixed, conv_state, out, state, space, scanned}) write(result);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ from cpp_build import CORE, ROOT, Builder
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 KERNELS = ("attention", "delta", "elementwise", "linear_floats", "linear_integers", "microbenchmarks", "norm", "pack",
-           "rope", "table")  # fmt: skip
+           "rope", "selective_scan", "table")  # fmt: skip
 DEFINES = [f"-DINFINILM_{part}=generic" for part in ("ISA", "FLOATS", "INTEGERS")]
 DEFINES += [f"-DINFINILM_{value}" for value in ("WIDTH=4", "BF16_DOT=0", "TILES=0", "EMULATED=0")]
 FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", *DEFINES]
@@ -114,7 +114,15 @@ def layers_with_a_state(b: Any) -> Array:
     rest[3][:] = -0.5  # rates of decay are below 0
     gates = np.zeros((21, 2 * heads), np.float32)
     b.delta_rule(*map(tensor, (x, *rest, state)), *sequences, tensor(gates), tensor(out), num_k_heads=k_heads, eps=1e-6)
-    return np.concatenate([result.reshape(-1) for result in (mixed, conv_state, out, state)])
+    groups, size = 2, heads * v_dim
+    shapes = ((21, size + 2 * groups * k_dim), (21, heads), (heads,), (heads,), (heads,), (3, heads, k_dim, v_dim),
+              (21, size), (size,))  # fmt: skip
+    xbc, dt, *vectors, scanned, gate, weight = (numbers(shape, 17 + i) for i, shape in enumerate(shapes))
+    vectors[0][:] = -0.5
+    space = np.zeros((21, size), np.float32)
+    b.selective_scan(*map(tensor, (xbc, dt, *vectors, scanned)), *sequences, tensor(gates), tensor(space), groups)
+    b.gated_norm(*map(tensor, (space, gate, weight, space)), group_size=size // groups, eps=1e-6)
+    return np.concatenate([result.reshape(-1) for result in (mixed, conv_state, out, state, space, scanned)])
 
 
 @pytest.mark.parametrize("target", ["armv8-a", "armv8.2-a+dotprod"])

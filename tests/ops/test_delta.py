@@ -13,35 +13,8 @@ from reference.ops import Array
 
 from infinilm.errors import InfinilmError
 from ops import support
+from ops.states import NUM_STATES, Sequences, draw_sequences
 from ops.support import Output, assert_bitwise, assert_close, backend, each_isa, each_threads, framed, tensor
-
-lengths = st.lists(st.sampled_from((1, 2, 3, 5, 17, 40)), min_size=1, max_size=4)
-NUM_STATES = 9
-
-
-class Sequences:
-    """Sequences of a step: where each goes on, and what it leaves."""
-
-    def __init__(self, rng: np.random.Generator, counts: list[int], fresh: list[bool], same: list[bool]) -> None:
-        order = rng.permutation(NUM_STATES).astype(np.int32)
-        self.counts = counts
-        self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        self.out = order[: len(counts)]
-        before = order[len(counts) : 2 * len(counts)]
-        self.inn = np.array(
-            [-1 if new else out if own else other
-             for new, own, out, other in zip(fresh, same, self.out, before, strict=True)],
-            np.int32,
-        )  # fmt: skip
-
-    def arguments(self) -> tuple[Any, Any, Any]:
-        return tensor(self.starts), tensor(self.inn), tensor(self.out)
-
-
-def draw_sequences(data: st.DataObject, rng: np.random.Generator) -> Sequences:
-    counts = data.draw(lengths)
-    flags = st.lists(st.booleans(), min_size=len(counts), max_size=len(counts))
-    return Sequences(rng, counts, data.draw(flags), data.draw(flags))
 
 
 @each_isa
@@ -51,10 +24,11 @@ def draw_sequences(data: st.DataObject, rng: np.random.Generator) -> Sequences:
     channels=st.sampled_from((1, 7, 16, 33, 600)),
     taps=st.integers(1, 8),
     gated=st.booleans(),
+    biased=st.booleans(),
     seed=support.seeds,
 )
 def test_causal_conv(
-    isa: str, threads: int, data: st.DataObject, channels: int, taps: int, gated: bool, seed: int
+    isa: str, threads: int, data: st.DataObject, channels: int, taps: int, gated: bool, biased: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     sequences = draw_sequences(data, rng)
@@ -69,15 +43,18 @@ def test_causal_conv(
         name: tensor(framed(gate, pad))
         for name, gate, pad in zip(("gate_in", "gate_out"), gates or (), ((1, 2), (4, 3)), strict=False)
     }
-    b.causal_conv(tensor(framed(x, (2, 5))), tensor(weight), tensor(after), *arguments, tensor(out.view), **strided)
+    bias = support.activations(rng, channels) if biased else None
+    more = strided if bias is None else {**strided, "bias": tensor(bias)}
+    b.causal_conv(tensor(framed(x, (2, 5))), tensor(weight), tensor(after), *arguments, tensor(out.view), **more)
     got, want_state = out.check(), state.copy()
     for s, (begin, end) in enumerate(itertools.pairwise(sequences.starts)):
         before = state[sequences.inn[s]] if sequences.inn[s] >= 0 else np.zeros_like(state[0])
         own = (gates[0][begin:end], gates[1][begin:end]) if gates else None
-        want, kept = oracle.causal_conv(x[begin:end], weight, before, own)
+        want, kept = oracle.causal_conv(x[begin:end], weight, before, own, bias)
         sizes = (np.abs(own[0]), np.abs(own[1])) if own else None
-        scale, _ = oracle.causal_conv(np.abs(x[begin:end]), np.abs(weight), np.abs(before), sizes)  # of what is added
-        assert_close(got[begin:end], want, length=taps + 2 * gated, scale=2 * scale)
+        added = None if bias is None else np.abs(bias)
+        scale, _ = oracle.causal_conv(np.abs(x[begin:end]), np.abs(weight), np.abs(before), sizes, added)
+        assert_close(got[begin:end], want, length=taps + biased + 2 * gated, scale=2 * scale)
         want_state[sequences.out[s]] = kept.astype(np.float32)  # a product of two float32 is rounded once
     assert_bitwise(after, want_state, "state")
 

@@ -108,7 +108,9 @@ class Layer:
     quantised: str | None
 
 
-def make_layer(b: Any, rng: np.random.Generator, format: str, num_experts: int, hidden: int, inner: int) -> Layer:
+def make_layer(
+    b: Any, rng: np.random.Generator, format: str, num_experts: int, hidden: int, inner: int, gated: bool = True
+) -> Layer:
     dtype, quantization = (format, "none") if format.startswith(("float", "bf")) else ("float32", format)
     layer = Layer([], [], [], quantization if quantization != "none" else None)
     for _ in range(num_experts):
@@ -117,7 +119,8 @@ def make_layer(b: Any, rng: np.random.Generator, format: str, num_experts: int, 
             for shape in ((inner, hidden), (inner, hidden), (hidden, inner))
         ]
         gate, up, down = [(tensor(array, dtype), None) for array in arrays]
-        layer.gate_up.append(b.prepare_linear([gate, up], kind="act_mul", quantization=quantization))
+        kind = {"kind": "act_mul"} if gated else {}
+        layer.gate_up.append(b.prepare_linear([gate, up] if gated else [up], quantization=quantization, **kind))
         layer.down.append(b.prepare_linear([down], quantization=quantization))
         held = [stored_rows(b, array, dtype, quantization).astype(np.float64) for array in arrays]
         layer.weights.append((held[0], held[1], held[2]))
@@ -151,9 +154,10 @@ def test_experts(
     isa: str, format: str, data: st.DataObject, num_tokens: int, num_experts: int, hidden: int, inner: int, seed: int,
     threads: int,
 ) -> None:  # fmt: skip
-    """Any routing, with and without a shared expert, its gate, and a residual that may be the output."""
+    """Any routing, with and without gates, a shared expert, its gate, and a residual that may be the output."""
     rng, b = np.random.default_rng(seed), backend(isa, threads)
-    layer = make_layer(b, rng, format, num_experts, hidden, inner)
+    gated = data.draw(st.booleans())
+    layer = make_layer(b, rng, format, num_experts, hidden, inner, gated)
     top_k = data.draw(st.integers(1, num_experts))
     ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :top_k].astype(np.int32)
     weights, x = rng.random(ids.shape, np.float32), support.activations(rng, num_tokens, hidden)
@@ -169,7 +173,11 @@ def test_experts(
         for k in range(top_k):
             gate, up, down = layer.weights[ids[t, k]]
             seen = quantised_x(x[t : t + 1], layer.quantised) if layer.quantised else x[t : t + 1].astype(np.float64)
-            h = oracle.linear(seen, [(gate, None), (up, None)], "act_mul")
+            if gated:
+                h = oracle.linear(seen, [(gate, None), (up, None)], "act_mul")
+            else:
+                h = oracle.linear(seen, [(up, None)])
+                h = h / (1 + np.exp(-h))
             h = quantised_x(h, layer.quantised) if layer.quantised else h
             part = (h @ down.T)[0] * float(weights[t, k])
             want[t] += part

@@ -134,7 +134,7 @@ def test_rounding_with_a_gram_matrix(bits: int, inputs: int, tokens: int, seed: 
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "lfm2", "gemma4-moe"]
+    "name", ["demo", "gemma2", "olmo2", "cohere", "phi3", "qwen2-moe", "qwen3-5", "lfm2", "falcon-h1", "gemma4-moe"]
 )
 def test_what_a_calibration_sees(name: str) -> None:
     """Sums over the tokens that the model computes: each linear's output is its weights times what was seen."""
@@ -167,6 +167,10 @@ def test_what_a_calibration_sees(name: str) -> None:
             np.testing.assert_array_equal(calibration.gram("model.layers.3.self_attn.gate_proj.weight"), of_q)
             for module in ("in_proj_qkv", "in_proj_z", "out_proj"):
                 assert calibration.gram(f"model.layers.1.linear_attn.{module}.weight") is not None
+        if name == "falcon-h1":
+            assert all(
+                calibration.gram(f"model.layers.1.mamba.{part}_proj.weight") is not None for part in ("in", "out")
+            )
         if name == "lfm2":
             assert all(
                 calibration.gram(f"model.layers.1.conv.{part}_proj.weight") is not None for part in ("in", "out")

@@ -528,17 +528,19 @@ def uniform(seed: int, position: int) -> float:
     return (word >> 8) * 2.0**-24
 
 
-def causal_conv(x: F64, weight: F64, state: F64, gates: tuple[F64, F64] | None = None) -> tuple[F64, F64]:
+def causal_conv(
+    x: F64, weight: F64, state: F64, gates: tuple[F64, F64] | None = None, bias: F64 | None = None
+) -> tuple[F64, F64]:
     """silu of a convolution of each channel; and the inputs that the next token sees.
 
     x [n, channels], weight [taps, channels] with the oldest first, state [taps - 1, channels]: what came before x.
-    `gates` [n, channels] each, in place of silu: one multiplies x, the other the result.
+    `gates` [n, channels] each, in place of silu: one multiplies x, the other the result. bias [channels] joins the sum.
     """
     if gates:
         x = gates[0].astype(np.float64) * x
     seen = np.concatenate([state, x]).astype(np.float64)
     n, taps = len(x), len(weight)
-    mixed = sum(weight[i] * seen[i : i + n] for i in range(taps))
+    mixed = sum(weight[i] * seen[i : i + n] for i in range(taps)) + (0.0 if bias is None else bias.astype(np.float64))
     return mixed * gates[1] if gates else mixed / (1 + np.exp(-mixed)), seen[n:]
 
 
@@ -565,6 +567,53 @@ def delta_heads(
         matrix = matrix + np.einsum("hk,hv->hkv", k[t], error * beta[t][:, None])
         out[t] = np.einsum("hkv,hk->hv", matrix, q[t])
     return out, matrix
+
+
+def selective_scan(
+    xbc: F64,
+    dt: F64,
+    decay_rate: F64,
+    dt_bias: F64,
+    skip: F64,
+    state: F64,
+    *,
+    num_groups: int,
+    dt_multiplier: float = 1.0,
+    dt_limits: tuple[float, float] = (0.0, np.inf),
+) -> tuple[F64, F64, F64]:
+    """What the heads of one sequence give by the state space of Mamba-2, from token to token; and the state behind it.
+
+    xbc [n, H * head_dim + 2 * G * state_dim], dt [n, H], decay_rate, dt_bias and skip [H], state [H, state_dim,
+    head_dim]; returns [n, H * head_dim], the state, and the sum of the sizes of what is added, as the first.
+    """
+    heads, state_dim, head_dim = state.shape
+    n = len(xbc)
+    x, b, c = np.split(xbc.astype(np.float64), [heads * head_dim, heads * head_dim + num_groups * state_dim], axis=1)
+    x = x.reshape(n, heads, head_dim)
+    b, c = (np.repeat(part.reshape(n, num_groups, state_dim), heads // num_groups, axis=1) for part in (b, c))
+    step = np.clip(np.logaddexp(0, dt_multiplier * dt.astype(np.float64) + dt_bias), *dt_limits)
+    decay = np.exp(decay_rate * step)
+    out, size = np.empty_like(x), np.empty_like(x)
+    matrix, sizes = state.astype(np.float64), np.abs(state.astype(np.float64))
+    for t in range(n):
+        added = np.einsum("hn,hp->hnp", b[t], step[t][:, None] * x[t])
+        matrix, sizes = matrix * decay[t][:, None, None] + added, sizes * decay[t][:, None, None] + np.abs(added)
+        out[t] = np.einsum("hnp,hn->hp", matrix, c[t]) + skip[:, None] * x[t]
+        size[t] = np.einsum("hnp,hn->hp", sizes, np.abs(c[t])) + np.abs(skip[:, None] * x[t])
+    return out.reshape(n, -1), matrix, size.reshape(n, -1)
+
+
+def group_norm(x: F64, gate: F64, weight: F64 | None, group_size: int, eps: float, norm_first: bool) -> F64:
+    """RMSNorm of each group of neighbours of x times silu(gate), or of x, which that multiplies; all [n, size].
+
+    weight [size]; None: no norm.
+    """
+    x, gate = x.astype(np.float64), gate / (1 + np.exp(-gate.astype(np.float64)))
+    if weight is None:
+        return x * gate
+    y = (x if norm_first else x * gate).reshape(len(x), -1, group_size)
+    normed = (y / np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + eps)).reshape(x.shape) * weight
+    return normed * gate if norm_first else normed
 
 
 def gated_norm(x: F64, z: F64, norm: F64, eps: float, rounded: float = 0.0) -> tuple[F64, F64]:

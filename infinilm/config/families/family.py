@@ -68,11 +68,13 @@ class Family:
     # Which norms of what sublayers read take the place of the residual stream: none; that of the first, which is a norm
     # of the embedding; or all, so that sums are normed.
     stream_norms: Literal["none", "embedding", "all"] = "none"
-    # Positions are those of RoPE, or learned: a row for each, those of a text from the first on, or behind that of the
-    # token that pads.
-    positions: Literal["rope", "learned", "learned_behind_padding"] = "rope"
+    # Positions are those of RoPE, none, or learned: a row for each, those of a text from the first on, or behind that
+    # of the token that pads.
+    positions: Literal["rope", "none", "learned", "learned_behind_padding"] = "rope"
     label_head: LabelHead = SCORE  # of its class `...ForSequenceClassification`
     parallel_blocks: bool = False  # attention and MLP read the same norm
+    lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says
+    attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it
     softmax_scale: float | None = None  # the factor of attention scores; None: it follows from head_dim

@@ -17,12 +17,14 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 __all__ = [
     "BAICHUAN",
     "BAICHUAN2",
+    "BAMBA",
     "BERT",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
     "ERNIE_MOE",
     "EXAONE",
+    "FALCON_H1",
     "GATED_Q",
     "GEMMA3",
     "GEMMA4",
@@ -48,6 +50,7 @@ __all__ = [
     "MISTRAL_OWN",
     "MIXTRAL",
     "MODERN_BERT",
+    "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
     "PHI3",
@@ -91,7 +94,8 @@ class TensorNames:
         Other names of modules of a layer: the engine's name to that of the files. `{}` stands for the number of an
         expert. Where there are several, the first that the files have counts.
     joined : Mapping of str to tuple of str
-        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other.
+        Modules of a layer whose tensors hold the rows of several of the engine's, one behind the other: of those that
+        the layer has.
     stacked : Mapping of str to tuple of str
         Tensors of a layer that may be there in place of an expert's own: a matrix for each expert, with the outputs of
         several modules one behind the other. For a vector that is the one row of a matrix, the same.
@@ -305,11 +309,6 @@ HUNYUAN_MOE = TensorNames(
 
 GPT_OSS = TensorNames(renamed={"mlp.gate": "mlp.router"}, stacked=_STACKED, stacked_as="columns_in_turn")
 
-GRANITE_HYBRID = TensorNames(
-    joined={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
-    renamed={"mlp.down_proj": "shared_mlp.output_linear"},
-)
-
 GRANITE_MOE = TensorNames(
     joined={"shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")},
     renamed={
@@ -324,6 +323,55 @@ GRANITE_MOE = TensorNames(
         "block_sparse_moe.input_linear.weight": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
         "block_sparse_moe.output_linear.weight": ("mlp.experts.{}.down_proj",),
     },
+)
+
+# What is the expert of all tokens is an MLP in models without experts.
+GRANITE_HYBRID = TensorNames(
+    joined={
+        "shared_mlp.input_linear": (
+            *("mlp.gate_proj", "mlp.up_proj"),
+            *("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        )
+    },
+    renamed={**GRANITE_MOE.renamed, "mlp.down_proj": "shared_mlp.output_linear"},
+    stacked=GRANITE_MOE.stacked,
+)
+
+_FEED_FORWARD = {f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+
+FALCON_H1 = TensorNames(
+    renamed={**_FEED_FORWARD, "post_attention_layernorm": "pre_ff_layernorm"},
+    outside={"norm": "final_layernorm"},
+    not_read=("mup_vector",),
+)
+
+BAMBA = TensorNames(
+    renamed={**_FEED_FORWARD, "post_attention_layernorm": "pre_ff_layernorm"}, outside={"norm": "final_layernorm"}
+)
+
+_NEMOTRON_H_MODULES: Mapping[str, tuple[str, ...]] = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mamba": ("in_proj", "conv1d", "A_log", "D", "dt_bias", "norm", "out_proj"),
+    "mlp": (
+        "up_proj",
+        "down_proj",
+        "gate",
+        "gate.e_score_correction_bias",
+        "experts.{}.up_proj",
+        "experts.{}.down_proj",
+    ),
+}
+NEMOTRON_H = TensorNames(
+    (("model.", ""), ("backbone.", "")),
+    outside={"embed_tokens": "embeddings", "norm": "norm_f"},
+    renamed={
+        "input_layernorm": "norm",
+        "post_attention_layernorm": "norm",
+        **{f"{room}.{name}": f"mixer.{name}" for room, names in _NEMOTRON_H_MODULES.items() for name in names},
+        **{f"mlp.shared_expert.{part}_proj": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    },
+    stacked={f"mixer.experts.{part}_proj": (f"mlp.experts.{{}}.{part}_proj",) for part in ("up", "down")},
+    not_read=("mtp.",),
 )
 
 LFM2 = TensorNames(

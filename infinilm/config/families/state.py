@@ -1,4 +1,4 @@
-"""The families whose layers keep a state of each sequence, by the gated delta rule or short convolutions: rows."""
+"""The families whose layers keep a state of each sequence, by the delta rule, short convolutions or Mamba: rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinilm.config.families.defaults import QWEN3_5_DEFAULTS, QWEN3_5_MOE_DEFAULTS, QWEN3_NEXT_DEFAULTS
-from infinilm.config.families.experts import DEEPSEEK_ROUTING, EXPERT_COUNT
+from infinilm.config.families.dense import GRANITE_KEYS
+from infinilm.config.families.experts import DEEPSEEK_ROUTING, EXPERT_COUNT, ROUTED_COUNT
 from infinilm.config.families.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
-from infinilm.config.families.names import LFM2, LFM2_MOE, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from infinilm.config.families.names import (
+    BAMBA,
+    FALCON_H1,
+    GRANITE_HYBRID,
+    LFM2,
+    LFM2_MOE,
+    NEMOTRON_H,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+)
 from infinilm.config.sublayers.delta import DELTA_KEYS
-from infinilm.config.sublayers.experts import EXPERT_KEYS
+from infinilm.config.sublayers.experts import EXPERT_KEYS, Routing
+from infinilm.config.sublayers.mamba import MAMBA_KEYS, MultiplierConfig
 from infinilm.config.sublayers.short_conv import SHORT_CONV_KEYS
+from infinilm.config.sublayers.sizes import defaults_of
 
 __all__ = ["STATE_FAMILIES"]
 
@@ -72,6 +85,9 @@ _LFM2_KEYS: Mapping[str, tuple[str, ...]] = {
     "theta": ("rope_theta",),
 }
 
+_MAMBA_DEFAULTS: Mapping[str, Any] = {"mamba_n_heads": 128, "mamba_d_state": 256}
+_MAMBA_IGNORED = frozenset({"mamba_chunk_size"})  # states go from token to token, whatever chunks were trained with
+
 STATE_FAMILIES: tuple[Family, ...] = (
     Family(
         architecture="Qwen3NextForCausalLM",
@@ -113,5 +129,130 @@ STATE_FAMILIES: tuple[Family, ...] = (
         | {"routed_scaling_factor"},
         other_keys={**_LFM2_KEYS, "num_dense_layers": ("first_k_dense_replace",)},
         **{**_LFM2, "fixed_keys": {**_LFM2["fixed_keys"], "use_expert_bias": True}},
+    ),
+    Family(
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        defaults={
+            **_MAMBA_DEFAULTS,
+            "attention_multiplier": 1.0,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        routing=Routing(shared_gate=False),
+        norm_topk_prob=True,
+        names=GRANITE_HYBRID,
+        keys=GRANITE_KEYS
+        | MAMBA_KEYS
+        | {"num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "norm_topk_prob"}
+        | {"no_rope_layers", "position_embedding_type"},
+        other_keys={**EXPERT_COUNT, "layers_block_type": ("layer_types",)},
+        fixed_keys={"normalization_function": "rmsnorm"},
+        ignored_keys=_MAMBA_IGNORED,
+    ),
+    Family(
+        architecture="NemotronHForCausalLM",
+        model_type="nemotron_h",
+        defaults={
+            "vocab_size": 131072,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 0,
+            "mamba_n_heads": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 8,
+            "mamba_d_state": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
+        },
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias="mlp_bias",
+        gated_mlp=False,
+        positions="none",
+        lone_sublayers=True,
+        routing=DEEPSEEK_ROUTING,
+        names=NEMOTRON_H,
+        keys=MAMBA_KEYS
+        | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
+        | {"norm_topk_prob", "n_group", "topk_group", "routed_scaling_factor", "mlp_only_layers"}
+        | {"hybrid_override_pattern"},
+        other_keys={
+            **EXPERT_COUNT,
+            **ROUTED_COUNT,
+            "layers_block_type": ("layer_types",),
+            "layer_norm_epsilon": ("rms_norm_eps",),
+            "norm_eps": ("rms_norm_eps",),
+            "attention_head_dim": ("head_dim",),
+            "mlp_hidden_act": ("hidden_act",),
+            "moe_shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+            "mamba_num_heads": ("mamba_n_heads",),
+            "mamba_head_dim": ("mamba_d_head",),
+            "n_groups": ("mamba_n_groups",),
+            "ssm_state_size": ("mamba_d_state",),
+            "conv_kernel": ("mamba_d_conv",),
+            "use_conv_bias": ("mamba_conv_bias",),
+            "use_bias": ("mamba_proj_bias",),
+        },
+        fixed_keys={"mamba_hidden_act": "silu", "moe_latent_size": None},
+        # How weights and steps begin in training, sizes that follow from others, and how other engines compute.
+        ignored_keys=_MAMBA_IGNORED
+        | {"chunk_size", "expand", "time_step_floor", "time_step_max", "time_step_min", "time_step_rank"}
+        | {"rescale_prenorm_residual", "residual_in_fp32", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
+        | {"n_shared_experts", "moe_shared_expert_overlap", "mtp_layers_block_type", "mtp_hybrid_override_pattern"},
+    ),
+    Family(
+        architecture="FalconH1ForCausalLM",
+        model_type="falcon_h1",
+        defaults={
+            **_MAMBA_DEFAULTS,
+            "vocab_size": 128000,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 0,
+            "mamba_d_ssm": 1024,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+        },
+        attention_beside=True,
+        names=FALCON_H1,
+        keys=MAMBA_KEYS
+        | frozenset(defaults_of(MultiplierConfig))
+        | {"mamba_d_ssm", "mamba_rms_norm", "mamba_norm_before_gate"}
+        | {"ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier"}
+        | {"embedding_multiplier", "logits_scaling", "lm_head_multiplier"},
+        # Biases of both, of which published models have none, would be multiplied in other places.
+        fixed_keys={"projectors_bias": False, "attention_bias": False},
+        ignored_keys=_MAMBA_IGNORED
+        | {"mamba_use_mlp", "attn_layer_indices", "mlp_expansion_factor", "layers_block_type", "layer_types"},
+    ),
+    Family(
+        architecture="BambaForCausalLM",
+        model_type="bamba",
+        defaults={
+            **_MAMBA_DEFAULTS,
+            "vocab_size": 128000,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 0,
+            "partial_rotary_factor": 0.5,
+        },
+        mlp_bias="mlp_bias",
+        names=BAMBA,
+        keys=MAMBA_KEYS | {"partial_rotary_factor", "attn_layer_indices"},
+        ignored_keys=_MAMBA_IGNORED | {"z_loss_coefficient", "layers_block_type", "attn_rotary_emb"},
     ),
 )

@@ -9,8 +9,9 @@ from infinilm.checks import as_boolean, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import ModelFields
 from infinilm.config.json.keys import UNSUPPORTED
-from infinilm.config.spec import rotary_dim
+from infinilm.config.spec import LONE_SUBLAYERS, rotary_dim
 from infinilm.config.sublayers.delta import STATE_LAYER
+from infinilm.config.sublayers.mamba import MAMBA_KEYS
 from infinilm.config.sublayers.short_conv import CONV_LAYER, SHORT_CONV_KEYS
 from infinilm.config.sublayers.windows import CHUNKED_LAYER
 from infinilm.errors import ConfigError
@@ -30,6 +31,8 @@ def check_layer_types(config: ModelFields, family: Family) -> None:
     kinds = ("full_attention", CHUNKED_LAYER if family.windows == "chunks" else "sliding_attention")
     if "linear_num_key_heads" in family.keys:
         kinds = ("full_attention", STATE_LAYER)
+    if family.keys >= MAMBA_KEYS:
+        kinds = ("full_attention", STATE_LAYER, *(LONE_SUBLAYERS if family.lone_sublayers else ()))
     if family.keys >= SHORT_CONV_KEYS:
         kinds = ("full_attention", CONV_LAYER)
     if config.layer_types is None:

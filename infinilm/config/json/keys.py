@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from infinilm.config.sublayers.mamba import MambaConfig, MultiplierConfig
+from infinilm.config.sublayers.sizes import defaults_of
+
 __all__ = ["INERT", "UNSUPPORTED"]
 
 _NEVER: tuple[Any, ...] = (None, False)  # the neutral values of a switch that must be off
 _NONE_OF: tuple[Any, ...] = (None, 0)  # the neutral values of a number that must not count
 _ONE: tuple[Any, ...] = (None, 1)  # the neutral values of a multiplier
+
+_NO_SUCH = "this family has no such multipliers"
 
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
@@ -43,6 +48,12 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "linear_value_head_dim": (_NONE_OF, "this family has no linear attention"),
         "linear_conv_kernel_dim": (_NONE_OF, "this family has no linear attention"),
         "full_attention_interval": ((None, 1), "this family has no linear attention"),
+        **{
+            key: ((None, default), "this family has no Mamba layers")
+            for key, default in defaults_of(MambaConfig).items()
+        },
+        **{key: ((None, default), _NO_SUCH) for key, default in defaults_of(MultiplierConfig).items()},
+        "lm_head_multiplier": (_ONE, _NO_SUCH),
         "conv_L_cache": (_NONE_OF, "this family has no short convolutions"),
         "block_auto_adjust_ff_dim": (_NEVER, "intermediate_size is the size that MLPs have"),
         "attn_output_gate": (_NEVER, "attention of this family has no gate"),

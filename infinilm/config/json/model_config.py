@@ -87,6 +87,20 @@ class ModelConfig(ModelFields):
     conv_L_cache, block_auto_adjust_ff_dim
         0, False: the tokens that a gated short convolution sees, in the layers that `layer_types` calls "conv" (LFM2);
         and whether intermediate_size is to be adjusted, as LFM2's files ask for, which reading them does.
+    mamba_n_heads, mamba_d_head, mamba_d_ssm, mamba_expand
+        0, None, None, 2: the heads of Mamba-2 in the layers that `layer_types` calls "linear_attention" or "mamba", and
+        the size of each (None: mamba_d_ssm, or mamba_expand * hidden_size, divided by their number).
+    mamba_n_groups, mamba_d_state, mamba_d_conv, mamba_conv_bias, mamba_proj_bias
+        1, 0, 4, True, False: groups of heads with the same B and C, the size of these, the tokens that the convolution
+        sees, and biases of that and of the linears.
+    mamba_rms_norm, mamba_norm_before_gate, time_step_limit
+        True, False, None: whether the heads of a group are normed, before they are multiplied by the gate or behind
+        that; the least and the largest step, of softplus.
+    ssm_multipliers, ssm_in_multiplier, ssm_out_multiplier
+        None, 1.0, 1.0: of gate, x, B, C and step (None: all 1), of what Mamba reads, and of what it adds (Falcon H1).
+    attention_in_multiplier, attention_out_multiplier, key_multiplier, mlp_multipliers
+        1.0, 1.0, 1.0, None: of what attention reads and adds, of its keys, and of the gate and of what the MLP adds
+        (None: both 1), in the same family.
     n_shared_experts, first_k_dense_replace
         0, 0: experts that all tokens go to besides, of moe_intermediate_size each; and layers without experts at the
         beginning. Only families that are like DeepSeek V3 have these and the next.
@@ -404,6 +418,11 @@ _NULLABLE = frozenset(
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "full_attention_interval",
+        "mamba_d_head",
+        "mamba_d_ssm",
+        "mlp_multipliers",
+        "ssm_multipliers",
+        "time_step_limit",
         "global_head_dim",
         "no_rope_layer_interval",
         "num_global_key_value_heads",
@@ -437,7 +456,14 @@ _KNOWN_KEYS = (
     | frozenset(UNSUPPORTED)
     | {"original_max_position_embeddings", "mlp_layer_types", "moe_layer_end_index", "model_max_length"}
     | {"moe_layers", "intermediate_size_mlp"}
-    | {"rotary_dim", DUAL_CHUNK}
+    | {
+        "rotary_dim",
+        "position_embedding_type",
+        "hybrid_override_pattern",
+        "attn_layer_indices",
+        "shared_intermediate_size",
+        DUAL_CHUNK,
+    }
     | {"full_attn_idxs", "block_ffn_dim_multiplier", "block_multiple_of"}
     | {old for old, _ in _OTHER_NAMES}
     | {key for family in FAMILIES.values() for key in (*family.other_keys, *family.fixed_keys, *family.ignored_keys)}

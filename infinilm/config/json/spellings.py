@@ -11,6 +11,7 @@ from typing import Any
 from infinilm.checks import INT_LIMIT, as_integer, short_repr
 from infinilm.config.families import Family
 from infinilm.config.fields import COMMON_DEFAULTS
+from infinilm.config.sublayers.delta import STATE_LAYER
 from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
@@ -57,8 +58,6 @@ def _check_fixed_keys(values: dict[str, Any], family: Family) -> None:
 def _rename_fields(values: dict[str, Any], family: Family) -> None:
     for old, fields in family.other_keys.items():
         value = values.pop(old, None)
-        if old == "shared_intermediate_size" and "intermediate_size" in fields and value is not None:
-            values.pop("intermediate_size", None)  # that of experts, which no layer has
         if old in _OF_EACH_LAYER and isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
         for name in fields:
@@ -73,10 +72,11 @@ def _no_window(values: dict[str, Any]) -> None:
 
 
 def _kinds_of_layers(values: dict[str, Any]) -> None:
-    """Hybrid models write "attention" where others write "full_attention"."""
+    """Hybrid models write "attention" where others write "full_attention", and "mamba" for a layer with a state."""
     kinds = values.get("layer_types")
     if isinstance(kinds, (list, tuple)):
-        values["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in kinds]
+        names = {"attention": "full_attention", "mamba": STATE_LAYER}
+        values["layer_types"] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
 
 
 def _pattern_of_windows(values: dict[str, Any]) -> None:
@@ -259,15 +259,95 @@ def _sizes_of_lfm2(values: dict[str, Any], family: Family) -> None:
     values["intermediate_size"] = -(-size // multiple) * multiple
 
 
+def _head_of_mamba(values: dict[str, Any], family: Family) -> None:
+    """Bring `mamba_d_head` "auto", which the other sizes say, to null."""
+    if values.get("mamba_d_head") == "auto":
+        values["mamba_d_head"] = None
+
+
+def _layers_of_granite(values: dict[str, Any], family: Family) -> None:
+    """Bring Granite 4's sizes of MLPs, its positions, and layers that are not named to those of others.
+
+    Beside experts an MLP is the expert of all tokens; `intermediate_size` is always that of experts.
+    """
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    layers = as_integer("num_hidden_layers", number)
+    if values.get("layer_types") is None:
+        values["layer_types"] = [STATE_LAYER] * layers
+    position = values.pop("position_embedding_type", None)
+    if position not in (None, "rope", "nope"):
+        raise ConfigError(f"position_embedding_type must be 'rope', 'nope' or null; got {short_repr(position)}")
+    if values.get("no_rope_layers") is None:
+        values["no_rope_layers"] = [int(position == "rope")] * layers
+    shared = values.pop("shared_intermediate_size", None)
+    if values.get("shared_expert_intermediate_size") is not None:
+        return  # these are fields, and no config.json
+    experts = values.get("num_experts")
+    has_experts = (defaults["num_experts"] if experts is None else experts) != 0
+    values["shared_expert_intermediate_size" if has_experts else "intermediate_size"] = (
+        1024 if shared is None else shared
+    )
+    if not has_experts:
+        values["shared_expert_intermediate_size"] = 0
+
+
+def _layers_of_bamba(values: dict[str, Any], family: Family) -> None:
+    """Bring `attn_layer_indices`, the layers with attention, to `layer_types`."""
+    attention = values.pop("attn_layer_indices", None)
+    if values.get("layer_types") is not None:
+        return
+    defaults = {**COMMON_DEFAULTS, **family.defaults}
+    number = values.get("num_hidden_layers") or values.get("num_layers") or defaults["num_hidden_layers"]
+    layers = range(as_integer("num_hidden_layers", number))
+    own = attention or ()
+    if not isinstance(own, (list, tuple)) or any(type(i) is not int or i not in layers for i in own):
+        raise ConfigError(f"attn_layer_indices must be a list of numbers of layers; got {short_repr(attention)}")
+    values["layer_types"] = ["full_attention" if layer in own else STATE_LAYER for layer in layers]
+
+
+def _multiplier_of_logits(values: dict[str, Any], family: Family) -> None:
+    """Bring `lm_head_multiplier`, which multiplies logits, to `logits_scaling`, which divides them; Falcon H1."""
+    _divide_by(values, "lm_head_multiplier")
+    number = values.get("num_hidden_layers") or values.get("num_layers") or COMMON_DEFAULTS["num_hidden_layers"]
+    values["layer_types"] = [STATE_LAYER] * as_integer("num_hidden_layers", number)  # and attention beside
+
+
+def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
+    """Bring Nemotron-H's pattern, with a character for each layer, to `layer_types`, and find those with experts."""
+    pattern = values.pop("hybrid_override_pattern", None)
+    kinds = values.get("layer_types")
+    if kinds is None:
+        names = {"M": STATE_LAYER, "*": "full_attention", "-": "mlp", "E": "moe"}
+        if pattern is None:  # the default of transformers, for as many layers as are asked for
+            number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+            number = as_integer("num_hidden_layers", number)
+            pattern = ("ME*-" * number)[:number]
+        if not isinstance(pattern, str) or not pattern or not set(pattern) <= names.keys():
+            raise ConfigError(f"hybrid_override_pattern must consist of {', '.join(names)}; got {short_repr(pattern)}")
+        kinds = values["layer_types"] = [names[character] for character in pattern]
+    if not isinstance(kinds, (list, tuple)):
+        return  # refused by the check of layer_types
+    if not values.get("num_layers"):
+        values["num_hidden_layers"] = values.get("num_hidden_layers") or len(kinds)
+    values["mlp_only_layers"] = [layer for layer, kind in enumerate(kinds) if kind != "moe"]
+    if "moe" not in kinds:
+        values["num_experts"] = 0
+
+
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
     """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
-    scale = values.pop("logit_scale", None)
+    _divide_by(values, "logit_scale")
+
+
+def _divide_by(values: dict[str, Any], key: str) -> None:
+    scale = values.pop(key, None)
     if scale is None:
         return
     if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not 1e-30 < scale < 1e30:
-        raise ConfigError(f"logit_scale must be a finite number > 0; got {scale!r}")
-    values["logit_scale"] = 1 / scale
-    rename(values, "logit_scale", "logits_scaling")
+        raise ConfigError(f"{key} must be a finite number > 0; got {scale!r}")
+    values[key] = 1 / scale
+    rename(values, key, "logits_scaling")
 
 
 # Spellings that occur in the config.json of any family.
@@ -285,6 +365,11 @@ _KEYS_OF_FAMILIES = (
     ("mlp_layer_types", _dense_by_type),
     ("logit_scale", _logit_scale),
     ("conv_L_cache", _sizes_of_lfm2),
+    ("mamba_n_heads", _head_of_mamba),
+    ("position_embedding_type", _layers_of_granite),
+    ("hybrid_override_pattern", _layers_of_nemotron),
+    ("attn_layer_indices", _layers_of_bamba),
+    ("lm_head_multiplier", _multiplier_of_logits),
 )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from infinilm._core import AttentionSpec, DeltaSpec, EmbeddingSumSpec, LatentSpec, RopeSpec, ShortConvSpec
+from infinilm._core import AttentionSpec, DeltaSpec, EmbeddingSumSpec, LatentSpec, MambaSpec, RopeSpec, ShortConvSpec
 from infinilm.models.reference.attention import attention
 from infinilm.models.reference.delta import delta_rule
 from infinilm.models.reference.experts import experts, experts_beside_mlp, router_logits
 from infinilm.models.reference.latent import latent_attention
+from infinilm.models.reference.mamba import mamba
 from infinilm.models.reference.mlp import mlp
 from infinilm.models.reference.ops import Array, soft_cap
 from infinilm.models.reference.own_vectors import make_own_vectors, read_own_vectors
@@ -17,6 +18,8 @@ from infinilm.models.reference.step import Step
 from infinilm.models.reference.stream import add, begin
 
 __all__ = ["draft", "forward", "rotation"]
+
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec
 
 
 def forward(s: Step, ids: Array, last_only: bool, types: Array | None = None) -> Array:
@@ -94,29 +97,46 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
 
 
 def run_layer(s: Step, x: Array) -> Array:
-    """One decoder layer, of two sublayers: x [num_tokens, hidden_size] -> the same."""
-    own = s.layers[s.layer]
-    h, x = begin(s, x, "input_layernorm")
-    x = s.emit("attention_residual", add(s, x, mix(s, own.mixer, h), "o_proj", "post_attention_layernorm"))
-
+    """One decoder layer: its mixers, then its MLP or experts: x [num_tokens, hidden_size] -> the same."""
+    own, h = s.layers[s.layer], x
+    mixers = [mixer for mixer in (own.mixer, own.mixer_beside) if mixer]
+    ends = not own.mlp and not own.experts
+    if mixers:
+        h, x = begin(s, x, "input_layernorm")
+    for number, mixer in enumerate(mixers, 1):
+        x = add_mixer(s, x, mixer, h)
+        if not ends or number < len(mixers):  # the last sum of a layer has a site of its own
+            x = s.emit("attention_residual" if number == 1 else "mixers_residual", x)
+    if ends:
+        return x
     if not s.spec.parallel_blocks:  # else both read the same norm
-        h, x = begin(s, x, "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm")
+        norm = "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm"
+        h, x = begin(s, x, norm, own.mlp.in_multiplier if own.mlp else 1)
     if own.mlp and own.experts:
         return experts_beside_mlp(s, own.mlp, own.experts, x, h)
     if own.mlp:
-        return add(s, x, mlp(s, own.mlp, h), "down_proj", "post_feedforward_layernorm")
+        return add(s, x, mlp(s, own.mlp, h), "down_proj", "post_feedforward_layernorm", own.mlp.out_multiplier)
     assert own.experts is not None
     out = experts(s, own.experts, h, router_logits(s, own.experts, h))
     return add(s, x, out, "experts", "post_feedforward_layernorm")
 
 
-def mix(s: Step, spec: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec, h: Array) -> Array:
+def add_mixer(s: Step, x: Array, spec: Mixer, h: Array) -> Array:
+    """Add what a mixer makes of h to x: both [num_tokens, hidden_size]."""
+    site = "out_proj" if isinstance(spec, MambaSpec) else "o_proj"
+    multiplier = spec.out_multiplier if isinstance(spec, (AttentionSpec, MambaSpec)) else 1
+    return add(s, x, mix(s, spec, h), site, "post_attention_layernorm", multiplier)
+
+
+def mix(s: Step, spec: Mixer, h: Array) -> Array:
     """Mix each token with those before it: h [num_tokens, hidden_size] -> the same."""
     if isinstance(spec, AttentionSpec):
         return attention(s, spec, h)
     if isinstance(spec, LatentSpec):
         return latent_attention(s, spec, h)
-    return delta_rule(s, spec, h) if isinstance(spec, DeltaSpec) else short_conv(s, spec, h)
+    if isinstance(spec, DeltaSpec):
+        return delta_rule(s, spec, h)
+    return mamba(s, spec, h) if isinstance(spec, MambaSpec) else short_conv(s, spec, h)
 
 
 def rotation(positions: Array, rope: RopeSpec, dtype: str) -> tuple[Array, Array]:

@@ -25,7 +25,8 @@ def experts(s: Step, spec: ExpertsSpec, x: Array, logits: Array) -> Array:
     best, weights = route(logits, spec, correction, scales)
 
     def expert(own: MlpSpec, h: Array, name: str) -> Array:
-        gate, up = (s.linear(h, f"{at}.{name}.{part}_proj", own.bias) for part in ("gate", "up"))
+        up = s.linear(h, f"{at}.{name}.up_proj", own.bias)
+        gate, up = (s.linear(h, f"{at}.{name}.gate_proj", own.bias), up) if own.gated else (up, np.ones_like(up))
         return s.linear(JOINS[own.activation](gate, up), f"{at}.{name}.down_proj", own.bias)
 
     out = np.zeros_like(x)

@@ -8,22 +8,22 @@ from infinilm.models.reference.step import Step
 __all__ = ["add", "begin"]
 
 
-def begin(s: Step, x: Array, norm: str) -> tuple[Array, Array]:
+def begin(s: Step, x: Array, norm: str, multiplier: float = 1) -> tuple[Array, Array]:
     """Return what a sublayer reads and the stream that its result is added to, both [num_tokens, hidden_size].
 
-    It reads x through its norm, if the model has these. The stream is x, or where the norm takes its place what is
-    read.
+    It reads x through its norm, times the multiplier, if the model has these. The stream is x, or where the norm takes
+    its place what is read.
     """
-    read = s.emit(norm, s.norm(x, s.name(norm))) if s.spec.pre_norms else x
+    read = s.emit(norm, s.norm(x, s.name(norm)) * s.scalar(multiplier)) if s.spec.pre_norms else x
     is_first = s.layer == 0 and norm == "input_layernorm"
     takes_place = s.spec.stream_norms == "all" or (s.spec.stream_norms == "embedding" and is_first)
     return read, read if takes_place else x
 
 
-def add(s: Step, x: Array, branch: Array, site: str, post_norm: str) -> Array:
+def add(s: Step, x: Array, branch: Array, site: str, post_norm: str, multiplier: float = 1) -> Array:
     """Add the result of a sublayer, normed and multiplied where the model does so, to x: [num_tokens, hidden_size]."""
     branch = s.emit(site, branch)
     if s.spec.post_norms:
         branch = s.emit(post_norm, s.norm(branch, s.name(post_norm)))
-    total: Array = x + branch * s.scalar(s.spec.residual_multiplier)
+    total: Array = x + branch * s.scalar(s.spec.residual_multiplier * multiplier)
     return total

@@ -1,4 +1,4 @@
-// The causal convolution and the gated delta rule.
+// Layers with a state: the causal convolution, the gated delta rule, and the state space of Mamba-2.
 #include "bind/ops/ops.h"
 #include "ops/ops.h"
 
@@ -10,7 +10,8 @@ void bind_delta_ops(OpsClass& backend) {
             "causal_conv",
             [](SharedBackend& shared, const Tensor& x, const Tensor& weight, const Tensor& state,
                const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& out,
-               const OptionalTensor& state_tokens, const OptionalTensor& gate_in, const OptionalTensor& gate_out) {
+               const OptionalTensor& state_tokens, const OptionalTensor& gate_in, const OptionalTensor& gate_out,
+               const OptionalTensor& bias) {
                 const InUse b(shared);
                 ops::causal_conv(b, {.x = x,
                                      .weight = weight,
@@ -21,10 +22,12 @@ void bind_delta_ops(OpsClass& backend) {
                                                    .state_tokens = optional_view(state_tokens)},
                                      .out = output("causal_conv", "out", out),
                                      .gate_in = optional_view(gate_in),
-                                     .gate_out = optional_view(gate_out)});
+                                     .gate_out = optional_view(gate_out),
+                                     .bias = optional_view(bias)});
             },
             "x"_a, "weight"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a, "state_out"_a, "out"_a,
-            "state_tokens"_a = nb::none(), "gate_in"_a = nb::none(), "gate_out"_a = nb::none(), Release())
+            "state_tokens"_a = nb::none(), "gate_in"_a = nb::none(), "gate_out"_a = nb::none(), "bias"_a = nb::none(),
+            Release())
         .def(
             "delta_rule",
             [](SharedBackend& shared, const Tensor& qkv, const Tensor& z, const Tensor& a, const Tensor& b,
@@ -51,7 +54,50 @@ void bind_delta_ops(OpsClass& backend) {
             },
             "qkv"_a, "z"_a, "a"_a, "b"_a, "decay_rate"_a, "dt_bias"_a, "norm"_a, "state"_a, "cu_seqlens_q"_a,
             "state_in"_a, "state_out"_a, "gates"_a, "out"_a, "num_k_heads"_a, "eps"_a, "state_tokens"_a = nb::none(),
-            Release());
+            Release())
+        .def(
+            "selective_scan",
+            [](SharedBackend& shared, const Tensor& xbc, const Tensor& dt, const Tensor& decay_rate,
+               const Tensor& dt_bias, const Tensor& skip, const Tensor& state, const Tensor& cu_seqlens_q,
+               const Tensor& state_in, const Tensor& state_out, const Tensor& gates, const Tensor& out, int num_groups,
+               float dt_multiplier, float dt_min, float dt_max, const OptionalTensor& state_tokens) {
+                const InUse b(shared);
+                ops::selective_scan(b, {.xbc = xbc,
+                                        .dt = dt,
+                                        .decay_rate = decay_rate,
+                                        .dt_bias = dt_bias,
+                                        .skip = skip,
+                                        .state = output("selective_scan", "state", state),
+                                        .sequences = {.cu_seqlens_q = cu_seqlens_q,
+                                                      .state_in = state_in,
+                                                      .state_out = state_out,
+                                                      .state_tokens = optional_view(state_tokens)},
+                                        .gates = output("selective_scan", "gates", gates),
+                                        .out = output("selective_scan", "out", out),
+                                        .num_groups = num_groups,
+                                        .dt_multiplier = dt_multiplier,
+                                        .dt_min = dt_min,
+                                        .dt_max = dt_max});
+            },
+            "xbc"_a, "dt"_a, "decay_rate"_a, "dt_bias"_a, "skip"_a, "state"_a, "cu_seqlens_q"_a, "state_in"_a,
+            "state_out"_a, "gates"_a, "out"_a, "num_groups"_a, "dt_multiplier"_a = 1.0f, "dt_min"_a = 0.0f,
+            "dt_max"_a = std::numeric_limits<float>::max(), "state_tokens"_a = nb::none(), Release())
+        .def(
+            "gated_norm",
+            [](SharedBackend& shared, const Tensor& x, const Tensor& gate, const OptionalTensor& weight,
+               const Tensor& out, int group_size, float eps, bool norm_first, float gate_multiplier) {
+                const InUse b(shared);
+                ops::gated_norm(b, {.x = x,
+                                    .gate = gate,
+                                    .weight = optional_view(weight),
+                                    .out = output("gated_norm", "out", out),
+                                    .group_size = group_size,
+                                    .eps = eps,
+                                    .norm_first = norm_first,
+                                    .gate_multiplier = gate_multiplier});
+            },
+            "x"_a, "gate"_a, "weight"_a.none(), "out"_a, "group_size"_a, "eps"_a, "norm_first"_a = false,
+            "gate_multiplier"_a = 1.0f, Release());
 }
 
 }  // namespace infinilm

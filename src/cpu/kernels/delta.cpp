@@ -4,14 +4,9 @@
 // would save a fifth of the operations at most: 3 products an element of the state in place of 4, and those in a chunk.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
+#include "cpu/kernels/state.h"
 
 namespace infinilm::cpu::INFINILM_ISA {
-
-// Where the state of a sequence stops: in front of its drafts.
-static int64_t state_end(const StateStepsArgs& sequences, int64_t s) {
-    return sequences.state_tokens ? sequences.cu_seqlens_q[s] + sequences.state_tokens[s]
-                                  : sequences.cu_seqlens_q[s + 1];
-}
 
 // Convolves the channels [first, first + n) of one sequence.
 static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int64_t n) {
@@ -41,7 +36,7 @@ static void conv_channels(const CausalConvArgs& a, int64_t s, int64_t first, int
         const float* const gate_out = a.gate_out ? row_of(a.gate_out, a.gate_out_stride, t) : nullptr;
         float* const to = (float*)a.out + (begin + t) * a.out_stride + first;
         for_vectors(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-            vec sum = zero();
+            vec sum = a.bias ? load_partial(a.bias + first + i, count) : zero();
             for (int j = 0; j < a.taps; ++j)
                 if (seen[j].row)
                     sum = fma(load_partial(a.weight + j * a.channels + first + i, count), seen[j].get(i, count), sum);
@@ -70,12 +65,6 @@ void causal_conv(const CausalConvArgs& args, Share share) {
     }
 }
 
-// A number as a type: how many vectors a call of step_columns has.
-template <int N>
-struct Number {
-    static constexpr int value = N;
-};
-
 constexpr int tokens_at_once = 16;  // whose q and k are normed before the state is read
 static_assert(most_drafts <= tokens_at_once);
 constexpr int line_floats = 16;  // of a cache line
@@ -98,15 +87,6 @@ static float dot_of(const float* x, const float* y, int64_t n) {
                 [&](int64_t i, int count) { sum = fma(load_partial(x + i, count), load_partial(y + i, count), sum); });
     return reduce_add(sum);
 }
-
-// Rows of columns of a state, `stride` elements apart.
-template <class T>
-struct Rows {
-    T* first;
-    int64_t stride;
-
-    INFINILM_MEMBER T* operator[](int64_t row) const { return first + row * stride; }
-};
 
 // Tokens of a head, over `VECTORS` vectors of columns of its state S [k_dim, v_dim], the last of `count` elements:
 //   S = decay * S;  delta = beta * (v - S^T k);  S += k delta^T;  out = S^T q

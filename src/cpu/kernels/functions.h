@@ -50,6 +50,10 @@ void combine(const CombineArgs& args, Share share);
 void causal_conv(const CausalConvArgs& args, Share share);
 void delta_rule(const CpuDeltaRuleArgs& args, Share share);
 
+// selective_scan.cpp
+void selective_scan(const CpuSelectiveScanArgs& args, Share share);
+void gated_norm(const GatedNormArgs& args, Share share);
+
 }  // namespace infinilm::cpu::INFINILM_FLOATS
 
 namespace infinilm::cpu::INFINILM_INTEGERS {

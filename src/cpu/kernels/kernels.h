@@ -132,6 +132,10 @@ struct CpuDeltaRuleArgs : DeltaRuleArgs {
     const float* gates;  // [num_tokens, 2 * num_v_heads]: decay, then beta, made of a and b
 };
 
+struct CpuSelectiveScanArgs : SelectiveScanArgs {
+    const float* gates;  // [num_tokens, 2 * num_heads]: decay, then step, made of dt
+};
+
 // Linears of some formats.
 struct LinearKernels {
     size_t (*scratch_bytes)(const LinearArgs&);
@@ -173,6 +177,8 @@ struct Kernels {
     void (*combine)(const CombineArgs&, Share);
     void (*causal_conv)(const CausalConvArgs&, Share);
     void (*delta_rule)(const CpuDeltaRuleArgs&, Share);
+    void (*selective_scan)(const CpuSelectiveScanArgs&, Share);
+    void (*gated_norm)(const GatedNormArgs&, Share);
 
     // Ceilings of this machine, measured by `infinilm bench` in the same run as what it compares with them.
     uint64_t (*read_memory)(const void* data, size_t bytes);      // streams over the buffer; returns a checksum
@@ -187,10 +193,10 @@ extern const Kernels kernels_generic, kernels_avx2, kernels_avx512, kernels_avx5
 // that it was compiled from other declarations than the caller.
 using KernelsOfLibrary = const Kernels*(uint64_t layout);
 constexpr const char* kernels_of_library_symbol = "infinilm_cpu_kernels";
-constexpr uint64_t kernels_layout = sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^
-                                    sizeof(CpuNormArgs) << 20 ^ sizeof(CpuRopeStoreArgs) << 16 ^
-                                    sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
-                                    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^
-                                    sizeof(CausalConvArgs) << 14 ^ sizeof(CpuDeltaRuleArgs) << 18;
+constexpr uint64_t kernels_layout =
+    sizeof(Kernels) << 32 ^ sizeof(LinearArgs) << 24 ^ sizeof(PackArgs) << 28 ^ sizeof(CpuNormArgs) << 20 ^
+    sizeof(CpuRopeStoreArgs) << 16 ^ sizeof(CpuAttentionArgs) << 8 ^ sizeof(EmbeddingArgs) << 4 ^ sizeof(ActMulArgs) ^
+    sizeof(SoftCapArgs) << 12 ^ sizeof(CombineArgs) << 10 ^ sizeof(CausalConvArgs) << 14 ^
+    sizeof(CpuDeltaRuleArgs) << 18 ^ sizeof(CpuSelectiveScanArgs) << 22 ^ sizeof(GatedNormArgs) << 26;
 
 }  // namespace infinilm::cpu

@@ -39,6 +39,8 @@ extern const Kernels INFINILM_JOIN(kernels_, INFINILM_ISA) = {
     .combine = floats::combine,
     .causal_conv = floats::causal_conv,
     .delta_rule = floats::delta_rule,
+    .selective_scan = floats::selective_scan,
+    .gated_norm = floats::gated_norm,
     .read_memory = isa::read_memory,
     .dot_flops = isa::dot_flops,
 };

@@ -87,7 +87,7 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
 }
 
 void Attention::declare(ParamTable& table) {
-    const auto& model = std::get<AttentionSpec>(table.layer_spec().mixer);
+    const auto& model = table.layer_spec().mixer_of<AttentionSpec>();
     const int64_t q_dim = model.q_dim(), kv_dim = model.kv_dim(), head_dim = model.head_dim;
     const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);

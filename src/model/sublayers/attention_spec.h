@@ -32,8 +32,9 @@ struct AttentionSpec {
     bool sinks = false;        // each head has a number that joins the softmax of its scores, with no value
     bool output_gate = false;  // what attention gives is multiplied by the sigmoid of a linear of its input
     QkNorm qk_norm = QkNorm::none;
-    bool v_norm = false;   // RMSNorm of each head of v, without weight
-    bool two_way = false;  // tokens see those behind them, too; a window reaches as far in both directions
+    bool v_norm = false;       // RMSNorm of each head of v, without weight
+    float out_multiplier = 1;  // of what it adds
+    bool two_way = false;      // tokens see those behind them, too; a window reaches as far in both directions
 
     int q_dim() const { return num_heads * head_dim; }
     int kv_dim() const { return num_kv_heads * head_dim; }
@@ -67,6 +68,7 @@ struct AttentionSpec {
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
+        f("out_multiplier", &AttentionSpec::out_multiplier, "Of what it adds.");
         f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
     }
 };

@@ -1,21 +1,9 @@
 #include "model/sublayers/delta.h"
 
-#include <cmath>
-
 #include "model/prepare_vectors.h"
 #include "ops/ops.h"
 
 namespace infinilm {
-
-namespace {
-
-Tensor negative_exp(Backend& backend, const VectorWeights& log) {
-    const Tensor rate = widened(backend, log.loaded);
-    for (int64_t i = 0; i < rate.numel(); ++i) rate.as<float>()[i] = -std::exp(rate.as<float>()[i]);
-    return rate;
-}
-
-}  // namespace
 
 void DeltaSpec::check(const ModelSpec&) const {
     require_spec(num_k_heads > 0 && num_v_heads > 0 && num_v_heads % num_k_heads == 0 && k_dim > 0 &&
@@ -33,7 +21,7 @@ DeltaSpec DeltaSpec::local(Shard shard) const {
 }
 
 CacheSpec DeltaSpec::cache() const {
-    return {.kind = CacheKind::state, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
+    return {.kind = CacheKind::none, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
 }
 
 // Operations on an element of the state: one for the decay, two each for S^T k, the update and S^T q.
@@ -48,7 +36,7 @@ Delta::Delta(const ModelSpec& model, const DeltaSpec& spec, BufferPlan& plan)
 }
 
 void Delta::declare(ParamTable& table) {
-    const auto& model = std::get<DeltaSpec>(table.layer_spec().mixer);
+    const auto& model = table.layer_spec().mixer_of<DeltaSpec>();
     const std::string at = table.prefix() + "linear_attn.";
     const Cut qkv = Cut::sections({model.k_size(), model.k_size(), model.v_size()}), rows = Cut::rows(equal_parts);
     table.linear(in_proj_, {.name = at + "in_proj",

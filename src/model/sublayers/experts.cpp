@@ -14,7 +14,7 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                      group_best >= 1 && group_best <= 2 && top_k <= count / num_groups * top_groups,
                  "groups of experts do not fit: ", count, " experts in ", num_groups, ", of which ", top_groups,
                  " have the ", top_k, " of a token");
-    require_spec(expert.gated, "experts have a gate");
+    require_spec(expert.in_multiplier == 1 && expert.out_multiplier == 1, "experts have no multipliers of their own");
     if (shared) shared->check(model);
 }
 

@@ -43,7 +43,7 @@ Latent::Latent(const ModelSpec& model, const LatentSpec& spec, BufferPlan& plan)
 }
 
 void Latent::declare(ParamTable& table) {
-    const auto& model = std::get<LatentSpec>(table.layer_spec().mixer);
+    const auto& model = table.layer_spec().mixer_of<LatentSpec>();
     const int64_t num_heads = model.num_heads;
     const std::string at = table.prefix() + "self_attn.";
     const Cut q_rows = Cut::rows(equal_parts);

@@ -11,6 +11,7 @@ struct MlpSpec {
     bool bias = false;
     bool gated = true;  // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
+    float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const { return {{"intermediate_size", intermediate_size, false}}; }
@@ -23,6 +24,8 @@ struct MlpSpec {
         f("bias", &MlpSpec::bias, "");
         f("gated", &MlpSpec::gated, "down(activation(gate) * up); else down(activation(up)).");
         f("activation", &MlpSpec::activation, "");
+        f("in_multiplier", &MlpSpec::in_multiplier, "Of the norm that it reads.");
+        f("out_multiplier", &MlpSpec::out_multiplier, "Of what it adds.");
     }
 };
 

@@ -17,7 +17,7 @@ ShortConv::ShortConv(const ModelSpec& model, const ShortConvSpec& spec, BufferPl
 }
 
 void ShortConv::declare(ParamTable& table) {
-    const auto& model = std::get<ShortConvSpec>(table.layer_spec().mixer);
+    const auto& model = table.layer_spec().mixer_of<ShortConvSpec>();
     const std::string at = table.prefix() + "conv.";
     const int64_t channels = model.channels;
     table.linear(in_proj_, {.name = at + "in_proj",

@@ -20,19 +20,19 @@ namespace infinilm {
 
 struct ModelSpec;
 
-// What a layer keeps of the tokens before.
+// What a layer keeps of each of the tokens before. A state is beside that: it is of one size, whatever their number.
 enum class CacheKind : uint8_t {
     paged,   // the keys and values of each, in the blocks of its sequence
     shared,  // nothing: it reads the keys and values of an earlier layer
     latent,  // a row of each in the blocks of its sequence, of which all heads make their keys and values
-    state,   // tensors of one size, whatever the number of tokens
+    none,    // nothing
 };
 constexpr std::string_view name(CacheKind kind) {
     switch (kind) {
         case CacheKind::paged: return "paged";
         case CacheKind::shared: return "shared";
         case CacheKind::latent: return "latent";
-        case CacheKind::state: return "state";
+        case CacheKind::none: return "none";
     }
     return "?";
 }
@@ -46,16 +46,17 @@ inline int64_t elements_of(const std::vector<int64_t>& shape) {
 // The cache of one layer, and how its heads read it.
 struct CacheSpec {
     CacheKind kind = CacheKind::paged;
-    int num_heads = 0;                         // that read rows of blocks; with a state 0, as what follows
+    int num_heads = 0;                         // that read rows of blocks; 0 where there are none, as what follows
     int num_kv_heads = 0, head_dim = 0;        // of a row
     int value_dim = 0;                         // of a head's value, which is the end of its key where that is shorter
     int sliding_window = 0;                    // rows that a token sees; 0: all
     bool chunked = false;                      // the window does not slide: see AttentionSpec
     bool two_way = false;                      // a token sees rows of those behind it, too
     int owner = -1;                            // of a shared one: the earlier layer whose rows these are
-    std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32
+    std::vector<std::vector<int64_t>> states;  // the shapes of the tensors of a state, float32; empty: there is none
 
-    bool has_rows() const { return kind != CacheKind::state; }
+    bool has_rows() const { return kind != CacheKind::none; }
+    bool has_state() const { return !states.empty(); }
     bool owns_rows() const { return has_rows() && kind != CacheKind::shared; }
     int rows_of_token() const { return kind == CacheKind::latent ? 1 : 2; }  // of each head: a key, then a value
     int kv_dim() const { return num_kv_heads * head_dim; }
@@ -69,7 +70,7 @@ struct CacheSpec {
     template <class F>
     static void fields(F f) {
         f("kind", &CacheSpec::kind, "");
-        f("num_heads", &CacheSpec::num_heads, "That read rows of blocks; 0: it is a state.");
+        f("num_heads", &CacheSpec::num_heads, "That read rows of blocks; 0: there are none.");
         f("num_kv_heads", &CacheSpec::num_kv_heads, "");
         f("head_dim", &CacheSpec::head_dim, "Elements of a key.");
         f("value_dim", &CacheSpec::value_dim,
@@ -78,7 +79,7 @@ struct CacheSpec {
         f("chunked", &CacheSpec::chunked, "");
         f("two_way", &CacheSpec::two_way, "A token sees rows of those behind it, too.");
         f("owner", &CacheSpec::owner, "The earlier layer whose keys and values a shared cache reads.");
-        f("states", &CacheSpec::states, "The shapes of the tensors of a state.");
+        f("states", &CacheSpec::states, "The shapes of the tensors of a state; empty: there is none.");
     }
 };
 

@@ -1,4 +1,5 @@
-// C functions over the launchers of delta.cu for delta_cases.py. Types are their numbers in core/types.h.
+// C functions over the launchers of delta.cu and selective_scan.cu for delta_cases.py and scan_cases.py. Types are
+// their numbers in core/types.h.
 #include "cuda/delta/kernels.h"
 
 using namespace infinilm;
@@ -9,9 +10,10 @@ extern "C" {
 int run_causal_conv(const void* x, int64_t x_stride, const float* weight, float* state, const int* cu_seqlens_q,
                     const int* state_in, const int* state_out, const int* state_tokens, int num_seqs, void* out,
                     int64_t out_stride, int num_tokens, int channels, int taps, int type, const void* gate_in,
-                    int64_t gate_in_stride, const void* gate_out, int64_t gate_out_stride) {
+                    int64_t gate_in_stride, const void* gate_out, int64_t gate_out_stride, const float* bias) {
     return causal_conv({x,
                         weight,
+                        bias,
                         state,
                         {cu_seqlens_q, state_in, state_out, state_tokens, num_seqs},
                         out,
@@ -42,5 +44,33 @@ int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z
     args.num_tokens = num_tokens, args.num_k_heads = num_k_heads, args.num_v_heads = num_v_heads;
     args.k_dim = k_dim, args.v_dim = v_dim, args.eps = eps, args.type = static_cast<Element>(type);
     return delta_rule(args, nullptr);
+}
+
+int run_selective_scan(const void* xbc, int64_t xbc_stride, const void* dt, int64_t dt_stride, const float* decay_rate,
+                       const float* dt_bias, const float* skip, float* state, const int* cu_seqlens_q,
+                       const int* state_in, const int* state_out, const int* state_tokens, int num_seqs, void* out,
+                       int64_t out_stride, int num_tokens, int num_heads, int num_groups, int state_dim, int head_dim,
+                       float dt_multiplier, float dt_min, float dt_max, int type) {
+    SelectiveScanArgs args{};
+    args.xbc = xbc, args.dt = dt, args.xbc_stride = xbc_stride, args.dt_stride = dt_stride;
+    args.decay_rate = decay_rate, args.dt_bias = dt_bias, args.skip = skip, args.state = state;
+    args.sequences = {cu_seqlens_q, state_in, state_out, state_tokens, num_seqs};
+    args.out = out, args.out_stride = out_stride, args.num_tokens = num_tokens;
+    args.num_heads = num_heads, args.num_groups = num_groups, args.state_dim = state_dim, args.head_dim = head_dim;
+    args.dt_multiplier = dt_multiplier, args.dt_min = dt_min, args.dt_max = dt_max;
+    args.type = static_cast<Element>(type);
+    return selective_scan(args, nullptr);
+}
+
+int run_gated_norm(const void* x, int64_t x_stride, const void* gate, int64_t gate_stride, const float* weight,
+                   void* out, int64_t out_stride, int num_tokens, int size, int group_size, float eps,
+                   float gate_multiplier, int norm_first, int type) {
+    GatedNormArgs args{};
+    args.x = x, args.gate = gate, args.weight = weight, args.out = out;
+    args.x_stride = x_stride, args.gate_stride = gate_stride, args.out_stride = out_stride;
+    args.num_tokens = num_tokens, args.size = size, args.group_size = group_size;
+    args.eps = eps, args.gate_multiplier = gate_multiplier, args.norm_first = norm_first != 0;
+    args.type = static_cast<Element>(type);
+    return gated_norm(args, nullptr);
 }
 }

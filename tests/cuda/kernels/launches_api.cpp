@@ -137,8 +137,8 @@ struct Launches {
         const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), 64};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
-                expect(causal_conv({at, as<float>(), as<float>(), sequences, at, hidden, hidden, tokens, hidden, taps,
-                                    type, at, at, hidden, hidden},
+                expect(causal_conv({at, as<float>(), as<float>(), as<float>(), sequences, at, hidden, hidden, tokens,
+                                    hidden, taps, type, at, at, hidden, hidden},
                                    nullptr),
                        "causal_conv");
         for (int dim : {24, 64, 128, 256})
@@ -153,6 +153,21 @@ struct Launches {
                     args.k_dim = args.v_dim = dim, args.eps = 1e-6f, args.type = type;
                     expect(delta_rule(args, nullptr), "delta_rule of " + std::to_string(dim));
                 }
+        for (int dim : {24, 64, 128, 256})
+            for (int num_seqs : {1, 64}) {
+                SelectiveScanArgs args{};
+                args.xbc = args.dt = args.out = at;
+                args.decay_rate = args.dt_bias = args.skip = as<float>(), args.state = as<float>();
+                args.sequences = sequences, args.sequences.num_seqs = num_seqs;
+                args.xbc_stride = args.dt_stride = args.out_stride = hidden;
+                args.num_tokens = num_seqs, args.num_heads = 32, args.num_groups = 1;
+                args.state_dim = args.head_dim = dim, args.type = type;
+                expect(selective_scan(args, nullptr), "selective_scan of " + std::to_string(dim));
+            }
+        expect(
+            gated_norm({at, at, as<float>(), at, hidden, hidden, hidden, many, hidden, hidden, 1e-6f, 1, false, type},
+                       nullptr),
+            "gated_norm");
         HeadLinearArgs head{};
         head.x = head.out = at, head.num_heads = 128, head.out_features = 512;
         head.x_stride = head.x_head_stride = head.out_stride = head.out_head_stride = hidden;
