@@ -37,7 +37,7 @@ from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of,
 from infinilm.checkpoint.mapped import FileState
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
-from infinilm.config.spec import build_spec, longest_text
+from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
@@ -251,7 +251,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.max_model_len: int = plan.memory.max_model_len
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
-        spec = self._spec_of(plan, mtp=plan.mtp)
+        spec = self._spec_of(plan, plan.mtp)
         others = None
         if stages:
             check_settings(kv_cache, hooks, lora or merge_lora)
@@ -325,7 +325,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
-                "computation": fingerprint_of([_computation(spec if not plan.mtp else self._spec_of(plan, mtp=False))]),
+                "computation": fingerprint_of([_computation(spec if not plan.mtp else self._spec_of(plan, None))]),
                 "eos_token_ids": sorted(self.tokenizer.eos_token_ids),
             },
             {
@@ -364,7 +364,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.load_time: float = time.perf_counter() - started  # seconds
         logger.info("loaded %s as %s in %.2f s; %s", plan.path, plan.dtype, self.load_time, self.memory)
 
-    def _spec_of(self, plan: ModelPlan, *, mtp: bool) -> _core.ModelSpec:
+    def _spec_of(self, plan: ModelPlan, mtp: MtpFormat | None) -> _core.ModelSpec:
         return build_spec(
             plan.config,
             dtype=plan.dtype,

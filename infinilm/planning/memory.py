@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from infinilm import _core
 from infinilm.cache import CacheConfig, PagedKVCacheConfig
 from infinilm.checks import DTYPES, as_integer, dtype_name, short_repr
-from infinilm.config.families import family_of
 from infinilm.config.spec import MtpFormat, build_spec, check_quantization, longest_text
 from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
