@@ -140,7 +140,7 @@ def as_library(messages: Sequence[Any], tools: Any) -> Any:
                     .with_recipient(f"functions.{call['function']['name']}")
                     .with_content_type("json")
                 )
-            if content:
+            if content or not message.get("tool_calls"):
                 made.append(lib.Message.from_role_and_content(lib.Role.ASSISTANT, content).with_channel("final"))
     return lib.Conversation.from_messages(made)
 
