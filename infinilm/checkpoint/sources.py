@@ -271,7 +271,7 @@ class _Files:
 
     def is_expected(self, parameter: _Parameter, module: str) -> bool:
         """True if the model has one of the engine's modules in the layer of the parameter."""
-        return f"model.{parameter.layer}{module}{parameter.kind}" in self._expected
+        return f"model.{parameter.layer}{module}{parameter.kind}" in self.expected
 
     def outputs_are_columns(self, parameter: _Parameter) -> bool:
         """True if outputs are the columns of the stacks in the layer of a parameter.

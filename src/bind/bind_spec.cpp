@@ -210,7 +210,7 @@ void bind_spec(nb::module_& m) {
     bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");
     bind_fields<CostSpec>(m, "CostSpec", "The work of a sublayer that mixes tokens, besides its linears.");
     bind_fields<LayerSpec>(m, "LayerSpec",
-                            "The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.")
+                           "The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.")
         .def_prop_ro("cache", &LayerSpec::cache, "What its mixers keep of the tokens before.")
         .def_prop_ro("cost", &LayerSpec::cost, "The work of its mixers.");
     bind_fields<MtpSpec>(m, "MtpSpec", "An MTP head, which drafts, and how it keeps its weights.");
