@@ -113,7 +113,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             VARIABLE: str(number),
         }
-        command = [str(pytest), "-x", "--tb=no", "-rfE", *tests]
+        command = [str(pytest), "-x", "--tb=no", "-rfE", "--color=no", *tests]
         return subprocess.run(
             command, cwd=self.sources, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS
         )
@@ -134,7 +134,7 @@ class Copy:
                 module.write_text(right)
         if done.returncode == 0:
             return None
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)  # ids may have spaces
         if done.returncode != 1 or found is None:
             raise SystemExit(f"{fault.name}: the tests did not run:\n{done.stdout}{done.stderr}")
         return found[1]
