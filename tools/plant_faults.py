@@ -34,14 +34,13 @@ PAGE = ROOT / "docs/measurements/planted-faults.md"
 VARIABLE = "INFINILM_PLANTED_FAULT"
 MAX_SECONDS = 600  # of the tests of a fault, which may hang by it
 
-DECLARATION = """\
-extern "C" int infinilm_planted_fault;
-"""
-DEFINITION = f"""
+# Each source that has a fault reads the choice by itself: tests build kernels of it into libraries of their own, too.
+CHOICE = f"""\
+#ifndef INFINILM_PLANTED_FAULT
+#define INFINILM_PLANTED_FAULT
 #include <cstdlib>
-extern "C" {{
-int infinilm_planted_fault = std::getenv("{VARIABLE}") ? std::atoi(std::getenv("{VARIABLE}")) : -1;
-}}
+static const int infinilm_planted_fault = std::getenv("{VARIABLE}") ? std::atoi(std::getenv("{VARIABLE}")) : -1;
+#endif
 """
 
 
@@ -61,7 +60,7 @@ def with_choices(text: str, faults: Iterable[tuple[int, Fault]]) -> str:
         before, part, behind = fault.parts
         choice = f"(infinilm_planted_fault == {number} ? ({fault.wrong}) : ({part}))"
         text = text.replace(fault.text, f"{before}{choice}{behind}")
-    return DECLARATION + text
+    return CHOICE + text
 
 
 class Copy:
@@ -104,8 +103,6 @@ class Copy:
             source = self.sources / file
             of_file = [(number, fault) for number, fault in faults.items() if fault.file == file]
             source.write_text(with_choices(source.read_text(), of_file))
-        module = self.sources / "src/bind/module.cpp"
-        module.write_text(module.read_text() + DEFINITION)
 
     def run(self, tests: Sequence[str], number: int = -1) -> subprocess.CompletedProcess[str]:
         """Run tests until one fails; TimeoutExpired: one hangs."""
@@ -116,7 +113,7 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             VARIABLE: str(number),
         }
-        command = [str(pytest), "-x", "--tb=no", "-rfE", *tests]
+        command = [str(pytest), "-x", "--tb=no", "-rfE", "--color=no", *tests]
         return subprocess.run(
             command, cwd=self.sources, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS
         )
@@ -137,7 +134,7 @@ class Copy:
                 module.write_text(right)
         if done.returncode == 0:
             return None
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)  # ids may have spaces
         if done.returncode != 1 or found is None:
             raise SystemExit(f"{fault.name}: the tests did not run:\n{done.stdout}{done.stderr}")
         return found[1]

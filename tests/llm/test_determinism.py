@@ -274,7 +274,7 @@ def ask_all(llm: LLM, jobs: list[Job]) -> list[Callable[[], Any]]:
 # ---- the contract ----
 
 
-@settings(max_examples=max(20, settings.default.max_examples))
+@settings(max_examples=max(12, settings.default.max_examples))
 @given(jobs=JOBS, chosen=SETTINGS)
 def test_answers_are_those_given_alone(models: Models, jobs: list[Job], chosen: dict[str, Any]) -> None:
     expected = [models.alone(job) for job in jobs]

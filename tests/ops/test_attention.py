@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import covering
 from hypothesis import assume, given, strategies as st
 from reference import ops as oracle
 from reference.ops import FLOATING, Array, load, store_int8
@@ -19,11 +20,14 @@ from ops.support import (
     backend,
     call,
     each_isa,
-    each_threads,
     framed,
 )
 
-each_cache_dtype = pytest.mark.parametrize("dtype", (*FLOATING, "int8"))
+CACHE_DTYPES = (*FLOATING, "int8")
+each_cache_dtype = pytest.mark.parametrize("dtype", CACHE_DTYPES)
+every_backend = pytest.mark.parametrize(
+    ("isa", "dtype", "threads"), covering(support.ISAS, CACHE_DTYPES, support.THREADS)
+)  # with every dtype of the cache, and any two of the three
 
 HEADS = ((1, 1), (4, 4), (2, 1), (8, 1), (8, 2), (6, 2), (7, 1), (15, 5), (11, 1), (18, 1))  # MHA, MQA, GQA
 HEAD_DIMS = (2, 6, 7, 16, 30, 64, 80, 96, 112, 128, 192, 256)
@@ -212,9 +216,7 @@ def cases(**limits: Any) -> Any:
 block_sizes = st.sampled_from((0, 1, 2, 3, 7, 8, 16, 19, 31, 32))
 
 
-@each_isa
-@each_cache_dtype
-@each_threads
+@every_backend
 @given(case=cases(), block_size=block_sizes)
 def test_matches_the_oracle(isa: str, dtype: str, threads: int, case: Case, block_size: int) -> None:
     """Prefill, chunked prefill and decode in one call, any head layout, windows, odd strides; NaN in
