@@ -27,13 +27,20 @@ from infinilm.config.families.names import (
     PHI3,
 )
 
-__all__ = ["DENSE_FAMILIES", "HUNYUAN_IGNORED", "HUNYUAN_ROPE_TYPES", "HUNYUAN_SWITCHES", "MINISTRAL3_ROPE_INERT"]
+__all__ = [
+    "DENSE_FAMILIES",
+    "GRANITE_KEYS",
+    "HUNYUAN_IGNORED",
+    "HUNYUAN_ROPE_TYPES",
+    "HUNYUAN_SWITCHES",
+    "MINISTRAL3_ROPE_INERT",
+]
 
 _ERNIE_BIAS: Mapping[str, tuple[str, ...]] = {"use_bias": ("attention_bias", "mlp_bias")}
 
 MINISTRAL3_ROPE_INERT = frozenset({"max_position_embeddings"})
 
-_GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
+GRANITE_KEYS = frozenset({"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"})
 
 _MAMBA_KEYS = frozenset(
     f"mamba_{name}"
@@ -224,6 +231,7 @@ DENSE_FAMILIES: tuple[Family, ...] = (
     Family(  # EXAONE 3 and 3.5
         architecture="ExaoneForCausalLM",
         model_type="exaone",
+        saved_architecture="LlamaForCausalLM",
         defaults={
             "vocab_size": 102400,
             "intermediate_size": 16384,
@@ -353,14 +361,14 @@ DENSE_FAMILIES: tuple[Family, ...] = (
         model_type="granite",
         defaults={"attention_multiplier": 1.0},
         mlp_bias="mlp_bias",
-        keys=_GRANITE_KEYS,
+        keys=GRANITE_KEYS,
     ),
     Family(
         architecture="GraniteMoeHybridForCausalLM",
         model_type="granitemoehybrid",
         defaults={"attention_multiplier": 1.0, "intermediate_size": 1024},
         names=GRANITE_HYBRID,
-        keys=_GRANITE_KEYS | {"num_experts_per_tok"},
+        keys=GRANITE_KEYS | {"num_experts_per_tok"},
         other_keys={"shared_intermediate_size": ("intermediate_size",), "layers_block_type": ("layer_types",)},
         fixed_keys={"position_embedding_type": "rope", "normalization_function": "rmsnorm"},
         ignored_keys=_MAMBA_KEYS,  # keys of Mamba layers, which no supported checkpoint has
