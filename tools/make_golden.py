@@ -72,7 +72,8 @@ def read_config(entry: dict[str, Any], folder: Path) -> Any:
 def model_class(config: Any) -> Any:
     """The class of a model, which for those that also see is not one of `AutoModelForCausalLM`."""
     own = getattr(transformers, config.architectures[0], None)
-    return own or transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    autos = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    return own or next(auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping)
 
 
 def text_model(model: Any) -> Any:

@@ -225,6 +225,7 @@ DENSE_FAMILIES: tuple[Family, ...] = (
     Family(  # EXAONE 3 and 3.5
         architecture="ExaoneForCausalLM",
         model_type="exaone",
+        saved_architecture="LlamaForCausalLM",
         defaults={
             "vocab_size": 102400,
             "intermediate_size": 16384,

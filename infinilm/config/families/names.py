@@ -17,13 +17,16 @@ from infinilm.config.sublayers.delta import delta_spec, state_layers
 __all__ = [
     "BAICHUAN",
     "BAICHUAN2",
+    "BAILING_MOE",
     "BAMBA",
     "BERT",
+    "ByHead",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
     "ERNIE_MOE",
     "EXAONE",
+    "EXAONE_MOE",
     "FALCON_H1",
     "GATED_Q",
     "GEMMA3",
@@ -36,6 +39,7 @@ __all__ = [
     "GRANITE_MOE",
     "HUNYUAN",
     "HUNYUAN_MOE",
+    "HYPERCLOVAX",
     "IDEFICS3",
     "INTERNLM2",
     "JINA_V3",
@@ -44,6 +48,7 @@ __all__ = [
     "LFM2_MOE",
     "LLAMA",
     "LLAMA4",
+    "MELLUM",
     "MIMO",
     "MINIMAX_M2",
     "MISTRAL3",
@@ -62,9 +67,8 @@ __all__ = [
     "QWEN_VL_MOE",
     "ROBERTA",
     "STARCODER2",
-    "VAULT_GEMMA",
-    "ByHead",
     "TensorNames",
+    "VAULT_GEMMA",
 ]
 
 
@@ -249,6 +253,14 @@ GLM4 = TensorNames(
     },
 )
 
+HYPERCLOVAX = TensorNames(
+    renamed={
+        "post_attention_layernorm": "post_norm1",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_norm2",
+    },
+)
+
 # transformers 5 has the experts of a layer in one tensor, and writes it on demand.
 _STACKED: Mapping[str, tuple[str, ...]] = {
     "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
@@ -285,6 +297,31 @@ _SHARED_EXPERTS: Mapping[str, str] = {
 }
 
 DEEPSEEK_MOE = TensorNames(renamed=_SHARED_EXPERTS, stacked=_STACKED, later_layers=True)
+
+EXAONE_MOE = TensorNames(
+    renamed={
+        **_SHARED_EXPERTS,
+        "mlp.gate.e_score_correction_bias": ("mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"),
+    },
+    stacked=_STACKED,
+    not_read=("mtp.",),
+)
+
+MELLUM = TensorNames(stacked=_STACKED, not_read=("mtp.",))
+
+BAILING_MOE = TensorNames(
+    joined={"attention.query_key_value": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        **_SHARED_EXPERTS,
+        "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm",
+        "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+    },
+    stacked=_STACKED,
+    outside={"embed_tokens": "word_embeddings"},
+    later_layers=True,
+)
 
 ERNIE_MOE = TensorNames(
     renamed={

@@ -11,8 +11,9 @@ from infinilm.config.families.defaults import (
     GEMMA_DEFAULTS,
     GLM_DEFAULTS,
 )
+from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import GLM4, STARCODER2, VAULT_GEMMA
+from infinilm.config.families.names import GLM4, HYPERCLOVAX, STARCODER2, VAULT_GEMMA
 
 __all__ = ["NORM_FAMILIES"]
 
@@ -81,6 +82,16 @@ NORM_FAMILIES: tuple[Family, ...] = (
         rope_pairs="neighbours",
         names=GLM4,
         keys=frozenset({"partial_rotary_factor"}),
+    ),
+    Family(
+        architecture="HyperCLOVAXForCausalLM",
+        model_type="hyperclovax",
+        mlp_bias="mlp_bias",
+        post_norms=True,
+        names=HYPERCLOVAX,
+        keys=GRANITE_KEYS | {"logit_scale"},
+        other_keys={"logits_scaling": ("logit_scale",)},  # which multiplies here
+        fixed_keys={"use_post_norm": True},
     ),
     Family(
         architecture="Olmo2ForCausalLM",

@@ -222,6 +222,8 @@ class ModelConfig(ModelFields):
         with contextlib.suppress(ConfigError):
             family = _family(self.model_type, self.architectures)
             values.update(model_type=family.model_type, architectures=[_class_name(family, self.architectures)])
+            if "logits_scaling" in family.other_keys:  # where it multiplies
+                values["logits_scaling"] = 1 / values["logits_scaling"]
             if "topk_method" in family.keys:  # whatever it was, n_group says it now
                 values["topk_method"] = "group_limited_greedy"
             if "moe_layers" in family.keys and self.moe_intermediate_size is None:

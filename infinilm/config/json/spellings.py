@@ -85,7 +85,7 @@ def _pattern_of_windows(values: dict[str, Any]) -> None:
     EXAONE's configurations are saved with a pattern of 0 where there is no window.
     """
     pattern = values.get("sliding_window_pattern")
-    if pattern == 0 and values.get("sliding_window") is None:
+    if pattern == 0 and values.get("sliding_window", 0) is None:
         values["sliding_window_pattern"] = None
     if isinstance(pattern, str):
         if not pattern or pattern != "L" * (len(pattern) - 1) + "G":
