@@ -1272,7 +1272,7 @@ class StepOutput:
     @property
     def logits(self) -> Tensor | None:
         """
-        [num_rows, vocab_size] float32; of a model without an lm_head [num_rows, hidden_size], the states after the last norm
+        [num_rows, vocab_size] float32, of a draft [num_rows, MtpSpec.lm_head_size] where the head has an lm_head of its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm
         """
 
     @property

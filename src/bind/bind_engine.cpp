@@ -205,9 +205,9 @@ void bind_batch(nb::module_& m) {
             "[num_rows, width] float32: their log-probabilities")
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
-            "[num_rows, vocab_size] float32; of a model without an lm_head [num_rows, hidden_size], the states after "
-            "the "
-            "last norm")
+            "[num_rows, vocab_size] float32, of a draft [num_rows, MtpSpec.lm_head_size] where the head has an lm_head "
+            "of "
+            "its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm")
         .def_ro("aborted", &StepOutput::aborted,
                 "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
                 "is not defined.");

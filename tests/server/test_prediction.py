@@ -11,6 +11,7 @@ import pytest
 
 from infinilm import LLM
 from server.support import SECONDS, Hosted, hosted
+from server.templates import QWEN
 
 CALL: dict[str, Any] = {
     "model": "tiny",
@@ -23,7 +24,7 @@ CALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def host() -> Iterator[Hosted]:
     with (
-        LLM("demo", speculation={"adaptive": False}, use_tqdm=False) as llm,
+        LLM("demo", chat_template=QWEN, speculation={"adaptive": False}, use_tqdm=False) as llm,
         hosted(llm, unknown_fields="refuse") as running,
     ):
         yield running
@@ -62,6 +63,22 @@ def test_the_same_answer(host: Hosted, client: openai.OpenAI, n: int) -> None:
             assert details.rejected_prediction_tokens is not None
             assert details.accepted_prediction_tokens > 20 * n
             assert (details.rejected_prediction_tokens > 0) or content is text
+
+
+def test_a_call_of_a_tool(client: openai.OpenAI) -> None:
+    """A prediction of arguments is followed inside of what the tool's schema allows."""
+    colours = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 3, "maxItems": 3}
+    parameters = {"type": "object", "properties": {"colours": colours}, "required": ["colours"]}
+    tool: Any = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
+    call: dict[str, Any] = {**CALL, "max_tokens": 90, "tools": [tool], "tool_choice": "required"}
+    alone = client.chat.completions.create(**call)
+    (made,) = alone.choices[0].message.tool_calls or []
+    for content, is_right in ((made.function.arguments, True), ("Once upon a time there was a cat.", False)):
+        answer = client.chat.completions.create(**call, prediction={"type": "content", "content": content})
+        (again,) = answer.choices[0].message.tool_calls or []
+        assert (again.function, answer.choices[0].finish_reason) == (made.function, alone.choices[0].finish_reason)
+        assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+        assert ((answer.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 3) == is_right
 
 
 @pytest.mark.parametrize(
