@@ -136,8 +136,8 @@ GEMMA4 = {
     },
 }
 
-# Granite 4 H Tiny, of which a fifth is here: 8 of 40 layers, one with attention, and a vocabulary to match. A token asks
-# for as many experts, of which there are a quarter.
+# Granite 4 H Tiny, of which a fifth is here: 8 of 40 layers, one with attention, and a vocabulary to match.
+# A quarter of the experts fits in memory; a token asks for as many.
 GRANITE_H = {
     "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 2],
     "position_embedding_type": "nope",
