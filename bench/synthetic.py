@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
 }
 
 
@@ -134,6 +136,23 @@ GEMMA4 = {
     },
 }
 
+# Granite 4 H Tiny, of which a fifth is here: 8 of 40 layers, one with attention, and a vocabulary to match.
+# A quarter of the experts fits in memory; a token asks for as many.
+GRANITE_H = {
+    "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 2],
+    "position_embedding_type": "nope",
+    **{"mamba_n_heads": 48, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128},
+    **{"num_local_experts": 16, "num_experts_per_tok": 6, "shared_intermediate_size": 1024},
+    **{"embedding_multiplier": 12, "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 6},
+}
+
+# Nemotron Nano 2 9B, of which a quarter is here: 14 of 56 layers, of one sublayer each.
+NEMOTRON_H = {
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M",
+    "mlp_hidden_act": "relu2",
+    **{"mamba_num_heads": 128, "mamba_head_dim": 80, "n_groups": 8, "ssm_state_size": 128},
+}
+
 SHAPES = {
     "llama-1b": shape("llama", 2048, 16, (32, 8, 64), 8192, 128256, 131072, 5e5, rope_scaling=LLAMA3_ROPE),
     "qwen3-0.6b": shape("qwen3", 1024, 28, (16, 8, 128), 3072, 151936, 40960, 1e6),
@@ -143,6 +162,8 @@ SHAPES = {
     "qwen3-5-moe": shape("qwen3_5_moe_text", 2048, 4, (16, 2, 256), 512, 24832, 262144, 1e7, **QWEN3_5_MOE),
     "deepseek-v2-lite": shape("deepseek_v2", 2048, 3, (16, 16, 64), 10944, 11392, 163840, 1e4, **DEEPSEEK_V2),
     "gemma4": shape("gemma4_text", 5376, 6, (32, 16, 256), 21504, 26240, 262144, None, **GEMMA4),
+    "granite-h": shape("granitemoehybrid", 1536, 8, (12, 4, 128), 512, 20096, 131072, 1e4, **GRANITE_H),
+    "nemotron-h": shape("nemotron_h", 4480, 14, (40, 8, 128), 15680, 32768, 131072, None, **NEMOTRON_H),
     "tiny": shape("llama", 64, 2, (4, 2, 16), 192, 512, 4096, 1e4),
     "smollm2-135m": shape("llama", 576, 30, (9, 3, 64), 1536, 49152, 8192, 1e5),
 }

@@ -496,7 +496,7 @@ _CPP_MODEL = (
     ),
     Fault(
         "the state decays by the logarithm of its rate",
-        f"{_KINDS}/delta.cpp",
+        "src/model/prepare_vectors.cpp",
         "rate.as<float>()[i] = ⟦-std::exp(rate.as<float>()[i])⟧;",
         "-rate.as<float>()[i]",
         _sites("qwen3-next"),
@@ -525,7 +525,7 @@ _CPP_MODEL = (
     Fault(
         "an MLP beside attention reads the sum",
         f"{_MODEL}/model.cpp",
-        ".shares_norm = ⟦spec.parallel_blocks⟧}",
+        ".shares_norm = ⟦spec.parallel_blocks⟧,",
         "false",
         _sites("cohere"),
     ),
@@ -631,6 +631,13 @@ _CPP_OPS = (
         "from.row ? ⟦from.get(i, count)⟧ : zero()",
         "zero()",
         (f"{_ISA}/test_delta.py::test_causal_conv",),
+    ),
+    Fault(
+        "drafts change the state of Mamba",
+        "src/cpu/kernels/selective_scan.cpp",
+        "const bool are_drafts = ⟦t >= certain_end⟧;",
+        "false",
+        (f"{_ISA}/test_selective_scan.py::test_drafts_leave_no_state",),
     ),
     Fault(
         "keys of the delta rule are divided by zero",
