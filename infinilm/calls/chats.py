@@ -257,6 +257,8 @@ class ChatMethods:
         Special tokens come from the template alone. The text is that of `chat_template.render`; `kwargs` are more
         variables of the template.
         """
+        if not self.chat_template:
+            self._requests.check_writes()  # else a template is what is missing
         return self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )

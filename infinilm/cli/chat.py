@@ -95,6 +95,8 @@ def run_chat(args: argparse.Namespace) -> int:
     tools = None if args.tools is None else _read_tools(args.tools)
     with open_llm(args, chat_template=args.chat_template) as llm:
         if not llm.chat_template:
+            if llm.task != "generate":
+                llm.render_chat([])  # its error says that the model writes no text
             raise ConfigError(
                 f"{llm.model_path} has no chat template (a base model?): pass --chat-template, or use infinilm generate"
             )

@@ -331,6 +331,8 @@ class RequestMaker:
         }
 
         def prompt_of(conversation: Any) -> PromptDict:
+            if not self._chat_template:
+                self.check_writes()  # a template would not help
             text = self._chat_template.render(conversation, **options)
             # The template writes the special tokens itself.
             return {"prompt": text, "prompt_token_ids": self._encode(text, "the prompt", 1, add_special_tokens=False)}

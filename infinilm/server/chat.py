@@ -177,6 +177,8 @@ def _read_chat(service: Service, body: Body, unknown: UnknownFields, named: Call
 
     tools = as_prompted(choice.tools)
     with bad_request("messages"):
+        if not llm.chat_template:
+            llm.render_chat([])  # its error says whether a template is what is missing
         control = llm.chat_template.thinking(bool(tools))
     kwargs = thinking.variables(control, unknown, named) | kwargs
     prompt, ids = service.render(messages, tools or None, ending, kwargs)

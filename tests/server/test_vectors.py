@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from encoders import make_encoder
 from llm import tiny
+from llm.test_encoders import add_word_pieces
 from llm.test_labels import DOCUMENTS, QUERY, classifier
 from llm.vector_files import write_json, write_modules, write_pooling, write_prompts
 
@@ -79,6 +82,35 @@ def test_vectors_by_the_checkpoint(embedder: LLM) -> None:
         assert ask(host, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)["usage"]["prompt_tokens"] == 128
         many = ask(host, "/v1/embeddings", input=[[3]] * 2048)["data"]
         assert len(many) == 2048 and many[0]["embedding"] == many[-1]["embedding"]
+
+
+def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
+    """A request to generate is a 400 that says what the model is; vectors go on."""
+    folder = make_encoder(tmp_path / "bert", "bert")
+    add_word_pieces(folder)
+    messages = [{"role": "user", "content": "the fox"}]
+    said = "BertModel is an encoder.* writes no text; it makes vectors"
+    with LLM(folder, use_tqdm=False, dtype="float32") as llm, hosted(llm) as host:
+        assert httpx.get(f"{host.url}/v1/models").json()["data"][0]["task"] == "embed"
+        for path, body in (
+            ("/v1/completions", {"prompt": "the fox"}),
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/chat/completions", {"messages": messages, "stream": True}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 4}),
+            ("/v1/responses", {"input": "the fox"}),
+        ):
+            answer = httpx.post(f"{host.url}{path}", json={"model": "tiny", **body}, timeout=SECONDS)
+            assert answer.status_code == 400, (path, answer.text)
+            assert re.search(said, answer.json()["error"]["message"]), (path, answer.text)
+        for path, body, said in (
+            ("/v1/embeddings", {"input": [7] * 65}, "65 tokens; the context of this server holds 64"),
+            ("/v1/embeddings", {"input": "fox", "prompt_name": "query"}, "no prompt of this model"),
+            ("/v1/rerank", {"query": "the", "documents": ["fox"]}, "makes vectors and reads no pairs"),
+            ("/classify", {"input": "fox"}, "no labels"),
+        ):
+            assert re.search(said, refused(host, path, **body)[1])
+        raw = ask(host, "/v1/embeddings", input="the fox")
+        assert np.array_equal(np.array(raw["data"][0]["embedding"], np.float32), llm.embed("the fox")[0])
 
 
 def test_what_an_embedder_refuses(embedder: LLM) -> None:

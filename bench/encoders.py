@@ -1,0 +1,301 @@
+"""Encoders of real shapes beside their peers: passages a second, the time of a query, and how near vectors are.
+
+    python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small [--rounds 5] [--passages 96]
+    python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small --cosines 1000
+
+FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
+transformers and sentence-transformers; with onnxruntime and onnx its graph is compared, too, which is what fastembed
+runs. Each engine is a process of its own with --threads threads, which stays loaded. In a round each of them makes the
+vectors of the same passages, of mixed lengths, then of one query of 12 tokens, ten times. Ratios are taken within
+rounds; medians are printed.
+
+`--cosines N`: instead, the cosines of N texts to sentence-transformers in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "bge-small": {"kind": "Bert", "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "bge-base": {"kind": "Bert", "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "xlm-r-base": {
+        "kind": "XLMRoberta",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 250002,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+    },
+    "modernbert-base": {
+        "kind": "ModernBert",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "vocab_size": 50368,
+    },
+    "nomic-base": {
+        "kind": "NomicBert",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 30528,
+        "max_position_embeddings": 2048,
+    },
+    "embedding-gemma": {
+        "kind": "Gemma3Text",
+        "hidden_size": 768,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 24,
+        "vocab_size": 262144,
+        "sliding_window": 512,
+        "max_position_embeddings": 2048,
+        "use_bidirectional_attention": True,
+    },
+}
+ENGINES = ("infinilm float32", "infinilm bfloat16", "infinilm int8", "sentence-transformers float32")
+ENGINES += ("sentence-transformers bfloat16", "onnxruntime float32")
+NUM_WORDS = 20000
+QUERY_TOKENS, QUERIES = 12, 10
+
+
+def make(folder: Path, shape: str) -> None:
+    """Write the checkpoint, its tokenizer and the files of sentence-transformers. Runs in the peers' environment."""
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer, models as modules
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    values = dict(SHAPES[shape])
+    kind = values.pop("kind")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(initializer_range=0.05, **values)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder / "plain")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(NUM_WORDS))]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    )
+    fast.model_input_names = ["input_ids", "attention_mask"]
+    fast.save_pretrained(folder / "plain")
+    transformer = modules.Transformer(str(folder / "plain"), max_seq_length=512)
+    pooling = modules.Pooling(transformer.get_word_embedding_dimension(), pooling_mode="mean")
+    SentenceTransformer(modules=[transformer, pooling, modules.Normalize()]).save(str(folder / "model"))
+
+
+def texts_of(count: int) -> list[str]:
+    """Passages of 16 to 400 tokens, most of them short: the same ones in each process."""
+    found = []
+    for i in range(count):
+        length = 16 + (i * 7919 % 97) ** 2 * 384 // 97**2
+        found.append(" ".join(f"w{(7919 * j + 104729 * i + 17) % NUM_WORDS}" for j in range(length - 2)))
+    return found
+
+
+def query() -> str:
+    return " ".join(f"w{(31 * j) % NUM_WORDS}" for j in range(QUERY_TOKENS - 2))
+
+
+def encoder_of(engine: str, folder: Path, threads: int) -> Callable[[list[str]], Any]:
+    """What makes the vectors of texts, [num_texts, hidden_size]."""
+    name, kind = engine.split()
+    model = str(folder / "model")
+    if name == "infinilm":
+        from infinilm import LLM
+
+        settings = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
+        llm = LLM(model, num_threads=threads, use_tqdm=False, **{"dtype": "float32", **settings})
+        return lambda texts: llm.embed(texts, use_tqdm=False)
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(threads)
+    with_dtype = {"dtype": getattr(torch, kind)}
+    peer = SentenceTransformer(model, device="cpu", model_kwargs=with_dtype)
+    if name == "sentence-transformers":
+        # The best of the three sizes of batches that were tried: 8, 32 and 64.
+        return lambda texts: peer.encode(texts, batch_size=8, show_progress_bar=False, convert_to_numpy=True)
+    return _graph(peer, folder / "model.onnx", threads)
+
+
+def _graph(peer: Any, path: Path, threads: int) -> Callable[[list[str]], Any]:
+    """The model as a graph of onnxruntime, with its fusions of attention and GELU; batches sorted by length."""
+    import numpy as np
+    import onnxruntime
+    import torch
+
+    tokenizer, model = peer.tokenizer, peer[0].auto_model
+    names = ["input_ids", "attention_mask"]
+    if not path.exists():
+        inputs = dict(tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt"))
+        inputs = {name: inputs[name] for name in names}
+        sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
+
+        class States(torch.nn.Module):  # type: ignore[misc]
+            def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+                return model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+        model.config._attn_implementation = "eager"
+        program = torch.onnx.export(
+            States(), tuple(inputs.values()), input_names=names, dynamic_shapes=(sizes, sizes), dynamo=True
+        )
+        program.save(str(path))
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        config = model.config
+        made = optimize_model(str(path), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size)
+        made.save_model_to_file(str(path))
+        print(made.get_fused_operator_statistics(), file=sys.stderr)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def encode(texts: list[str]) -> Any:
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        vectors: list[Any] = [None] * len(texts)
+        for begin in range(0, len(texts), 8):
+            rows = order[begin : begin + 8]
+            inputs = tokenizer([texts[i] for i in rows], padding=True, return_tensors="np")
+            states = session.run(None, {name: inputs[name].astype(np.int64) for name in names})[0]
+            mask = inputs["attention_mask"][..., None]
+            pooled = (states * mask).sum(1) / mask.sum(1)
+            for i, vector in zip(rows, pooled / np.linalg.norm(pooled, axis=1, keepdims=True), strict=True):
+                vectors[i] = vector
+        return np.array(vectors)
+
+    return encode
+
+
+def serve(engine: str, folder: Path, threads: int) -> None:
+    """Answer {"passages": n} and {"query": true} with seconds, {"vectors": n} with a file, a JSON object a line."""
+    import numpy as np
+
+    encode = encoder_of(engine, folder, threads)
+    encode(texts_of(8))
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "vectors" in command:
+            path = folder / f"{engine.replace(' ', '-')}.npy"
+            np.save(path, np.asarray(encode(texts_of(command["vectors"])), np.float32))
+            print(json.dumps({"path": str(path)}), flush=True)
+            continue
+        texts = texts_of(command["passages"]) if "passages" in command else [query()]
+        seconds = []
+        for _ in range(1 if "passages" in command else QUERIES):
+            started = time.perf_counter()
+            encode(texts)
+            seconds.append(time.perf_counter() - started)
+        print(json.dumps({"seconds": statistics.median(seconds)}), flush=True)
+
+
+class Worker:
+    """An engine in a process."""
+
+    def __init__(self, engine: str, folder: Path, python: str, threads: int) -> None:
+        command = [python, "-m", "bench.encoders", str(folder), "--serve", engine, "--threads", str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.ask()
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        if command:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit(f"an engine ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--shape", choices=SHAPES, default="bge-small")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--passages", type=int, default=96)
+    parser.add_argument("--cosines", type=int, default=0)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.folder, options.threads)
+        return
+    folder = options.folder if options.make else options.folder / options.shape
+    if options.make:
+        make(folder, options.shape)
+        return
+    if not (folder / "model" / "modules.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [options.peers_python, "-m", "bench.encoders", str(folder), "--make", "--shape", options.shape]
+        subprocess.run(command, check=True)
+    python = {engine: sys.executable if engine.startswith("infinilm") else options.peers_python for engine in ENGINES}
+    if options.cosines:
+        compare(folder, options, python)
+        return
+    workers = {engine: Worker(engine, folder, python[engine], options.threads) for engine in options.engines}
+    found: dict[str, list[tuple[float, float]]] = {engine: [] for engine in workers}
+    for _ in range(options.rounds):
+        for engine, worker in workers.items():
+            passages = worker.ask(passages=options.passages)["seconds"]
+            found[engine].append((passages, worker.ask(query=True)["seconds"]))
+    for worker in workers.values():
+        worker.close()
+    first = next(iter(found))
+    print(f"| {options.shape} | passages/s | time, {first} 1 | query ms | time, {first} 1 |\n|---|---|---|---|---|")
+    for engine, seconds in found.items():
+        ratios = [[own[i] / base[i] for own, base in zip(seconds, found[first], strict=True)] for i in (0, 1)]
+        rate = options.passages / statistics.median(own for own, _ in seconds)
+        time_of_query = 1e3 * statistics.median(own for _, own in seconds)
+        told = [f"{statistics.median(each):.2f} ({min(each):.2f} .. {max(each):.2f})" for each in ratios]
+        print(f"| {engine} | {rate:.1f} | {told[0]} | {time_of_query:.2f} | {told[1]} |")
+
+
+def compare(folder: Path, options: argparse.Namespace, python: dict[str, str]) -> None:
+    """Print the cosines of all engines to sentence-transformers in float32."""
+    import numpy as np
+
+    vectors = {}
+    for engine in dict.fromkeys(["sentence-transformers float32", *options.engines]):
+        worker = Worker(engine, folder, python[engine], options.threads)
+        vectors[engine] = np.load(worker.ask(vectors=options.cosines)["path"]).astype(np.float64)
+        worker.close()
+    wanted = vectors["sentence-transformers float32"]
+    for engine, got in vectors.items():
+        lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+        cosines = (got * wanted).sum(1) / lengths
+        print(f"{options.shape} {engine}: least cosine {cosines.min():.8f}, mean {cosines.mean():.8f}")
+
+
+if __name__ == "__main__":
+    main()
