@@ -11,6 +11,20 @@ namespace infinilm {
 namespace {
 constexpr int64_t large_layer = 16 << 20;  // bytes
 constexpr int64_t small_block = 256;       // tokens
+
+// The layer whose rows a layer writes or reads. Those of attention in both directions are read by the layer that wrote
+// them alone, within the step, so that all layers of an encoder that have the same heads write to the same place.
+int owner_of_rows(const ModelSpec& model, int layer) {
+    const CacheSpec own = model.layer(layer).cache();
+    if (own.kind == CacheKind::shared) return own.owner;
+    if (!own.two_way) return layer;
+    for (int other = model.own_layers().begin; other < layer; ++other)
+        if (const CacheSpec its = model.layer(other).cache(); its.two_way && its.num_kv_heads == own.num_kv_heads &&
+                                                              its.head_dim == own.head_dim &&
+                                                              (its.sliding_window > 0) == (own.sliding_window > 0))
+            return other;
+    return layer;
+}
 }  // namespace
 
 KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& spec) : spec_(spec) {
@@ -48,8 +62,8 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec& cache = layers_[static_cast<size_t>(layer)];
         Place& here = places_[static_cast<size_t>(layer)];
-        if (cache.kind == CacheKind::shared) {
-            here = place(cache.owner);
+        if (const int owner = owner_of_rows(model, layer); owner != layer) {
+            here = place(owner);
             continue;
         }
         const bool has_values = cache.rows_of_token() == 2;
@@ -184,7 +198,8 @@ int64_t KvCache::bytes_per_token(const ModelSpec& model, DType dtype, bool windo
     const LayerRange own = model.own_layers_and_head();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const CacheSpec cache = model.layer(layer).cache();
-        if (!cache.owns_rows() || (windows_only && cache.sliding_window == 0)) continue;
+        if (!cache.owns_rows() || owner_of_rows(model, layer) != layer || (windows_only && cache.sliding_window == 0))
+            continue;
         bytes += cache.rows_of_token() * (cache.kv_dim() * size_bytes(dtype) + cache.num_kv_heads * scale_bytes);
     }
     return bytes;
