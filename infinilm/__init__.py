@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from infinilm.engine import HookRegistry as HookRegistry, InferEngine as InferEngine
     from infinilm.generation import GenerationMixin as GenerationMixin
+    from infinilm.images import MediaRules as MediaRules
     from infinilm.llm import LLM as LLM
     from infinilm.models import (
         AutoLlamaModel as AutoLlamaModel,
@@ -95,6 +96,7 @@ _LAZY = {
         "infinilm.distributed": ("CommunicationGroup", "DistConfig", "RankInfo"),
         "infinilm.engine": ("HookRegistry", "InferEngine"),
         "infinilm.generation": ("GenerationMixin",),
+        "infinilm.images": ("MediaRules",),
         "infinilm.llm": ("LLM",),
         "infinilm.models": ("AutoLlamaModel", "AutoModelForCausalLM", "DynamicCache", "ReferenceModel"),
         "infinilm.outputs": (

@@ -130,7 +130,7 @@ class Backend:
 
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
 
-    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1) -> None: ...
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1, axes: Tensor | None = None) -> None: ...
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
@@ -786,10 +786,72 @@ class EmbeddingSumSpec:
 
     def __repr__(self) -> str: ...
 
+class TowerSpec:
+    """What an encoder of images has besides its layers."""
+
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, num_positions: int = 0, merged_patches: int = 1, merger_size: int = 0, out_size: int = 0, activation: str = 'gelu', levels: Sequence[int] = ...) -> None: ...
+
+    @property
+    def patch_dim(self) -> int:
+        """Numbers of a patch."""
+
+    @patch_dim.setter
+    def patch_dim(self, arg: int, /) -> None: ...
+
+    @property
+    def patch_bias(self) -> bool: ...
+
+    @patch_bias.setter
+    def patch_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the table of learned positions; 0: there are none."""
+
+    @num_positions.setter
+    def num_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def merged_patches(self) -> int:
+        """Neighbouring patches that become one row of the result."""
+
+    @merged_patches.setter
+    def merged_patches(self, arg: int, /) -> None: ...
+
+    @property
+    def merger_size(self) -> int:
+        """Of the inner one of the two linears that make a row."""
+
+    @merger_size.setter
+    def merger_size(self, arg: int, /) -> None: ...
+
+    @property
+    def out_size(self) -> int:
+        """hidden_size of the model of texts."""
+
+    @out_size.setter
+    def out_size(self, arg: int, /) -> None: ...
+
+    @property
+    def activation(self) -> str:
+        """Between these linears."""
+
+    @activation.setter
+    def activation(self, arg: str, /) -> None: ...
+
+    @property
+    def levels(self) -> list[int]:
+        """Layers whose results are merged, too."""
+
+    @levels.setter
+    def levels(self, arg: Sequence[int], /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class RopeSpec:
     """A table of rotations."""
 
-    def __init__(self, inv_freq: Sequence[float] = ..., attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0) -> None: ...
+    def __init__(self, inv_freq: Sequence[float] = ..., attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0, axes: Sequence[int] = ...) -> None: ...
 
     @property
     def inv_freq(self) -> list[float]:
@@ -821,6 +883,15 @@ class RopeSpec:
 
     @scale_offset.setter
     def scale_offset(self, arg: int, /) -> None: ...
+
+    @property
+    def axes(self) -> list[int]:
+        """
+        [rotary_dim / 2]: the axis of each frequency; empty: tokens have one position.
+        """
+
+    @axes.setter
+    def axes(self, arg: Sequence[int], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -998,7 +1069,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, ropes: Sequence[RopeSpec] = ..., layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1148,10 +1219,26 @@ class ModelSpec:
     def embedding_sum(self, value: EmbeddingSumSpec | None) -> None: ...
 
     @property
+    def tower(self) -> TowerSpec | None:
+        """An encoder of images: what it has besides its layers."""
+
+    @tower.setter
+    def tower(self, value: TowerSpec | None) -> None: ...
+
+    @property
     def ropes(self) -> list[RopeSpec]: ...
 
     @ropes.setter
     def ropes(self, arg: Sequence[RopeSpec], /) -> None: ...
+
+    @property
+    def given_levels(self) -> int:
+        """
+        Levels of embeddings that steps are given: the embedding, then what is added behind layers; 0: none.
+        """
+
+    @given_levels.setter
+    def given_levels(self, arg: int, /) -> None: ...
 
     @property
     def layers(self) -> list[LayerSpec]:
@@ -1244,7 +1331,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""
@@ -1272,7 +1359,7 @@ class StepOutput:
     @property
     def logits(self) -> Tensor | None:
         """
-        [num_rows, vocab_size] float32, of a draft [num_rows, MtpSpec.lm_head_size] where the head has an lm_head of its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm
+        [num_rows, vocab_size] float32, of a draft [num_rows, MtpSpec.lm_head_size] where the head has an lm_head of its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm; of a tower [num_rows, levels * out_size], where a row stands for neighbouring patches
         """
 
     @property

@@ -41,6 +41,7 @@ from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
 from infinilm.errors import RequestError
+from infinilm.images import MediaRules
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import Merge, read_adapter
@@ -49,7 +50,9 @@ from infinilm.outputs import EngineMetrics, RequestOutput, TokenEvent
 from infinilm.pipeline import FrontStage, StagedEngine, check_settings, count_stages
 from infinilm.planning.cache_plan import MemoryPlan, divide_memory
 from infinilm.planning.memory import ModelPlan, allocate_cache, free_memory, plan_drafting
+from infinilm.planning.tower import TowerPlan
 from infinilm.requests.limits import RequestLimits
+from infinilm.requests.pictures import PictureReader
 from infinilm.requests.prompts import Params, Prompt, Prompts, RequestMaker
 from infinilm.requests.receipts import ReceiptMaker
 from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
@@ -59,6 +62,7 @@ from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
+from infinilm.serving.tower import TowerEngine
 from infinilm.signatures import name_keywords
 from infinilm.speculation.prediction import follow_prediction
 from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
@@ -147,6 +151,11 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         may come and go at any time, which empties that cache. A hook that raises fails the requests of the step.
     limits
         Upper limits for requests: sequences that wait, time, `n`, log-probabilities, stop strings: `RequestLimits`.
+    max_image_pixels
+        Pixels of a picture behind resizing, at most: larger ones become smaller. None: as the model's files say, but on
+        a CPU no more than 1,048,576. 0: the tower is not loaded, and pictures are refused.
+    media
+        What pictures may be, and where addresses in messages may lead: `MediaRules`.
     lora
         Adapters that requests may name, ``generate(..., lora="name")``: name to a folder that PEFT saved.
         `add_lora` and `remove_lora` change them later.
@@ -200,6 +209,8 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         speculation: SpeculationSetting = "auto",
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
+        max_image_pixels: int | None = None,
+        media: MediaRules | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
         merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         load_format: str = "auto",
@@ -241,6 +252,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             merge_lora=merge_lora,
             speculation=drafting,
             stage=0 if stages else None,
+            max_image_pixels=max_image_pixels,
         )
         self.model_path: Path = plan.path
         self.config: ModelConfig = plan.config
@@ -277,6 +289,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                     files = checkpoint.states
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
             self._engine.finish_loading()
+            self._tower: TowerEngine | None = None
+            if isinstance(plan.tower, TowerPlan):
+                self._tower = TowerEngine.open(plan.tower, plan, num_threads or 0, load_format, seed or 0, use_tqdm)
             if others:
                 self._engine = others.engine(self._engine)
             has_labels = plan.config.head == "score"
@@ -354,6 +369,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             max_open,
             self._adapters,
             self._receipts,
+            self._picture_reader(plan.tower, media),
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
@@ -371,7 +387,18 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             max_model_len=self.max_model_len,
             quantization=plan.quantization,
             mtp=mtp,
+            given=plan.tower.config.given if isinstance(plan.tower, TowerPlan) else None,
         )
+
+    def _picture_reader(self, tower: TowerPlan | str, media: MediaRules | None) -> PictureReader | str:
+        """What puts pictures into prompts, or why there is none."""
+        if self._tower is None or isinstance(tower, str):
+            return str(tower)
+        placeholder = f"token {tower.config.image_token_id}"
+        if self.tokenizer.available:
+            placeholder = self.tokenizer.id_to_token(tower.config.image_token_id) or placeholder
+        rules = MediaRules() if media is None else media
+        return PictureReader(tower.config, tower.processor, self._tower, rules, tower.max_patches, placeholder)
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
@@ -625,6 +652,8 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self._finalizer.detach()
         if self._draft is not None:
             self._draft.close()
+        if self._tower is not None:
+            self._tower.close()
         self.grammars.close()
 
     def __enter__(self) -> LLM:

@@ -13,8 +13,9 @@ namespace infinilm::cuda {
 // ---- positions and the cache -------------------------------------------------------------------------------------
 
 struct RopeTableArgs {
-    const int* positions;   // [num_tokens]
+    const int* positions;   // [num_tokens], or [num_axes, num_tokens]
     const float* inv_freq;  // [half]
+    const int* axes;        // [half]: the axis of each frequency; null: there is one
     float* cos_sin;         // [num_tokens, 2 * half]: half cosines, then half sines; rows contiguous
     int num_tokens, half;
     float attention_factor;

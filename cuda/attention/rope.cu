@@ -27,8 +27,10 @@ __global__ void __launch_bounds__(kRopeThreads) rope_table_kernel(RopeTableArgs 
     const int i = static_cast<int>(at % args.half);
     // In double, as on the CPU: at position 100000 a float32 angle is off by 0.004. In units of pi, 1 / pi being two
     // doubles, so that the reduction is short; that of sincos keeps a table in local memory.
+    const int position =
+        args.positions[args.axes ? static_cast<int64_t>(args.axes[i]) * args.num_tokens + token : token];
     constexpr double kInversePi = 0.318309886183790671538, kRest = -1.96786766751824869e-17;
-    const double angle = static_cast<double>(args.positions[token]) * static_cast<double>(args.inv_freq[i]);
+    const double angle = static_cast<double>(position) * static_cast<double>(args.inv_freq[i]);
     const double turns = __dmul_rn(angle, kInversePi);
     const double rest = __fma_rn(angle, kRest, __fma_rn(angle, kInversePi, -turns));
     double sine, cosine;
@@ -36,9 +38,8 @@ __global__ void __launch_bounds__(kRopeThreads) rope_table_kernel(RopeTableArgs 
     float* row = args.cos_sin + token * 2 * args.half;  // [2 * half]
     double factor = static_cast<double>(args.attention_factor);
     if (args.scale_beta != 0.0f)
-        factor *=
-            1.0 + static_cast<double>(args.scale_beta) *
-                      log1p(static_cast<double>((args.positions[token] + args.scale_offset) / args.scale_positions));
+        factor *= 1.0 + static_cast<double>(args.scale_beta) *
+                            log1p(static_cast<double>((position + args.scale_offset) / args.scale_positions));
     row[i] = static_cast<float>(cosine * factor);
     row[args.half + i] = static_cast<float>(sine * factor);
 }

@@ -456,8 +456,9 @@ void CudaBackend::rope_table(const RopeTableParams& p) {
     if (p.positions.numel() == 0) return;
     run(cuda::rope_table({.positions = p.positions.as<const int>(),
                           .inv_freq = p.inv_freq.as<const float>(),
+                          .axes = p.axes.as<const int>(),
                           .cos_sin = p.cos_sin.as<float>(),
-                          .num_tokens = count(p.positions.shape(0)),
+                          .num_tokens = count(p.cos_sin.shape(0)),
                           .half = count(p.inv_freq.shape(0)),
                           .attention_factor = p.attention_factor,
                           .scale_beta = p.scale_beta,

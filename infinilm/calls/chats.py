@@ -19,6 +19,7 @@ from infinilm.signatures import name_keywords
 from infinilm.text.answers import AnswerFormat, ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.tokenizer import Tokenizer
+from infinilm.token_ids import TokenIds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -255,13 +256,42 @@ class ChatMethods:
         """Token ids of a conversation under the chat template, which are a prompt for `generate`, `submit` and others.
 
         Special tokens come from the template alone. The text is that of `chat_template.render`; `kwargs` are more
-        variables of the template.
+        variables of the template. Where there are pictures, the list has what stands in their places, too.
         """
         if not self.chat_template:
             self._requests.check_writes()  # else a template is what is missing
-        return self.chat_template.encode(
+        messages, pictures = self.take_images(messages)
+        ids = self.chat_template.encode(
             self.tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs
         )
+        return self.place_images(ids, pictures) if pictures else ids
+
+    def take_images(self, messages: Any) -> tuple[Any, list[Any]]:
+        """Take the pictures out of a conversation: it and they, in order. RequestError: the model reads none."""
+        return self._requests.take_pictures(messages)
+
+    def place_images(self, prompt_token_ids: TokenIds, images: Sequence[Any]) -> list[int]:
+        """Put pictures into a prompt, and compute what the model sees of them.
+
+        Parameters
+        ----------
+        prompt_token_ids
+            With one placeholder for each picture.
+        images
+            See `PromptDict`.
+
+        Returns
+        -------
+        list[int]
+            With a placeholder for each token that a picture takes. The list is a prompt for `generate` and others, and
+            has the pictures in it, which a copy of it has not.
+
+        Raises
+        ------
+        RequestError
+            The model reads no pictures, a picture cannot be read, or there are more or less of them than placeholders.
+        """
+        return self._requests.place(prompt_token_ids, images, "the prompt")
 
 
 _CHAT_KEYWORDS = tuple(ChatMethods.chat.__kwdefaults__ or ())

@@ -24,7 +24,7 @@ from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.packed import expected_tensors
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import METHODS
-from infinilm.checkpoint.safetensors_header import STORED_DTYPES
+from infinilm.checkpoint.safetensors_header import STORED_DTYPES, TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, find_tensors
 from infinilm.checks import DTYPES
 from infinilm.config.families import family_of
@@ -167,6 +167,8 @@ def _match(
     packed_dtypes: Mapping[str, str],
     head: str,
     labels: Collection[str],
+    *,
+    is_whole: bool,
 ) -> None:
     """Compare headers with the expected set.
 
@@ -226,13 +228,17 @@ def _match(
             _check_tied(checkpoint, name, found)
     if skipped:
         logger.info("%s: not needed by this model and skipped: %s", checkpoint.path, _listed(skipped))
-    if found.not_read:
+    if found.not_read and is_whole:
         logger.warning(
             "%s: only a part of this model is computed; not read: %d tensors, such as %s",
             checkpoint.path,
             len(found.not_read),
             found.not_read[0],
         )
+
+
+Find = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, TensorInfo]], FoundTensors]
+"""Finds parameters, by their shapes, among the tensors of a checkpoint."""
 
 
 def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -266,6 +272,8 @@ def load_weights(
     native_on: str = "",
     quantised_dtype: str | None = None,
     change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
+    find: Find | None = None,
+    is_whole: bool = True,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -295,6 +303,11 @@ def load_weights(
         What quantised weights of safetensors become otherwise; the compute dtype unless it is given.
     change : callable, optional
         Gives what is loaded in place of a parameter: `change(name, array, dtype)`, of the same shape and dtype.
+    find : callable, optional
+        Finds the parameters of a part of the model that `config` says nothing of, such as a tower, as `find_tensors`
+        does.
+    is_whole : bool
+        Nothing else is read of the checkpoint, so that it is told what is not.
 
     Raises
     ------
@@ -315,12 +328,14 @@ def load_weights(
         config = None  # its tensors are called as the engine does
     else:
         _check_readable(checkpoint)
-    if isinstance(checkpoint, GgufCheckpoint):
+    if find is not None:
+        found = find(expected, checkpoint.tensors)
+    elif isinstance(checkpoint, GgufCheckpoint):
         found = checkpoint.find(expected)
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
     labels = label_tensors(family_of(config.architecture), checkpoint.tensors) if config and head == "score" else ()
-    _match(checkpoint, found, packed_dtypes, head, labels)
+    _match(checkpoint, found, packed_dtypes, head, labels, is_whole=is_whole)
     own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None
     # Stages in other processes have the rest: neither read nor converted here.
     sources = {name: source for name, source in found.sources.items() if own is None or name in own}
@@ -354,7 +369,7 @@ def load_weights(
             assert isinstance(checkpoint, GgufCheckpoint)
             return checkpoint.read(source, dtype)
         stored = checkpoint.info(source.tensor).dtype
-        array = source.take(checkpoint.array(source.tensor))
+        array = source.take(checkpoint.array(source.tensor)).reshape(expected[name])
         if source.order is not None:
             release(name)  # it was copied
         if name in packed_dtypes or is_used_in_place(stored, dtype):

@@ -5,6 +5,7 @@ Called by `load_weights`. The tables are `infinilm.config.families.names`, one p
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -318,6 +319,10 @@ def _outside(files: _Files, parameter: _Parameter) -> _Found | None:
     prefix = files.model if name.startswith("model.") else files.head
     tensor = f"{prefix}{files.names.outside.get(parameter.module, parameter.module)}{parameter.kind}"
     unit_rows = files.names.unit_head and name == "lm_head.weight"
+    if isinstance(files.stored, Mapping) and tensor in files.stored:
+        kernel = files.stored[tensor].shape
+        if len(kernel) > 2 and (kernel[0], math.prod(kernel[1:])) == shape:
+            shape = kernel  # a convolution whose steps are as long as its kernel is a linear
     return Source(tensor, 0, shape[0], unit_rows=unit_rows), shape
 
 

@@ -130,9 +130,28 @@ def add_model_settings(
     group.add_argument(
         "--device-ids", type=integer_list, metavar="ID,ID", help="GPU of each rank; default: the first ones"
     )
+    group.add_argument(
+        "--max-image-pixels",
+        type=non_negative,
+        metavar="N",
+        help="pixels of a picture, behind resizing; default: as the model's files say, on a CPU up to 1048576; 0: the "
+        "tower is not loaded",
+    )
     group.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
     if loads:
         group.add_argument("-t", "--num-threads", type=positive, metavar="N", help="CPU threads; default: one per core")
+
+
+def add_images(parser: argparse.ArgumentParser, use: str) -> None:
+    """Add --image; `use`: where the pictures come."""
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=f"a picture for models that see, {use}; may be repeated",
+    )
 
 
 def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
@@ -344,7 +363,17 @@ def positive_list(text: str) -> list[int]:
 
 def model_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `plan_model` and `LLM` that decide what is loaded, as `add_model_settings` has added them."""
-    names = ("device", "dtype", "quantization", "kv_cache", "kv_cache_dtype", "device_ids", "max_model_len", "revision")
+    names = (
+        "device",
+        "dtype",
+        "quantization",
+        "kv_cache",
+        "kv_cache_dtype",
+        "device_ids",
+        "max_model_len",
+        "revision",
+        "max_image_pixels",
+    )
     sizes = ("tensor_parallel_size", "pipeline_parallel_size")
     settings = {name: getattr(args, name) for name in (*names, *sizes) if name in args}
     if "lora" in args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from infinilm.cli.arguments import (
     add_constraint,
     add_control_vector,
+    add_images,
     add_lora,
     add_model_settings,
     add_quiet,
@@ -79,6 +81,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=JSON",
         help="a variable for the template, such as enable_thinking=false; may be repeated",
     )
+    add_images(parser, "before MESSAGE")
     add_model_settings(parser)
     add_lora(parser, "the adapter that answers")
     add_sampling(parser, max_tokens=512)
@@ -93,6 +96,8 @@ def run_chat(args: argparse.Namespace) -> int:
     sampling_params(args)  # a bad option is told before the model is loaded
     message = _read_message(args)
     tools = None if args.tools is None else _read_tools(args.tools)
+    if args.image and message is None:
+        raise RequestError("--image: give the question about it, too: infinilm chat --image FILE MESSAGE")
     with open_llm(args, chat_template=args.chat_template) as llm:
         if not llm.chat_template:
             if llm.task != "generate":
@@ -106,7 +111,7 @@ def run_chat(args: argparse.Namespace) -> int:
         variables = _thinking(llm, args.reasoning_effort, bool(tools)) | dict(args.chat_template_kwarg)
         chat = _Chat(llm, params, variables, args.system, tools, not args.hide_reasoning)
         if message is not None:
-            return _answer_one(chat, message)
+            return _answer_one(chat, message, args.image)
         if args.lines:
             return _answer_lines(chat)
         _tell(f"{args.model}: {llm.config.architecture}, {llm.dtype} on {', '.join(llm.devices)}")
@@ -184,9 +189,9 @@ def _check_tools(llm: LLM, params: SamplingParams) -> None:
         )
 
 
-def _answer_one(chat: _Chat, message: str) -> int:
-    """Answer a message and end."""
-    reply = chat.answer(message)
+def _answer_one(chat: _Chat, message: str, images: Sequence[Path]) -> int:
+    """Answer a message, before which are these pictures, and end."""
+    reply = chat.answer(message, images)
     if reply is None:
         return 2
     return stopped() if reply.interrupted else 0
@@ -359,10 +364,11 @@ class _Chat:
         _tell(f"[loaded {count} of {name}; /retry asks the last question again]")
         self._tell_waiting()
 
-    def answer(self, text: str) -> Reply | None:
+    def answer(self, text: str, images: Sequence[Path] = ()) -> Reply | None:
         """Print the model's answer; both become part of the conversation, unless there is none (None: it failed)."""
         self._last = text
-        return self._answer_turn([{"role": "user", "content": text}])
+        parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+        return self._answer_turn([{"role": "user", "content": parts if images else text}])
 
     def _answer_turn(self, turn: list[Message]) -> Reply | None:
         """`answer` to the end of a turn, which is the last one."""

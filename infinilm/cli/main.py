@@ -23,6 +23,7 @@ from infinilm.cli.arguments import (
     Parser,
     add_constraint,
     add_control_vector,
+    add_images,
     add_lora,
     add_model_settings,
     add_quiet,
@@ -197,6 +198,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--token-ids", action="store_true", help="the prompt is token ids, such as '1 5 7', and so is the output"
     )
     parser.add_argument("--stats", action="store_true", help="print a summary of the timing on stderr")
+    add_images(parser, "one for each of the model's marks in the prompt")
     add_model_settings(parser)
     add_lora(parser, "the adapter that the prompt goes through")
     add_sampling(parser, max_tokens=256, several=True)
@@ -253,7 +255,9 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = _read_prompt(args)
     with open_llm(args) as llm:
         params = replace(sampling_params(args, llm), return_receipt=args.receipt is not None)
-        events = llm.stream([prompt], params)  # a bad request raises here, before anything is printed
+        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+        asked: Any = {key: prompt, "images": args.image} if args.image else prompt
+        events = llm.stream([asked], params)  # a bad request raises here, before anything is printed
         if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
         reply = Reply()

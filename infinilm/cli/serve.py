@@ -121,6 +121,19 @@ def add_serve(parser: Parser) -> None:
         default=True,
         help="keep what was computed for prompts that begin alike; default",
     )
+    loads.add_argument(
+        "--allowed-media-path",
+        type=Path,
+        metavar="FOLDER",
+        help="pictures of requests may be files below it, by file: addresses; default: none may",
+    )
+    loads.add_argument(
+        "--allowed-media-hosts",
+        nargs="+",
+        default=(),
+        metavar="HOST",
+        help="pictures of requests may be fetched of these hosts; default: of none",
+    )
     loads.add_argument("--seed", type=non_negative, metavar="N", help="makes requests without a seed repeatable")
     group = add_front(parser)
     group.add_argument(
@@ -235,6 +248,7 @@ def _serve(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag(name)} is of a router: it needs --replicas or --ray-address")
     with needs_packages("the server", "server"):
         from infinilm.server.run import serve
+    from infinilm.images import MediaRules
     from infinilm.requests.limits import RequestLimits
 
     settings, options = read_front(
@@ -247,6 +261,8 @@ def _serve(args: argparse.Namespace) -> int:
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
+    if args.allowed_media_path is not None and not args.allowed_media_path.is_dir():
+        raise ConfigError(f"--allowed-media-path: there is no folder {args.allowed_media_path}")
     if args.lora_folder is not None and not Path(args.lora_folder).is_dir():
         raise ConfigError(f"--lora-folder: there is no folder {args.lora_folder}")
     if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
@@ -268,6 +284,7 @@ def _serve(args: argparse.Namespace) -> int:
             load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             limits=RequestLimits(max_seconds=args.request_timeout or None),
+            media=MediaRules(args.allowed_media_path, tuple(map(str.lower, args.allowed_media_hosts))),
             stages=args.stages,
             **model,
         )

@@ -41,6 +41,7 @@ from infinilm.errors import ConfigError
 __all__ = [
     "ACTIVATIONS",
     "LONE_SUBLAYERS",
+    "GivenEmbeddings",
     "MtpFormat",
     "build_spec",
     "check_quantization",
@@ -361,6 +362,13 @@ def check_quantization(quantization: str | None, *, dtype: str, on_cpu: bool) ->
         )
 
 
+class GivenEmbeddings(NamedTuple):
+    """What steps give a model besides token ids, such as what a tower makes of images."""
+
+    levels: int  # see ModelSpec.given_levels
+    rope_axes: Sequence[int] = ()  # of frequencies, see RopeSpec.axes; empty: tokens have one position each
+
+
 def build_spec(
     config: ModelFields,
     *,
@@ -368,6 +376,7 @@ def build_spec(
     max_model_len: int,
     quantization: str | None = None,
     mtp: MtpFormat | None = None,
+    given: GivenEmbeddings | None = None,
 ) -> ModelSpec:
     """Check `config` and write it as the C++ specification.
 
@@ -383,6 +392,8 @@ def build_spec(
         None, or how weights of linears are stored: one of `QUANTIZATIONS`.
     mtp
         With the MTP head of the checkpoint, whose weights are kept so.
+    given
+        What steps give it besides token ids; None: nothing.
 
     Raises
     ------
@@ -401,4 +412,17 @@ def build_spec(
     max_model_len = as_integer("max_model_len", max_model_len)
     spec = decoder_spec(config, max_model_len, mtp=mtp)
     spec.dtype, spec.quantization = dtype, quantization or "none"
+    if given is not None:
+        spec.given_levels = given.levels
+        spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]
     return spec
+
+
+def _on_axes(rope: RopeSpec, axes: Sequence[int]) -> RopeSpec:
+    if axes and len(axes) != len(rope.inv_freq):
+        raise ConfigError(
+            f"mrope_section: expected axes of {len(rope.inv_freq)} frequencies, which are half of what RoPE turns of a "
+            f"head, got {len(axes)}"
+        )
+    rope.axes = list(axes)
+    return rope

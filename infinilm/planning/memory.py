@@ -30,6 +30,7 @@ from infinilm.lora.adapters import check_name
 from infinilm.planning.cache_plan import CacheSizing, MemoryPlan, divide_memory
 from infinilm.planning.sizes import parse_size
 from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
+from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
@@ -65,6 +66,7 @@ class ModelPlan:
     has_mtp_head: bool = False  # that is read
     mtp: MtpFormat | None = None  # how it is kept; None: it is not loaded
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
+    tower: TowerPlan | str = ""  # whose bytes `memory` has, too; or why the model reads no pictures
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -75,6 +77,7 @@ class ModelPlan:
             "native_on": self.device.partition(":")[0] if self.native_types else "",
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
+            "is_whole": not isinstance(self.tower, TowerPlan),
         }
 
     @property
@@ -105,12 +108,14 @@ def plan_model(
     memory: int | str | None = None,
     speculation: SpeculationSetting = "auto",
     stage: int | None = None,
+    max_image_pixels: int | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
-    memory, too. `stage`: this one alone. `use_tqdm`: show a bar while a model of the hub is fetched.
+    memory, too. `stage`: this one alone. `max_image_pixels`: see `plan_tower`. `use_tqdm`: show a bar while a model of
+    the hub is fetched.
     """
     from infinilm.checkpoint.folder import Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -168,12 +173,24 @@ def plan_model(
         mtp = _head_format(
             drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own
         )
+    tower = plan_tower(
+        path,
+        checkpoint,
+        max_image_pixels=max_image_pixels,
+        dtype=computed,
+        stored=stored,
+        device=devices[0],
+        num_threads=num_threads or 0,
+    )
+    if isinstance(tower, TowerPlan) and (packed or stage is not None):
+        tower = "packed folders and stages of a pipeline elsewhere have no tower"
     spec = build_spec(
         config,
         dtype=computed,
         max_model_len=max_model_len or longest,
         quantization=quantization,
         mtp=mtp,
+        given=tower.config.given if isinstance(tower, TowerPlan) else None,
     )
     check_quantization(quantization, dtype=computed, on_cpu=on_cpu)
     parts = stage_specs(spec, pipeline_parallel_size, devices[0], only=stage)
@@ -247,6 +264,9 @@ def plan_model(
     num_sharing = num_ranks if on_cpu else 1
     cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes)
     num_bytes = sum(weight_bytes) + sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
+    if isinstance(tower, TowerPlan):
+        num_bytes += tower.weight_bytes
+        workspace.append(tower.workspace_bytes)
     if draft is not None:
         num_bytes += draft.memory.weight_bytes
         workspace.append(draft.memory.workspace_bytes)
@@ -281,6 +301,7 @@ def plan_model(
         checkpoint is not None and may_have_head,
         mtp,
         draft,
+        tower,
     )
 
 

@@ -19,17 +19,20 @@ from infinilm.pooling.recipe import TextRules
 from infinilm.receipts import Receipt
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
+from infinilm.requests.pictures import PictureReader, PlacedPrompt
 from infinilm.requests.receipts import ReceiptMaker, Replay, replayed_params
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams, make_sampling_params
 from infinilm.scheduling import sequence as seq
+from infinilm.scheduling.given import GivenTokens
 from infinilm.speculation.prediction import Prediction
 from infinilm.text.answers import ChoiceMaker
 from infinilm.text.chat_template import ChatTemplate
 from infinilm.text.detokenize import OutputText
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
+from infinilm.text.messages import take_pictures
 from infinilm.text.tokenizer import Tokenizer
 from infinilm.token_ids import TokenIds, check_token_ids, host_array
 
@@ -42,12 +45,16 @@ class PromptDict(TypedDict, total=False):
     `output_token_ids`: the beginning of the answer, from an engine that could not end it. With the same seed the rest
     is, bit for bit, what that engine would have said. Results hold all of the answer, events and deltas the rest.
     `token_type_ids`: of `prompt_token_ids`, for encoders that tell the texts of a pair apart by them.
+    `images`: pictures for models that see, one for each placeholder of the prompt, which for Qwen3-VL is written
+    ``<|vision_start|><|image_pad|><|vision_end|>``. A picture is one of Pillow, an array of uint8 [height, width, 3],
+    the bytes or the path of a file, or an address that begins with ``data:``.
     """
 
     prompt: str
     prompt_token_ids: TokenIds
     output_token_ids: TokenIds
     token_type_ids: TokenIds
+    images: Sequence[Any]
 
 
 Prompt = str | TokenIds | PromptDict
@@ -71,6 +78,7 @@ class _Draft:
     given: list[int]  # token ids of the beginning of its output
     params: SamplingParams
     prediction: Prediction | None  # that its completions share
+    embedded: GivenTokens | None  # what stands in the places of its pictures
     expected: tuple[int, ...] | None = None  # the output, if it is replayed
 
 
@@ -97,6 +105,8 @@ class RequestMaker:
         The LoRA adapters that requests can name.
     receipts : ReceiptMaker
         Makes the receipts of answers.
+    pictures : PictureReader or str
+        Puts pictures into prompts. A str says why this model reads none.
     """
 
     def __init__(
@@ -112,6 +122,7 @@ class RequestMaker:
         max_open: int,
         adapters: Adapters,
         receipts: ReceiptMaker,
+        pictures: PictureReader | str,
     ) -> None:
         self._receipts = receipts
         self._config = config
@@ -123,6 +134,7 @@ class RequestMaker:
         self._limits = limits
         self._max_open = max_open
         self.adapters = adapters
+        self.pictures = pictures
         self._seed = seed
         self._num_seeds = itertools.count()  # no lock: a child forked while it is held would wait for ever
         self._request_ids = itertools.count()
@@ -213,13 +225,15 @@ class RequestMaker:
         return min(self._max_open, 4 * (self._max_open - self._limits.max_queued_seqs))
 
     def read(
-        self, prompt: Prompt, name: str, room: int, rules: TextRules = PLAIN
+        self, prompt: Prompt, name: str, room: int, rules: TextRules = PLAIN, *, takes_pictures: bool = False
     ) -> tuple[str | None, npt.NDArray[np.int32]]:
         """Text (or None) and token ids [num_tokens] of a prompt; `room` tokens must be left for the output.
 
         `rules`: what becomes of the text, and how many tokens it may have. RequestError: see `check_ids`.
         """
         text, ids = _text_and_ids(prompt, name)
+        if not takes_pictures and _embedded_in(prompt) is not None:
+            raise RequestError(f"{name}: prompts with pictures are answered, and nothing else is made of them")
         most = min(rules.max_tokens or self._max_model_len, self._max_model_len)
         if text is not None and ids is None:
             text = rules.apply(text)
@@ -333,9 +347,12 @@ class RequestMaker:
         def prompt_of(conversation: Any) -> PromptDict:
             if not self._chat_template:
                 self.check_writes()  # a template would not help
+            conversation, pictures = self.take_pictures(conversation)
             text = self._chat_template.render(conversation, **options)
             # The template writes the special tokens itself.
-            return {"prompt": text, "prompt_token_ids": self._encode(text, "the prompt", 1, add_special_tokens=False)}
+            ids = self._encode(text, "the prompt", 1, add_special_tokens=False)
+            made: PromptDict = {"prompt": text, "prompt_token_ids": ids}
+            return {**made, "images": pictures} if pictures else made
 
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
             return [prompt_of(messages)]  # which says what it should be
@@ -391,10 +408,38 @@ class RequestMaker:
         if isinstance(prompt, Mapping) and "output_token_ids" in prompt:
             given = self._read_given(prompt["output_token_ids"], f"{name}: output_token_ids", params)
             prompt = cast(PromptDict, {key: value for key, value in prompt.items() if key != "output_token_ids"})
-        text, ids = self.read(prompt, name, room=1)
+        pictures: Any = prompt.get("images") if isinstance(prompt, Mapping) else None
+        if isinstance(prompt, Mapping) and "images" in prompt:
+            prompt = cast(PromptDict, {key: value for key, value in prompt.items() if key != "images"})
+        embedded = _embedded_in(prompt)
+        text, ids = self.read(prompt, name, room=1, takes_pictures=True)
+        if pictures is not None and embedded is None:
+            placed = self.place(ids, pictures, name)
+            if isinstance(placed, PlacedPrompt):
+                ids, embedded = np.array(placed, np.int32), placed.embedded
+        if embedded is not None and params.return_receipt:
+            raise RequestError(f"{name}: return_receipt: receipts do not name pictures in this version: leave one out")
         if uses_max_length and params.max_tokens is None:
             params = replace(params, max_tokens=self._generation_config.new_token_limit(len(ids), name))
-        return _Draft(prompt_index, text, ids, given, params, self._read_prediction(params.prediction))
+        return _Draft(prompt_index, text, ids, given, params, self._read_prediction(params.prediction), embedded)
+
+    def take_pictures(self, messages: Any) -> tuple[Any, list[Any]]:
+        """Take the pictures out of a conversation; see `messages.take_pictures`. RequestError: the model reads none."""
+        messages, pictures = take_pictures(messages)
+        if pictures and isinstance(self.pictures, str):
+            raise RequestError(f"messages: this model reads no pictures: {self.pictures}")
+        return messages, pictures
+
+    def place(self, ids: TokenIds, pictures: Any, name: str) -> list[int]:
+        """Token ids of a prompt with its pictures, if there are any. RequestError: see `PictureReader.place`."""
+        if isinstance(pictures, (str, bytes, Mapping)) or not isinstance(pictures, Sequence):
+            raise RequestError(f"{name}: images: expected a list of pictures, got {type(pictures).__name__}")
+        array = self.check_ids(ids, name, room=1)
+        if not pictures:
+            return list(array.tolist())
+        if isinstance(self.pictures, str):
+            raise RequestError(f"{name}: images: this model reads no pictures: {self.pictures}")
+        return self.pictures.place(array, pictures, name, lambda count: self._check_length(count, f"{count}", name, 1))
 
     def _build(self, draft: _Draft, make_answer: MakeAnswer | None) -> GenerationRequest:
         ids, params = draft.ids, draft.params
@@ -414,7 +459,14 @@ class RequestMaker:
                 request_id,
                 draft.prompt_index,
                 index,
-                seq.Sequence(ids, params, seed=(seed + index) % 2**64, adapter=adapter, prediction=draft.prediction),
+                seq.Sequence(
+                    ids,
+                    params,
+                    seed=(seed + index) % 2**64,
+                    adapter=adapter,
+                    prediction=draft.prediction,
+                    given=draft.embedded,
+                ),
                 make_text,
                 LogitsPipeline(params, ids, eos_token_ids, self._config.vocab_size),
                 eos_token_ids,
@@ -503,12 +555,18 @@ def _text_and_ids(prompt: Prompt, name: str) -> tuple[str | None, TokenIds | Non
     if unknown or (text is None and ids is None):
         got = f"the key {unknown[0]!r}" if unknown else "neither"
         raise RequestError(
-            f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, and to be generated from also "
-            f"'output_token_ids', the beginning of the answer; got {got}"
+            f"{name}: a dict has 'prompt' (text), 'prompt_token_ids' or both, and to be generated from also 'images', "
+            f"and 'output_token_ids', the beginning of the answer; got {got}"
         )
     if not isinstance(text, (str, type(None))):
         raise RequestError(f"{name}: 'prompt' must be a str, got {type(text).__name__}")
     return text, ids
+
+
+def _embedded_in(prompt: Prompt) -> GivenTokens | None:
+    """What a prompt has in the places of its pictures, if these were put there before."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    return ids.embedded if isinstance(ids, PlacedPrompt) else None
 
 
 def _no_text() -> None:
@@ -534,7 +592,7 @@ def as_prompts(prompts: Prompts) -> list[Prompt] | Iterator[Prompt]:
         return iter(()) if first is None else itertools.chain([first], each)
     listed: list[Any] = list(given)
     if listed and all(isinstance(p, (int, np.integer)) for p in listed):
-        return [listed]
+        return [prompts if type(prompts) is PlacedPrompt else listed]
     return listed
 
 

@@ -555,7 +555,12 @@ class GenerationRequest:
         if self._params.prompt_logprobs is not None:
             self._prompt_logprobs = PromptLogprobs(self._prompt_token_ids, self._params.prompt_logprobs)
             scored = Sequence(
-                self._prompt_token_ids, self._params, seed=0, collect_logits=True, adapter=sequence.adapter
+                self._prompt_token_ids,
+                self._params,
+                seed=0,
+                collect_logits=True,
+                adapter=sequence.adapter,
+                given=sequence.given,
             )
             scoring = PromptRequest(scored, self._prompt_logprobs.take)
             scoring.dependents = [first]

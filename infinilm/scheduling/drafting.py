@@ -272,6 +272,9 @@ class Drafting:
         chain, num_tokens = sequence.drafters, int(self._running.num_tokens[sequence.slot])
         assert chain is not None
         new: list[int] = self._running.tokens[sequence.slot, sequence.num_drafter_tokens : num_tokens].tolist()
+        if sequence.given is not None:
+            of_prompt = sequence.prompt_token_ids[sequence.num_drafter_tokens : num_tokens].tolist()
+            new[: len(of_prompt)] = of_prompt
         if new:
             sequence.num_drafter_tokens = num_tokens
             chain.update(new)

@@ -26,7 +26,8 @@ import numpy as np
 from infinilm import _core
 from infinilm.logs import logger
 from infinilm.scheduling.block_manager import BlockManager
-from infinilm.scheduling.layout import Layout, most_probable
+from infinilm.scheduling.given_arrays import rope_positions
+from infinilm.scheduling.layout import BatchArrays, Layout, most_probable
 from infinilm.scheduling.running import RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
 from infinilm.scheduling.steps import Step
@@ -151,13 +152,14 @@ class MtpHead:
         layout = Layout.of_chunks(slots, followed.starts, followed.ends - followed.starts)
         hidden_rows = layout.positions + np.repeat(followed.first_rows - layout.starts, layout.ends - layout.starts)
         is_drafting = np.array([slot in lengths for slot in slots.tolist()])
-        token_ids = running.tokens[layout.token_slots, layout.positions + 1]
+        token_ids = running.token_ids(layout.token_slots, layout.positions + 1)
         rows = layout.cu_seqlens_q[1:][is_drafting] - np.int32(1)
-        drawn = self._run(engine, layout, followed.blocks, token_ids, hidden_rows.astype(np.int32), rows)
+        positions = rope_positions(running, layout, followed.sequences)
+        drawn = self._run(engine, layout, followed.blocks, token_ids, hidden_rows.astype(np.int32), rows, positions)
         by_slot = {sequence.slot: sequence for sequence in followed.sequences}
         drafting, ends = slots[is_drafting], followed.ends[is_drafting]
         drafts = {slot: [token_id] for slot, token_id in zip(drafting.tolist(), drawn, strict=True)}
-        rounds = self._chain(engine, followed.blocks, drafting, ends, rows, drafts, lengths)
+        rounds = self._chain(engine, running, followed.blocks, drafting, ends, rows, drafts, lengths)
         self._drafted = {slot: (by_slot[slot], draft) for slot, draft in drafts.items()}
         follows_prompt = (followed.ends - followed.starts).max() > MAX_DRAFT_TOKENS + 1
         return None if follows_prompt else rounds
@@ -165,6 +167,7 @@ class MtpHead:
     def _chain(
         self,
         engine: MtpEngine,
+        running: RunningSequences,
         blocks: BlockManager,
         slots: IndexArray,
         starts: Int32Array,
@@ -195,7 +198,7 @@ class MtpHead:
                     break
                 rows = np.arange(len(slots), dtype=np.int32)
                 layout = Layout.of_one_token(slots, starts)
-                drawn = self._run(engine, layout, blocks, last, hidden_rows, rows)
+                drawn = self._run(engine, layout, blocks, last, hidden_rows, rows, rope_positions(running, layout))
                 for slot, token_id in zip(slots.tolist(), drawn, strict=True):
                     drafts[slot].append(token_id)
                 starts, hidden_rows = starts + np.int32(1), rows
@@ -213,6 +216,7 @@ class MtpHead:
         token_ids: Int32Array,
         hidden_rows: Int32Array,
         rows: Int32Array,
+        positions_on_axes: BatchArrays,
     ) -> SequenceOf[int]:
         """Run a step of the head; returns the most probable token of each of `rows`, negative where there is none."""
         batch = _core.Batch(
@@ -222,6 +226,7 @@ class MtpHead:
             context_lens=layout.ends,
             hidden_rows=hidden_rows,
             logits_rows=rows,
+            **positions_on_axes,
             **layout.cache_arrays(blocks),
             **(most_probable(len(rows)) if len(rows) else {}),
         )

@@ -32,7 +32,8 @@ class RunningSequences:
     num_left : int
         How many times a sequence has left its slot.
     tokens : int32 array, [max_num_seqs, max_model_len]
-        Prompt and output. The newest token is not there yet while the step that samples it is in flight.
+        Prompt and output; negative where embeddings are given, see `GivenTokens.contents`. The newest token is not
+        there yet while the step that samples it is in flight.
     num_tokens, num_computed : int32 array, [max_num_seqs]
         Tokens so far, and how many of them have keys and values, and are in the state if the model has one; both as
         they are after the steps in flight.
@@ -71,6 +72,9 @@ class RunningSequences:
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.seed = np.zeros(max_num_seqs, np.uint64)
         self.adapter_id = np.full(max_num_seqs, -1, np.int32)
+        self.has_given = np.zeros(max_num_seqs, np.bool_)
+        self.num_axes = np.zeros(max_num_seqs, np.int32)  # of its positions; 0: its tokens have one each
+        self.rope_shift = np.zeros(max_num_seqs, np.int32)
 
     @property
     def has_free_slot(self) -> bool:
@@ -96,7 +100,8 @@ class RunningSequences:
         """Write the tokens of a sequence into the slot that it will have; returns them, [num_tokens]."""
         num_prompt = len(sequence.prompt_token_ids)
         tokens: Int32Array = self.tokens[self._free_slots[-1], : sequence.num_tokens]
-        tokens[:num_prompt] = sequence.prompt_token_ids
+        given = sequence.given
+        tokens[:num_prompt] = sequence.prompt_token_ids if given is None else given.contents
         tokens[num_prompt:] = sequence.output_token_ids
         return tokens
 
@@ -124,7 +129,16 @@ class RunningSequences:
         self.min_p[slot] = params.min_p
         self.seed[slot] = sequence.seed
         self.adapter_id[slot] = sequence.adapter_id
+        given = sequence.given
+        self.has_given[slot] = given is not None
+        self.num_axes[slot] = 0 if given is None or given.rope_positions is None else len(given.rope_positions)
+        self.rope_shift[slot] = 0 if given is None else given.shift
         return slot
+
+    def token_ids(self, slots: IndexArray, positions: Int32Array) -> Int32Array:
+        """The ids of tokens, one for each of `slots` and `positions`; 0 where an embedding is given."""
+        tokens: Int32Array = self.tokens[slots, positions]
+        return np.maximum(tokens, 0) if np.count_nonzero(self.has_given[slots]) else tokens
 
     def leave(self, sequence: Sequence) -> None:
         """Take the slot of a sequence."""

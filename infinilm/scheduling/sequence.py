@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from infinilm.lora.adapters import Adapter
     from infinilm.sampling_params import SamplingParams
+    from infinilm.scheduling.given import GivenTokens
     from infinilm.scheduling.matcher import Matcher
     from infinilm.scheduling.token_changes import TokenChanges
     from infinilm.speculation.chain import DrafterChain
@@ -45,6 +46,8 @@ class Sequence:
     prompt_token_ids : int32 array, [num_prompt_tokens]
     token_types : int32 array, [num_prompt_tokens], or None
         The type of each, in models that tell the texts of a pair apart. None: all are 0.
+    given : GivenTokens or None
+        Embeddings of some tokens of the prompt, such as those of images.
     params : SamplingParams
     seed : int
         The seed and the position of a token determine its random number.
@@ -123,6 +126,7 @@ class Sequence:
     prediction: Prediction | None = None
     replay: SequenceOf[int] | None = None
     token_types: Int32Array | None = None
+    given: GivenTokens | None = None
     drafters: DrafterChain | None = None
     draft_source: Source = ("", 0)
     acceptance: dict[Source, Acceptance] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from infinilm import _core
 from infinilm.scheduling.block_manager import BlockManager
+from infinilm.scheduling.given_arrays import given_arrays
 from infinilm.scheduling.layout import BatchArrays, Layout
 from infinilm.scheduling.masks import KNOWN, StepMasks
 from infinilm.scheduling.running import RunningSequences
@@ -100,7 +101,7 @@ class StepBuilder:
         masks = StepMasks.of(samples, num_rows, drafts) if is_constrained else None
         adapter_ids = running.adapter_id[slots]
         batch = _core.Batch(
-            input_ids=running.tokens[layout.token_slots, layout.positions],
+            input_ids=running.token_ids(layout.token_slots, layout.positions),
             positions=layout.positions,
             cu_seqlens_q=layout.cu_seqlens_q,
             context_lens=ends,
@@ -110,6 +111,7 @@ class StepBuilder:
             adapter_ids=adapter_ids if np.count_nonzero(adapter_ids >= 0) else None,
             return_logits=needs_logits or any(not sequence.collect_hidden for sequence, _, _, _ in logits_rows),
             **layout.cache_arrays(self._blocks),
+            **given_arrays(running, layout, sequences),
             **self._states.batch_arrays(
                 slots,
                 starts,

@@ -228,12 +228,13 @@ class Service(Drainable):
                 param="chat_template_kwargs",
             )
         with bad_request("messages"):
+            messages, pictures = self.llm.take_images(messages)
             prompt = template.render(messages, tools=tools, **ending, **kwargs)
             self._check_length(prompt, "messages")
             ids = self.llm.tokenizer.encode(prompt, add_special_tokens=False)
             if not ids:
                 raise RequestError(f"messages: the chat template of {template.source} makes an empty prompt of them")
-            return prompt, ids
+            return prompt, self.llm.place_images(ids, pictures) if pictures else ids
 
     def room(self, num_tokens: int, param: str) -> int:
         """Tokens that the context has left behind a prompt, a field of the body; ApiError if there are none."""
@@ -390,7 +391,7 @@ class Service(Drainable):
             if params.constraint is not None:
                 await self._compile(llm, params.constraint)
             with bad_request():
-                asked: list[Prompt] = [list(prompt) for prompt in prompts]
+                asked: list[Prompt] = [prompt if isinstance(prompt, list) else list(prompt) for prompt in prompts]
                 if given:
                     asked = [{"prompt_token_ids": prompts[0], "output_token_ids": given}]
                 await self._others_are_read()

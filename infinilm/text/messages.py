@@ -19,8 +19,10 @@ from infinilm.errors import RequestError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["TemplateTraits", "arguments_object", "check_messages", "check_tools"]
+__all__ = ["Address", "TemplateTraits", "arguments_object", "check_messages", "check_tools", "take_pictures"]
 
+_PICTURE_PARTS = ("image_url", "input_image", "image")
+_PICTURE = {"type": "image"}  # what a template reads where a picture is
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 # Around arguments that are no JSON object, for templates and APIs that read objects alone. The name is the one that
@@ -217,6 +219,57 @@ def check_messages(messages: object, traits: TemplateTraits | None = None) -> li
     return _one_call_each(checked) if traits.reads_one_call else checked
 
 
+class Address(str):
+    """Where a picture is, as a message says it: no path of a file, since messages may be of strangers."""
+
+    __slots__ = ()
+
+
+def take_pictures(messages: Any) -> tuple[Any, list[Any]]:
+    """Take the pictures out of a conversation, whatever else it is.
+
+    Returns
+    -------
+    tuple
+        The conversation with ``{"type": "image"}`` in the place of each, and the pictures in their order: addresses of
+        parts ``{"type": "image_url", "image_url": {"url": ...}}``, or of ``input_image``, and what parts
+        ``{"type": "image", "image": ...}`` hold, which is no text.
+
+    Raises
+    ------
+    RequestError
+        A part of such a type holds no picture.
+    """
+    pictures: list[Any] = []
+
+    def without(where: str, part: Any) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") not in _PICTURE_PARTS or dict(part) == _PICTURE:
+            return part
+        found = part.get("image" if part["type"] == "image" else "image_url")
+        if part["type"] != "image":
+            found = found.get("url") if isinstance(found, Mapping) else found
+        if found is None or isinstance(found, str) == (part["type"] == "image"):
+            expected = (
+                "'image', a picture of Pillow, an array, bytes or a Path"
+                if part["type"] == "image"
+                else "'image_url', an address such as 'data:image/png;base64,...'"
+            )
+            raise RequestError(f"{where} (type {part['type']!r}) must have {expected}")
+        pictures.append(Address(found) if isinstance(found, str) else found)
+        return _PICTURE
+
+    def of_message(i: int, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list):
+            return message
+        parts = [without(f"messages[{i}]['content'][{j}]", part) for j, part in enumerate(content)]
+        return {**message, "content": parts} if pictures else message
+
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        return messages, []
+    return [of_message(i, message) for i, message in enumerate(messages)], pictures
+
+
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same conversation with a message for each call, and the results of a call behind it."""
     made: list[dict[str, Any]] = []
@@ -267,11 +320,13 @@ def _checked_message(where: str, message: object, traits: TemplateTraits, ids: _
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
         got = "no 'content'" if "content" not in message else f"'content' of type {type(content).__name__}"
         raise RequestError(f"{where} (role {role!r}) must have a 'content' that is a str or a list of parts, got {got}")
-    texts = [_part_text(f"{where}['content'][{i}]", part) for i, part in enumerate(content)]
     if traits.reads_parts:
-        result["content"] = [{"type": "text", "text": text} for text in texts]
+        result["content"] = [
+            _PICTURE if part == _PICTURE else {"type": "text", "text": _part_text(f"{where}['content'][{i}]", part)}
+            for i, part in enumerate(content)
+        ]
     else:
-        result["content"] = "\n".join(texts)
+        result["content"] = "\n".join(_part_text(f"{where}['content'][{i}]", part) for i, part in enumerate(content))
     return result
 
 
@@ -292,7 +347,7 @@ def _part_text(where: str, part: Mapping[str, Any]) -> str:
     if not isinstance(kind, str):
         raise RequestError(f"{where} must be like {{'type': 'text', 'text': 'Hello'}}, got {part!r:.80}")
     if kind not in (*_TEXT_PARTS, "refusal"):
-        raise RequestError(f"{where} has the type {kind!r}: models read text only here, parts of type 'text'")
+        raise RequestError(f"{where} has the type {kind!r}: parts are of type 'text', or pictures where a model sees")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{where} (type {kind!r}) must have a 'text' that is a str, got {text!r:.80}")

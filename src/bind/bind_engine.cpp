@@ -117,6 +117,9 @@ void bind_batch(nb::module_& m) {
                std::optional<Matrix<int32_t>> change_rows, std::optional<Matrix<float>> penalties,
                std::optional<Matrix<int32_t>> change_tokens, std::optional<Vector<int32_t>> num_logprobs,
                std::optional<Vector<int32_t>> hidden_rows, std::optional<Vector<int32_t>> token_types,
+               std::optional<Matrix<int32_t>> rope_positions, std::optional<Matrix<float>> given,
+               std::optional<Vector<int32_t>> given_rows, std::optional<Matrix<float>> patches,
+               std::optional<Matrix<int32_t>> position_rows, std::optional<Matrix<float>> position_weights,
                bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
@@ -131,6 +134,12 @@ void bind_batch(nb::module_& m) {
                                  view(state_tokens),
                                  view(hidden_rows),
                                  view(token_types),
+                                 view(rope_positions),
+                                 view(given),
+                                 view(given_rows),
+                                 view(patches),
+                                 view(position_rows),
+                                 view(position_weights),
                                  view(logits_rows),
                                  view(temperature),
                                  view(top_k),
@@ -156,7 +165,10 @@ void bind_batch(nb::module_& m) {
             "state_tokens"_a.noconvert().none() = nb::none(), "change_rows"_a.noconvert().none() = nb::none(),
             "penalties"_a.noconvert().none() = nb::none(), "change_tokens"_a.noconvert().none() = nb::none(),
             "num_logprobs"_a.noconvert().none() = nb::none(), "hidden_rows"_a.noconvert().none() = nb::none(),
-            "token_types"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
+            "token_types"_a.noconvert().none() = nb::none(), "rope_positions"_a.noconvert().none() = nb::none(),
+            "given"_a.noconvert().none() = nb::none(), "given_rows"_a.noconvert().none() = nb::none(),
+            "patches"_a.noconvert().none() = nb::none(), "position_rows"_a.noconvert().none() = nb::none(),
+            "position_weights"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -185,7 +197,13 @@ void bind_batch(nb::module_& m) {
                                                   {"change_tokens", &b.change_tokens},
                                                   {"num_logprobs", &b.num_logprobs},
                                                   {"hidden_rows", &b.hidden_rows},
-                                                  {"token_types", &b.token_types}})
+                                                  {"token_types", &b.token_types},
+                                                  {"rope_positions", &b.rope_positions},
+                                                  {"given", &b.given},
+                                                  {"given_rows", &b.given_rows},
+                                                  {"patches", &b.patches},
+                                                  {"position_rows", &b.position_rows},
+                                                  {"position_weights", &b.position_weights}})
                     if (*array) out[name] = nb::cast(*array);
                 return out;
             },
@@ -206,8 +224,8 @@ void bind_batch(nb::module_& m) {
         .def_prop_ro(
             "logits", [](const StepOutput& o) { return o.logits ? std::optional(o.logits) : std::nullopt; },
             "[num_rows, vocab_size] float32, of a draft [num_rows, MtpSpec.lm_head_size] where the head has an lm_head "
-            "of "
-            "its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm")
+            "of its own; of a model without an lm_head [num_rows, hidden_size], the states after the last norm; of a "
+            "tower [num_rows, levels * out_size], where a row stands for neighbouring patches")
         .def_ro("aborted", &StepOutput::aborted,
                 "PendingStep.abort ended the step early: there is nothing else, and what the cache holds of its tokens "
                 "is not defined.");

@@ -412,7 +412,7 @@ void CpuBackend::mean_square(const MeanSquareParams& p) { run_norm(p, DType::flo
 void CpuBackend::add_rms_norm(const AddRmsNormParams& p) { run_norm(p, p.weight.dtype()); }
 
 void CpuBackend::rope_table(const RopeTableParams& p) {
-    const int64_t num_tokens = p.positions.shape(0), half = p.inv_freq.shape(0);
+    const int64_t num_tokens = p.cos_sin.shape(0), half = p.inv_freq.shape(0);
     split(num_tokens, 64 * num_tokens * half, [&](int64_t begin, int64_t end) { rope_rows(p, begin, end); });
 }
 

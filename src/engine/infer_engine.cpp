@@ -463,6 +463,8 @@ StepOutput InferEngine::run_to_end(Rank& rank, const Batch& batch, StepAbort* ab
     step.abort = abort;
     step.num_hidden = num_hidden;
     const bool is_draft = static_cast<bool>(step.hidden_rows);
+    check_given(step, rank.params.spec());
+    if (const auto& tower = rank.params.model().tower) tower->place(rank.backend->activation_dtype(), step);
     if (is_draft) check_draft(step, rank.params.spec());
     if (is_shared() || rank.backend->device().kind != DeviceKind::cpu || step.adapter_ids || is_draft ||
         rank.cache.spec().num_states > 0)  // a step that fails later leaves states that no step can go on from

@@ -18,7 +18,7 @@ constexpr uint64_t least_context_len = 128;
 constexpr uint64_t least_items = 16;
 
 bool is_decode(const Batch& batch) {
-    return batch.max_query_len == 1 && batch.input_ids.shape(0) == batch.context_lens.shape(0);
+    return batch.max_query_len == 1 && !batch.given && batch.input_ids.shape(0) == batch.context_lens.shape(0);
 }
 
 // Without owners: a workspace is freed before a larger one is made.

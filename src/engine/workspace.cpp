@@ -7,6 +7,7 @@
 #include "dist/nccl.h"
 #include "model/batch.h"
 #include "model/decoder.h"
+#include "model/given.h"
 #include "model/params.h"
 
 namespace infinilm {
@@ -19,13 +20,15 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const DType activation = on_cpu ? cpu::activation_dtype : spec.dtype;
     const int64_t of_a_rank =
         Decoder::workspace_bytes(rank, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
-        (!spec.lm_head          ? 2 * step.num_returned_rows * spec.hidden_size * size_bytes(DType::float32)
+        (spec.tower             ? 2 * step.num_tokens / spec.tower->merged_patches * spec.tower->num_levels() *
+                                      spec.tower->out_size * size_bytes(DType::float32)
+         : !spec.lm_head        ? 2 * step.num_returned_rows * spec.hidden_size * size_bytes(DType::float32)
          : spec.is_last_stage() ? Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows)
                                 : 0);
     if (!on_cpu) {
         const int64_t exchanged = step.num_tokens * spec.hidden_size;
         return of_a_rank + stage_allowed_bytes(spec.vocab_size, step.num_rows) +
-               stage_changes_bytes(spec, step.num_rows) +
+               stage_changes_bytes(spec, step.num_rows) + stage_given_bytes(spec, step.num_tokens) +
                KvCache::workspace_bytes(spec, step.num_rows * spec.max_model_len) +
                (size > 1 ? nccl_workspace_bytes(size, activation, exchanged) : 0);
     }

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "model/embedding_sum.h"
+#include "model/given.h"
 #include "model/prepare_vectors.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -52,6 +53,15 @@ int count_logprobs(const Batch& b) {
     return 1 + (most > 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(most))) : 0);
 }
 
+// The one position of each token as that on all axes.
+Tensor on_each_axis(const Tensor& positions, const ModelSpec& spec) {
+    const int64_t num_tokens = positions.shape(0);
+    const Tensor all = allocate_host(DType::int32, {spec.num_axes(), num_tokens});
+    for (int axis = 0; axis < spec.num_axes(); ++axis)
+        std::copy_n(positions.as<const int32_t>(), num_tokens, all.as<int32_t>() + axis * num_tokens);
+    return all;
+}
+
 Tensor copy_to_host(Backend& backend, const Tensor& tensor) {
     Tensor host = allocate_host(tensor.dtype(), tensor.shape());
     backend.copy(tensor, host);
@@ -93,6 +103,24 @@ void check_groups(const Batch& batch, const KvCacheSpec& cache) {
     check.tensor("block_table", batch.block_table, {"num_groups", "num_seqs", "max_blocks_per_seq"}, DType::int32);
     check.require(check["num_groups"] == cache.num_groups(), "slot_mapping and block_table are of ",
                   check["num_groups"], " groups of layers, but the KV cache has ", cache.num_groups());
+}
+
+void check_given(const Batch& b, const ModelSpec& spec) {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    if (b.rope_positions) {
+        if (spec.num_axes() == 0) throw RequestError("forward: rope_positions: tokens of this model have one position");
+        check.tensor("rope_positions", b.rope_positions, {spec.num_axes(), "num_tokens"}, DType::int32);
+        check.require(b.rope_positions.is_contiguous(), "rope_positions: expected contiguous rows");
+    }
+    if (!b.given && !b.given_rows) return;
+    if (spec.given_levels == 0) throw RequestError("forward: given: this model takes token ids alone");
+    check.tensor("given_rows", b.given_rows, {"num_given"}, DType::int32);
+    check.tensor("given", b.given, {"num_given", int64_t{spec.given_levels} * spec.hidden_size}, DType::float32);
+    check_rows(check, "given_rows", b.given_rows, check["num_tokens"]);
+    std::vector<int32_t> rows(b.given_rows.as<const int32_t>(), b.given_rows.as<const int32_t>() + check["num_given"]);
+    std::ranges::sort(rows);
+    check.require(std::ranges::adjacent_find(rows) == rows.end(), "given_rows: a token has two embeddings");
 }
 
 void check_draft(const Batch& b, const ModelSpec& spec) {
@@ -154,6 +182,8 @@ void check_values(Batch& b, const ModelSpec& spec, const KvCache& kept, const Bl
 Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, BlockTable& table, const Batch& batch) {
     Batch staged = batch;
     if (!staged.previous_ids) staged.previous_rows = {};
+    if (spec.num_axes() > 0 && !staged.rope_positions) staged.rope_positions = on_each_axis(batch.positions, spec);
+    if (batch.given) stage_given(backend.activation_dtype(), spec, staged);
     if (spec.embedding_sum) staged.sum_rows = sum_rows(*spec.embedding_sum, batch.positions, batch.token_types);
     UpdateStepParams update{.previous_ids = staged.previous_ids, .rows = {}, .ids = {}, .table = {}, .entries = {}};
     DeviceQueue* const queue = backend.queue();
@@ -168,11 +198,14 @@ Batch stage(Backend& backend, const ModelSpec& spec, const KvCache& cache, Block
                                                   .context_lens = batch.context_lens.as<const int32_t>()},
                                                  cache.attention_layers(), queue->num_sms(), cache.workspace().bytes());
         staged.attention_lists = std::move(work.lists);
-        Tensor* const fields[] = {&staged.input_ids,    &staged.positions,   &staged.slot_mapping, &staged.cu_seqlens_q,
-                                  &staged.context_lens, &staged.logits_rows, &staged.temperature,  &staged.top_k,
-                                  &staged.top_p,        &staged.min_p,       &staged.random_val,   &staged.allowed_row,
-                                  &staged.state_in,     &staged.state_out,   &staged.state_tokens, &staged.hidden_rows,
-                                  &staged.change_rows,  &staged.penalties,   &staged.num_logprobs, &staged.sum_rows};
+        Tensor* const fields[] = {
+            &staged.input_ids,      &staged.positions,   &staged.slot_mapping,   &staged.cu_seqlens_q,
+            &staged.context_lens,   &staged.logits_rows, &staged.temperature,    &staged.top_k,
+            &staged.top_p,          &staged.min_p,       &staged.random_val,     &staged.allowed_row,
+            &staged.state_in,       &staged.state_out,   &staged.state_tokens,   &staged.hidden_rows,
+            &staged.change_rows,    &staged.penalties,   &staged.num_logprobs,   &staged.sum_rows,
+            &staged.rope_positions, &staged.given_table, &staged.given_of_token, &staged.patches,
+            &staged.patch_positions};
         const auto pairs = [](const std::vector<int32_t>& values, int64_t width) {
             void* const data = const_cast<int32_t*>(values.data());
             return TensorView(data, DType::int32, {static_cast<int64_t>(values.size()) / width, width});

@@ -31,7 +31,16 @@ struct Batch {
     // hidden state of this row of the step before, of the model or of the head. See MtpHead.
     Tensor hidden_rows;
     Tensor token_types;  // [num_tokens] int32, or absent: all are 0. See EmbeddingSumSpec
-    Tensor logits_rows;  // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
+    // [num_axes, num_tokens] int32, or absent: on each axis a token's position is that in `positions`. See RopeSpec.
+    Tensor rope_positions;
+    // Embeddings of some tokens, whose ids do not count; both absent: of none. See Given.
+    Tensor given;       // [num_given, given_levels * hidden_size] float32
+    Tensor given_rows;  // [num_given] int32: which tokens they are of, none twice
+    // Of a tower, whose tokens are patches, see Tower; else absent.
+    Tensor patches;           // [num_tokens, patch_dim] float32
+    Tensor position_rows;     // [num_tokens, n] int32: rows of the table of positions that a patch adds
+    Tensor position_weights;  // [num_tokens, n] float32: times these
+    Tensor logits_rows;       // [num_rows] int32: tokens whose logits are wanted, usually the last of each sequence
 
     // One per logits row; all absent: nothing is sampled. See SampleParams.
     Tensor temperature;  // [num_rows] float32
@@ -53,6 +62,11 @@ struct Batch {
     bool return_logits = false;  // as they were before changes and masks
     // Set by stage() for models whose embedding is a sum, [num_tokens] int32: see EmbeddingSum.
     Tensor sum_rows = {};
+    // Set by stage() where embeddings are given: see Given.
+    Tensor given_table = {};     // [given_levels, num_given + 1, hidden_size] activation
+    Tensor given_of_token = {};  // [num_tokens] int32
+    // Set by Tower::place: what the positions of patches add, [num_tokens, hidden_size] activation, or absent.
+    Tensor patch_positions = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
@@ -106,6 +120,8 @@ struct Sampled {
 Batch resolve(const Batch& batch, const Tensor& previous_ids);
 // Checks that the step has slots and tables for each group of the cache.
 void check_groups(const Batch& batch, const KvCacheSpec& cache);
+// Checks positions on axes and given embeddings. RequestError: the model takes no such, or they are of another shape.
+void check_given(const Batch& batch, const ModelSpec& spec);
 // Checks a step of the MTP head. RequestError: the model has none, or hidden_rows are no rows of the step before.
 void check_draft(const Batch& batch, const ModelSpec& spec);
 // Checks what the arrays hold, in host memory: where the ops cannot read them, and where one rank that refuses a step

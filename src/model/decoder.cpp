@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/given.h"
 #include "ops/ops.h"
 
 namespace infinilm {
@@ -24,6 +25,9 @@ Decoder::Decoder(const Model& model, Backend& backend, Communicator& communicato
         const int64_t half = static_cast<int64_t>(rope.inv_freq.size());
         inv_freq_.push_back(backend.allocate(DType::float32, std::array{half}));
         backend.copy(TensorView(const_cast<float*>(rope.inv_freq.data()), DType::float32, {half}), inv_freq_.back());
+        axes_.push_back(rope.axes.empty() ? Tensor() : backend.allocate(DType::int32, std::array{half}));
+        if (axes_.back())
+            backend.copy(TensorView(const_cast<int*>(rope.axes.data()), DType::int32, {half}), axes_.back());
     }
 }
 
@@ -45,8 +49,9 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
     for (size_t rope = 0; rope < inv_freq_.size(); ++rope) {
         tables.push_back(buffers_.view(model_.cos_sin[rope], batch.input_ids.shape(0)));
         const RopeSpec& own = spec_.ropes[rope];
-        ops::rope_table(backend_, {.positions = batch.positions,
+        ops::rope_table(backend_, {.positions = axes_[rope] ? batch.rope_positions : batch.positions,
                                    .inv_freq = inv_freq_[rope],
+                                   .axes = axes_[rope],
                                    .attention_factor = own.attention_factor,
                                    .scale_beta = own.scale_beta,
                                    .scale_positions = own.scale_positions,
@@ -56,14 +61,18 @@ std::vector<TensorView> Decoder::make_ropes(const Batch& batch) {
     return tables;
 }
 
+TensorView Decoder::norm_behind(int layer) const {
+    if (layer == spec_.num_layers) return model_.mtp->norm.prepared;
+    if (layer + 1 == spec_.num_layers) return model_.norm.prepared;
+    return model_.layers[static_cast<size_t>(layer) + 1].sublayers.front().norm_ahead();
+}
+
 // Each sublayer begins with its norm and ends by adding its result to the residual stream: see Stream. One that shares
 // the norm of the sublayer before begins while that norm is still there.
 template <class Tap>
 void Decoder::run_layer(const Step<Tap>& s) const {
     const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
-    const TensorView after = s.layer == spec_.num_layers       ? TensorView(model_.mtp->norm.prepared)
-                             : s.layer + 1 == spec_.num_layers ? TensorView(model_.norm.prepared)
-                                                               : (&layer + 1)->sublayers.front().norm_ahead();
+    const TensorView after = norm_behind(s.layer);
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.shares_norm ? Input{.x = s.normed}
                          : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site, own.takes_place)
@@ -123,21 +132,34 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
             s.lora_inner = lora_buffers_.view(lora_plan_.inner, lora_buffers_.capacity());
             s.lora_delta = lora_buffers_.view(lora_plan_.delta, lora_buffers_.capacity());
         }
-    if (spec_.is_first_stage())
+    if (model_.tower)
+        model_.tower->embed(s);
+    else if (spec_.is_first_stage())
         s.embed(model_.embed_tokens, spec_.vocab_size, spec_.embedding_multiplier, s.x);
     else if (!stages_->receive(s.x))
         throw StepAborted();
     const std::vector<TensorView> ropes = make_ropes(batch);
     s.ropes = ropes;
     if (model_.embedding_sum) model_.embedding_sum->add(s);
+    if (batch.given_table && spec_.is_first_stage()) add_given(s, 0);
     if (spec_.is_first_stage()) s.tap_common(sites::embedding, s.x, s.x);
     if (model_.own_vectors) model_.own_vectors->run(s);
     model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
-    for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) run_layer(s);
+    const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();
+    for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) {
+        run_layer(s);
+        if (model_.tower) model_.tower->merge_level(s, merged);
+        if (batch.given_table && s.layer + 1 < spec_.given_levels)
+            add_given(s, s.layer + 1, &model_.stream, norm_behind(s.layer));
+    }
     s.layer = -1;
     if (!spec_.is_last_stage()) {
         stages_->send(s.x);
         return {};
+    }
+    if (model_.tower) {
+        model_.tower->merge(s, model_.norm, merged);
+        return merged;
     }
     if (model_.mtp) model_.mtp->keep(s, model_.norm);
     return compute_logits(s, model_.end());

@@ -18,8 +18,8 @@ public:
     Decoder(const Model& model, Backend& backend, Communicator& communicator, StageLink* stages = nullptr);
     // The logits of the rows that are wanted, as Logits::compute gives them, or without an lm_head what the last norm
     // makes of these rows, [num_rows, hidden_size] activation; absent if there are none, or another stage
-    // has them. Everything is on the backend's device. StepAborted: see batch.abort, which is asked before each half of
-    // a layer and before the logits; or the stage before has stopped.
+    // has them. Of a tower its rows, see Tower::result. Everything is on the backend's device. StepAborted: see
+    // batch.abort, which is asked before each half of a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);
     // A step of the MTP head, which goes on from the hidden states of the step before: see Batch::hidden_rows. The
@@ -38,6 +38,7 @@ private:
     template <class Tap>
     Step<Tap> make_step(const Batch& batch, const KvCache& cache, const Tap& tap);
     std::vector<TensorView> make_ropes(const Batch& batch);  // cosines and sines of the step: see Step::ropes
+    TensorView norm_behind(int layer) const;  // of what the layer leaves: the first norm of the next one, or the last
     template <class Tap>
     void run_layer(const Step<Tap>& s) const;
     template <class Tap>
@@ -51,6 +52,7 @@ private:
     Communicator& communicator_;
     StageLink* const stages_;       // null: all layers are here
     std::vector<Tensor> inv_freq_;  // of each rope: [rotary_dim / 2] float32
+    std::vector<Tensor> axes_;      // of each rope: [rotary_dim / 2] int32; or absent
     Buffers buffers_;               // kept between steps, and grown when a step has more tokens than any before
     Buffers lora_buffers_;
     LoraPlan lora_plan_;

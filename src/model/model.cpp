@@ -100,6 +100,7 @@ Model::Model(const ModelSpec& spec)
                                        .dtype = DType::float32}));
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
+    if (spec.tower) tower.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
     if (spec.mtp) {
         mtp.emplace(spec, buffers);
@@ -117,7 +118,10 @@ void Model::declare(ParamTable& table) {
                                .timed = timed,
                                .vocabulary = true});
     };
-    vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "");
+    if (tower)
+        tower->declare(table);
+    else
+        vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "");
     if (own_vectors) own_vectors->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -154,6 +158,7 @@ void Model::prepare(Backend& backend) {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->prepare(backend);
+    if (tower) tower->prepare(backend);
     if (spec.tie_word_embeddings) lm_head.prepared = embed_tokens.prepared;
 }
 
@@ -166,6 +171,7 @@ void Model::clear() {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->clear();
+    if (tower) tower->clear();
     lm_head.prepared = {};  // where it is tied, the table does not have it
 }
 
@@ -213,6 +219,7 @@ std::vector<LinearCall> Model::calls() const {
             calls.insert(calls.end(), own.begin(), own.end());
         }
     if (mtp) calls.push_back(mtp->call());
+    if (tower) std::ranges::copy(tower->calls(), std::back_inserter(calls));
     return calls;
 }
 

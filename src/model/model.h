@@ -17,6 +17,7 @@
 #include "model/sublayers/mlp.h"
 #include "model/sublayers/own_vectors.h"
 #include "model/sublayers/short_conv.h"
+#include "model/tower.h"
 
 namespace infinilm {
 
@@ -84,6 +85,7 @@ public:
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
     std::optional<EmbeddingSum> embedding_sum;
+    std::optional<Tower> tower;
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     VectorWeights norm;          // [hidden_size]
     LinearWeights lm_head;       // [rows of the vocabulary, hidden_size]; shares embed_tokens when tied

@@ -135,6 +135,17 @@ void validate(const ModelSpec& spec) {
                  " entries for ", spec.num_layers, " layers");
     require_spec(!spec.layer_scalars || spec.post_norms, "layer_scalars need post_norms");
     if (spec.own_vectors) spec.own_vectors->check(spec);
+    if (spec.tower) spec.tower->check(spec);
+    for (const RopeSpec& rope : spec.ropes) {
+        require_spec(rope.axes.empty() || rope.axes.size() == rope.inv_freq.size(), "a rope has ", rope.axes.size(),
+                     " axes for ", rope.inv_freq.size(), " frequencies");
+        require_spec(std::ranges::all_of(rope.axes, [](int axis) { return axis >= 0 && axis < most_axes; }),
+                     "an axis of a rope is a number below ", most_axes);
+    }
+    require_spec(spec.given_levels >= 0 && spec.given_levels <= spec.num_layers + 1, "given_levels is ",
+                 spec.given_levels, ", with ", spec.num_layers, " layers");
+    require_spec(spec.given_levels == 0 || !spec.own_vectors,
+                 "layers with vectors of their own look these up by token id, which a given embedding has not");
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
     if (spec.mtp) {
         require_spec(spec.mtp->layer.cache().owns_rows(),
@@ -190,7 +201,7 @@ ModelSpec stage_spec(const ModelSpec& model, int stage, int num_stages) {
                                  " layers; a stage has at least one"));
     if (stage < 0 || stage >= num_stages) throw ConfigError(concat("stage ", stage, " is not one of ", num_stages));
     const bool reads_others =
-        model.own_vectors || model.embedding_sum ||
+        model.own_vectors || model.embedding_sum || model.tower ||
         std::ranges::any_of(model.caches(), [](const CacheSpec& cache) { return cache.owner >= 0; });
     if (num_stages > 1 && reads_others)
         throw ConfigError(

@@ -3,6 +3,7 @@
 // in its file in `sublayers`; here these are put together.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "model/sublayers/mlp_spec.h"
 #include "model/sublayers/own_vectors_spec.h"
 #include "model/sublayers/short_conv_spec.h"
+#include "model/tower_spec.h"
 
 namespace infinilm {
 
@@ -43,12 +45,17 @@ constexpr std::string_view name(StreamNorms norms) {
     return "?";
 }
 
+inline constexpr int most_axes = 4;  // of the positions of a token
+
 struct RopeSpec {
     std::vector<float> inv_freq;  // [rotary_dim / 2]
     float attention_factor = 1;   // multiplies cosines and sines
     // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions)).
     float scale_beta = 0;
     int scale_positions = 1, scale_offset = 0;
+    // [rotary_dim / 2]: which of a token's positions, such as time, row and column, each frequency turns by; empty:
+    // each token has one.
+    std::vector<int> axes;
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -58,6 +65,7 @@ struct RopeSpec {
         f("scale_beta", &RopeSpec::scale_beta, "");
         f("scale_positions", &RopeSpec::scale_positions, "");
         f("scale_offset", &RopeSpec::scale_offset, "");
+        f("axes", &RopeSpec::axes, "[rotary_dim / 2]: the axis of each frequency; empty: tokens have one position.");
     }
 };
 
@@ -146,7 +154,11 @@ struct ModelSpec {
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
     std::optional<EmbeddingSumSpec> embedding_sum;
+    std::optional<TowerSpec> tower;  // it embeds patches of images, and gives rows that stand for some of them each
     std::vector<RopeSpec> ropes;
+    // Levels of embeddings that steps are given in place of those of token ids: the first is the embedding, and each
+    // other one is added to what a layer leaves, from the first layer on. 0: steps are given none. See Given.
+    int given_levels = 0;
     std::vector<LayerSpec> layers;  // [num_layers]
     std::optional<MtpSpec> mtp;     // the MTP head
     LayerRange stage = {};          // of a stage of a pipeline, which it has; empty: all. See stage_spec
@@ -178,7 +190,10 @@ struct ModelSpec {
         f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
         f("own_vectors", &ModelSpec::own_vectors, "");
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
+        f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");
         f("ropes", &ModelSpec::ropes, "");
+        f("given_levels", &ModelSpec::given_levels,
+          "Levels of embeddings that steps are given: the embedding, then what is added behind layers; 0: none.");
         f("layers", &ModelSpec::layers, "[num_layers]");
         f("mtp", &ModelSpec::mtp, "The MTP head, which drafts.");
     }
@@ -200,6 +215,13 @@ struct ModelSpec {
     // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.
     int num_logits(bool of_head) const {
         return !lm_head ? 0 : of_head && mtp->lm_head_size > 0 ? mtp->lm_head_size : vocab_size;
+    }
+    // Positions of each token on different axes that ropes turn by; 0: they turn by its one position.
+    int num_axes() const {
+        int most = 0;
+        for (const RopeSpec& rope : ropes)
+            for (const int axis : rope.axes) most = std::max(most, axis + 1);
+        return most;
     }
     std::vector<CacheSpec> caches() const;  // [num_layers], and that of the MTP head
 };

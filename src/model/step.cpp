@@ -48,6 +48,7 @@ void Step<Tap>::add_lora(const LinearWeights& weights, const TensorView& x, cons
 template <class Tap>
 void Step<Tap>::embed(const LinearWeights& table, int64_t vocab_size, float multiplier, const TensorView& out) const {
     EmbeddingParams params{.ids = batch.input_ids, .table = *table.prepared, .out = out, .multiplier = multiplier};
+    if (batch.given_table) params.first_id = 0;  // tokens whose embedding is given have no id: see Given
     if (num_ranks() > 1)
         params.first_id = static_cast<int32_t>(vocab_of(vocab_size, {ranks.rank(), ranks.size()}).begin);
     ops::embedding(backend, params);

@@ -37,6 +37,10 @@ public:
     template <class Tap>
     void start(const Step<Tap>& s, const TensorView& norm) const;
 
+    // Rows that join the stream behind a layer. norm: of the next sublayer, as Branch::next_norm.
+    template <class Tap>
+    void add_again(const Step<Tap>& s, const TensorView& rows, const TensorView& norm) const;
+
     Buffer x, normed;  // [num_tokens, hidden_size]
 
 private:
@@ -94,6 +98,13 @@ template <class Tap>
 void Stream::start(const Step<Tap>& s, const TensorView& norm) const {
     if (!Tap::active && ahead(s.num_ranks()) && norm)
         ops::rms_norm(s.backend, {.x = s.x, .weight = norm, .out = s.normed, .eps = eps_});
+}
+
+template <class Tap>
+void Stream::add_again(const Step<Tap>& s, const TensorView& rows, const TensorView& norm) const {
+    const bool norms = !Tap::active && ahead(s.num_ranks()) && pre_norms_;
+    ops::add_rms_norm(
+        s.backend, {.x = rows, .residual = s.x, .weight = norms ? norm : TensorView(), .out = s.normed, .eps = eps_});
 }
 
 }  // namespace infinilm

@@ -146,8 +146,9 @@ struct HeadLinearParams {
 
 // Cosines and sines of a step's positions, made once per step and used by every layer.
 struct RopeTableParams {
-    TensorView positions;    // [num_tokens] int32
+    TensorView positions;    // [num_tokens] int32; with axes [num_axes, num_tokens]: a position on each axis
     TensorView inv_freq;     // [rotary_dim / 2] float32
+    TensorView axes = {};    // [rotary_dim / 2] int32: the axis of each frequency; absent: there is one axis
     float attention_factor;  // multiplies both (yarn, longrope); else 1
     // Both are also multiplied by 1 + scale_beta * ln(1 + floor((position + scale_offset) / scale_positions));
     // scale_beta 0: they are not.

@@ -209,8 +209,15 @@ void linear_rope_store_kv(Backend& backend, const LinearParams& p, const RopeSto
 
 void rope_table(Backend& backend, const RopeTableParams& p) {
     OpCheck check("rope_table", backend);
-    check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
     check.tensor("inv_freq", p.inv_freq, {"rotary_dim / 2"}, DType::float32);
+    if (p.axes) {
+        check.tensor("positions", p.positions, {"num_axes", "num_tokens"}, DType::int32);
+        check.contiguous("positions", p.positions);
+        check.tensor("axes", p.axes, {"rotary_dim / 2"}, DType::int32);
+        if (readable(p.axes)) check_rows(check, "axes", p.axes, check["num_axes"]);
+    } else {
+        check.tensor("positions", p.positions, {"num_tokens"}, DType::int32);
+    }
     check.tensor("cos_sin", p.cos_sin, {"num_tokens", 2 * check["rotary_dim / 2"]}, DType::float32);
     check.require(p.scale_positions > 0, "scale_positions must be positive, got ", p.scale_positions);
     backend.rope_table(p);

@@ -164,12 +164,17 @@ def rope_table(gpu: Gpu, shapes: list[Shape]) -> None:
         positions[0] = shape["longest"] - 1
         inv_freq: Array = (shape["theta"] ** (-np.arange(half) / half)).astype(np.float32)
         out = Frame(gpu, "f32", (1, tokens * 2 * half))
+        axes = (np.arange(half) % 3).astype(np.int32) if shape["seed"] % 2 else None  # of each frequency
+        if axes is not None:
+            positions = np.stack([positions, positions[::-1], positions // 2]).astype(np.int32)
         gpu.call(
-            "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq), out.pointer, tokens, half, factor,
+            "make_rope_table", gpu.upload(positions), gpu.upload(inv_freq),
+            None if axes is None else gpu.upload(axes), out.pointer, tokens, half, factor,
             *((0.25, 1000, 3) if tokens % 2 else (0.0, 1, 0)),
         )  # fmt: skip
-        angle = positions[:, None].astype(F64) * inv_freq
-        scale = 1 + 0.25 * np.log1p((positions[:, None] + 3) // 1000) if tokens % 2 else 1.0
+        by = positions[:, None].repeat(half, axis=1) if axes is None else positions[axes].T  # [tokens, half]
+        angle = by.astype(F64) * inv_freq
+        scale = 1 + 0.25 * np.log1p((np.tile(by, 2) + 3) // 1000) if tokens % 2 else 1.0
         want = np.concatenate([np.cos(angle), np.sin(angle)], 1) * factor * scale
         error = np.abs(out.get().reshape(tokens, 2 * half) - want)
         assert (error <= UNIT["f32"] * np.abs(want) + 1e-12).all(), error.max()

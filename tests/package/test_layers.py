@@ -22,7 +22,7 @@ FLOORS = (
     ("sampling_params", "outputs", "devices", "token_ids", "vocabulary"),
     ("gguf", "mistral_params"),
     ("model_files", "hub"),
-    ("config", "text", "distributed", "pooling"),
+    ("config", "text", "distributed", "pooling", "images"),
     ("checkpoint", "cache"),
     ("engine", "generation", "lora", "speculation"),
     ("models", "scheduling"),
@@ -89,7 +89,7 @@ def test_imports_go_down(module: str) -> None:
 
 
 # Rooms of `config`, from the ground up.
-CONFIG_ROOMS = ("sublayers", "fields", "families", "spec", "json")
+CONFIG_ROOMS = ("sublayers", "fields", "families", "spec", "json", "towers")
 
 
 @pytest.mark.parametrize("module", sorted(name for name in EDGES if name.startswith("config.")))

@@ -20,7 +20,6 @@ __all__ = [
     "BAILING_MOE",
     "BAMBA",
     "BERT",
-    "ByHead",
     "DEEPSEEK_MOE",
     "DELTA_BY_HEAD",
     "DISTILBERT",
@@ -67,8 +66,9 @@ __all__ = [
     "QWEN_VL_MOE",
     "ROBERTA",
     "STARCODER2",
-    "TensorNames",
     "VAULT_GEMMA",
+    "ByHead",
+    "TensorNames",
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from infinilm._core import AttentionSpec, DeltaSpec, EmbeddingSumSpec, LatentSpec, MambaSpec, RopeSpec, ShortConvSpec
@@ -22,16 +24,23 @@ __all__ = ["draft", "forward", "rotation"]
 Mixer = AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec
 
 
-def forward(s: Step, ids: Array, last_only: bool, types: Array | None = None) -> Array:
+def forward(
+    s: Step, ids: Array, last_only: bool, types: Array | None = None, given: Mapping[int, Array] | None = None
+) -> Array:
     """Compute the logits of tokens ids [num_tokens]: [num_tokens, vocab_size]; `last_only`: of each row's last one.
 
     Without an lm_head these are the states after the last norm, [num_tokens, hidden_size]. `types`: of the tokens,
-    [num_tokens]; None: all are 0.
+    [num_tokens]; None: all are 0. `given`: by token, the embedding in place of that of its id, then what is added
+    behind the first layers, [given_levels * hidden_size].
     """
     spec, vectors = s.spec, s.spec.own_vectors
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(spec.embedding_multiplier)
     if spec.embedding_sum:
         embedded = embedded + embedding_sum(s, spec.embedding_sum, np.zeros_like(ids) if types is None else types)
+    levels = _given_levels(s, given or {})  # [given_levels, num_given, hidden_size]
+    rows = list(given or {})
+    if rows:
+        embedded[rows] = levels[0]
     x = s.emit("embedding", embedded)  # [num_tokens, hidden_size]
     own = make_own_vectors(s, vectors, ids, x) if vectors else None  # [num_tokens, num_layers, size]
     for layer in range(spec.num_layers):
@@ -42,6 +51,9 @@ def forward(s: Step, ids: Array, last_only: bool, types: Array | None = None) ->
         if spec.layer_scalars:
             x = x * s.weights[s.name("layer_scalar")]
         x = s.emit("residual", x)
+        if rows and layer + 1 < len(levels):
+            x = x.copy()
+            x[rows] += levels[layer + 1]
     s.layer = -1
     if last_only:
         x = x[[row.stop - 1 for row in s.rows if row.stop > row.start]]
@@ -50,6 +62,13 @@ def forward(s: Step, ids: Array, last_only: bool, types: Array | None = None) ->
     if not spec.lm_head:
         return h
     return s.emit("logits", lm_head(s, h))  # [num_logits, vocab_size]
+
+
+def _given_levels(s: Step, given: Mapping[int, Array]) -> Array:
+    if not given:
+        return np.zeros((0, 0, 0), s.dtype)
+    rows = np.stack(list(given.values())).astype(s.dtype)
+    return rows.reshape(len(rows), s.spec.given_levels, s.spec.hidden_size).swapaxes(0, 1)
 
 
 def embedding_sum(s: Step, spec: EmbeddingSumSpec, types: Array) -> Array:
@@ -140,8 +159,9 @@ def mix(s: Step, spec: Mixer, h: Array) -> Array:
 
 
 def rotation(positions: Array, rope: RopeSpec, dtype: str) -> tuple[Array, Array]:
-    """Cosines and sines of positions [num_tokens]: each [num_tokens, 1, R / 2], see `ops.rotate`."""
-    angle = positions[:, None, None] * np.array(rope.inv_freq, np.float64)
-    scale = 1 + rope.scale_beta * np.log1p((positions + rope.scale_offset) // rope.scale_positions)
-    factor = rope.attention_factor * scale[:, None, None]
+    """Cosines and sines of positions [num_axes, num_tokens]: each [num_tokens, 1, R / 2], see `ops.rotate`."""
+    turned_by = positions[rope.axes or [0] * len(rope.inv_freq)].T[:, None]  # [num_tokens, 1, R / 2]
+    angle = turned_by * np.array(rope.inv_freq, np.float64)
+    scale = 1 + rope.scale_beta * np.log1p((turned_by + rope.scale_offset) // rope.scale_positions)
+    factor = rope.attention_factor * scale
     return (np.cos(angle) * factor).astype(dtype), (np.sin(angle) * factor).astype(dtype)

@@ -24,7 +24,7 @@ from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import MtpFormat, build_spec, longest_text
+from infinilm.config.spec import GivenEmbeddings, MtpFormat, build_spec, longest_text
 from infinilm.devices.arrays import to_array
 from infinilm.engine.hooks import HookRegistry, ModelSites
 from infinilm.errors import CacheFullError, ConfigError, RequestError, WeightError, did_you_mean
@@ -54,6 +54,8 @@ class ReferenceModel(GenerationMixin):
         Longest sequence in tokens; fixes the rotary frequencies (see `rope`). Default: max_position_embeddings.
     mtp : MtpFormat, optional
         With the MTP head of the checkpoint, see `draft`; of the format, `lm_head_size` counts.
+    given : GivenEmbeddings, optional
+        What `forward` gives it besides token ids, such as what a tower makes of images.
 
     Attributes
     ----------
@@ -73,6 +75,7 @@ class ReferenceModel(GenerationMixin):
         dtype: str = "float32",
         max_model_len: int | None = None,
         mtp: MtpFormat | None = None,
+        given: GivenEmbeddings | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"the reference model computes in one of {', '.join(DTYPES)}, got dtype={dtype!r}")
@@ -81,7 +84,7 @@ class ReferenceModel(GenerationMixin):
         self.device = "cpu"
         self.max_model_len = longest_text(config) if max_model_len is None else max_model_len
         self.use_generation_config(GenerationConfig())
-        self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len, mtp=mtp)
+        self.spec = build_spec(config, dtype="float32", max_model_len=self.max_model_len, mtp=mtp, given=given)
         self._shapes = _core.param_shapes(self.spec)
         self._sites = ModelSites(self.spec)
         self.weights: dict[str, Array] = {}
@@ -160,6 +163,8 @@ class ReferenceModel(GenerationMixin):
         last_only: bool = False,
         tap: Tap | None = None,
         token_types: npt.ArrayLike | None = None,
+        rope_positions: npt.ArrayLike | None = None,
+        given: Mapping[int, Array] | None = None,
     ) -> Array:
         """Compute the logits of new tokens, or of an encoder their states after the last norm.
 
@@ -177,6 +182,12 @@ class ReferenceModel(GenerationMixin):
         token_types : array-like of int, optional
             The type of each token, of all rows one behind the other, for encoders that tell the texts of a pair apart.
             None: all are 0.
+        rope_positions : array-like of int, optional
+            [num_axes, num_tokens]: the positions that RoPE turns by, in models made with `given`. None: those in each
+            row.
+        given : mapping of int to numpy.ndarray, optional
+            By token, of all rows one behind the other: its embedding, and what is added to it behind the first layers,
+            [given_levels * hidden_size].
 
         Returns
         -------
@@ -196,11 +207,12 @@ class ReferenceModel(GenerationMixin):
         chunks = as_token_rows(input_ids, self.config.vocab_size, allow_empty=True)
         cache = self.new_cache(len(chunks)) if cache is None else cache
         self._check_ready(chunks, cache)
-        step = self._step(chunks, cache, self._registry_tap() if tap is None else tap)
+        positions = None if rope_positions is None else np.asarray(rope_positions, np.int64)
+        step = self._step(chunks, cache, self._registry_tap() if tap is None else tap, positions)
         if not self.spec.lm_head and any(cache.lengths):
             raise RequestError("tokens of an encoder see those behind them: pass each text whole, without a cache")
         types = None if token_types is None else np.asarray(token_types, np.int64).reshape(-1)
-        logits = forward(step, np.concatenate(chunks), last_only, types)
+        logits = forward(step, np.concatenate(chunks), last_only, types, given)
         cache.advance([len(chunk) for chunk in chunks])
         return logits
 
@@ -243,7 +255,9 @@ class ReferenceModel(GenerationMixin):
         head = self.spec.mtp
         return [*self.spec.layers, *([] if head is None else [head.layer])]
 
-    def _step(self, chunks: Sequence[Array], cache: DynamicCache, tap: Tap | None) -> Step:
+    def _step(
+        self, chunks: Sequence[Array], cache: DynamicCache, tap: Tap | None, rope_positions: Array | None = None
+    ) -> Step:
         counts = [len(chunk) for chunk in chunks]
         positions = np.concatenate([np.arange(n) + begin for n, begin in zip(counts, cache.lengths, strict=True)])
         return Step(
@@ -251,7 +265,10 @@ class ReferenceModel(GenerationMixin):
             layers=self._layers,
             weights=self.weights,
             dtype=self.dtype,
-            ropes=[rotation(positions, rope, self.dtype) for rope in self.spec.ropes],
+            ropes=[
+                rotation(positions[None] if rope_positions is None else rope_positions, rope, self.dtype)
+                for rope in self.spec.ropes
+            ],
             starts=np.cumsum([0, *counts]),
             positions=positions,
             cache=cache,

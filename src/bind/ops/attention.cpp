@@ -9,17 +9,18 @@ void bind_attention_ops(OpsClass& backend) {
         .def(
             "rope_table",
             [](SharedBackend& shared, const Tensor& positions, const Tensor& inv_freq, float attention_factor,
-               const Tensor& cos_sin, float scale_beta, int scale_positions) {
+               const Tensor& cos_sin, float scale_beta, int scale_positions, const OptionalTensor& axes) {
                 const InUse b(shared);
                 ops::rope_table(b, {.positions = positions,
                                     .inv_freq = inv_freq,
+                                    .axes = optional_view(axes),
                                     .attention_factor = attention_factor,
                                     .scale_beta = scale_beta,
                                     .scale_positions = scale_positions,
                                     .cos_sin = output("rope_table", "cos_sin", cos_sin)});
             },
             "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos_sin"_a, "scale_beta"_a = 0.0f,
-            "scale_positions"_a = 1, Release())
+            "scale_positions"_a = 1, "axes"_a = nb::none(), Release())
         .def(
             "qk_norm_rope_store_kv",
             [](SharedBackend& shared, const Tensor& qkv, const OptionalTensor& cos_sin, const OptionalTensor& q_norm,

@@ -266,7 +266,7 @@ struct Launches {
         expect(change_logits({as<float>(), many, 64, many, 0, as<int>(), f, as<int>(), as<int>(), as<int>()}, nullptr),
                "change_logits");
         expect(soft_cap({as<float>(), many, 64, many, 30}, nullptr), "soft_cap");
-        expect(rope_table({as<int>(), f, as<float>(), many, 64, 1, 0, 0, 0}, nullptr), "rope_table");
+        expect(rope_table({as<int>(), f, as<int>(), as<float>(), many, 64, 1, 0, 0, 0}, nullptr), "rope_table");
         expect(join_columns({at, at, many, 8, 64, many}, nullptr), "join_columns");
         expect(update_step({as<int>(), as<int>(), as<int>(), many, as<int>(), as<int2>(), many}, nullptr),
                "update_step");

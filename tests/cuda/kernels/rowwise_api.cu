@@ -24,11 +24,11 @@ int norm_rows(const void* x, void* residual, const float* weight, const float* b
                     nullptr);
 }
 
-int make_rope_table(const int* positions, const float* inv_freq, float* cos_sin, int num_tokens, int half,
-                    float attention_factor, float scale_beta, int scale_positions, int scale_offset) {
-    return rope_table(
-        {positions, inv_freq, cos_sin, num_tokens, half, attention_factor, scale_beta, scale_positions, scale_offset},
-        nullptr);
+int make_rope_table(const int* positions, const float* inv_freq, const int* axes, float* cos_sin, int num_tokens,
+                    int half, float attention_factor, float scale_beta, int scale_positions, int scale_offset) {
+    return rope_table({positions, inv_freq, axes, cos_sin, num_tokens, half, attention_factor, scale_beta,
+                       scale_positions, scale_offset},
+                      nullptr);
 }
 
 int rope_store(void* qkv, int64_t qkv_stride, int num_tokens, const float* cos_sin, const float* q_norm,

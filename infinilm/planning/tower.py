@@ -1,0 +1,127 @@
+"""Whether a model can read pictures, and what its tower takes: decided from config.json and headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infinilm import _core
+from infinilm.checkpoint.mapped import MappedTensors
+from infinilm.checks import DTYPES
+from infinilm.config.towers import TowerConfig
+from infinilm.errors import ConfigError
+from infinilm.images.processor import ImageProcessor
+from infinilm.logs import logger
+from infinilm.model_files import read_optional_model_json
+
+__all__ = ["BLOCK_SIZE", "TowerPlan", "plan_tower"]
+
+BLOCK_SIZE = 16  # patches
+_PIXELS_ON_CPU = 1 << 20
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class TowerPlan:
+    """The tower of a model, before it is loaded.
+
+    Attributes
+    ----------
+    config : TowerConfig
+    processor : ImageProcessor
+    spec : ModelSpec
+    prefix : str
+        What the names of its tensors begin with.
+    max_patches : int
+        Patches of a picture at most, and of a step.
+    num_blocks : int
+        Blocks of the cache that keys and values of a step pass through.
+    weight_bytes, workspace_bytes : int
+        The workspace has the cache in it.
+    """
+
+    config: TowerConfig
+    processor: ImageProcessor
+    spec: _core.ModelSpec
+    prefix: str
+    max_patches: int
+    num_blocks: int
+    weight_bytes: int
+    workspace_bytes: int
+
+
+def plan_tower(
+    path: Path,
+    checkpoint: MappedTensors | None,
+    *,
+    max_image_pixels: int | None,
+    dtype: str,
+    stored: str,
+    device: str,
+    num_threads: int,
+) -> TowerPlan | str:
+    """Plan the tower of a model.
+
+    Parameters
+    ----------
+    path : Path
+        A folder; a GGUF file has no tower.
+    checkpoint : MappedTensors, optional
+        None: weights are random.
+    max_image_pixels : int, optional
+        An upper limit of pixels behind that of the model's files; 0: no pictures are read. None: on a CPU what one can
+        compute in seconds, 1,048,576.
+    dtype, stored : str
+        What it computes in, and what its weights are stored in.
+    device, num_threads
+        Where. Of several ranks the first one's device has the tower.
+
+    Returns
+    -------
+    TowerPlan or str
+        A str says why the model reads no pictures.
+    """
+    if max_image_pixels == 0:
+        return "it was loaded without its tower, by max_image_pixels=0"
+    if path.is_file():
+        return "GGUF files have no tower that is read"
+    try:
+        config = TowerConfig.from_config(read_optional_model_json(path, "config.json"))
+        if config is None:
+            return "it has no tower that is computed here (docs/images.md lists those that are)"
+        prefix = config.family.prefixes[0] if checkpoint is None else config.prefix(checkpoint.tensors)
+        if not prefix:
+            return "its files have no tensors of a tower"
+        settings = _processor_settings(path)
+        if settings is None:
+            return f"its folder has no {_SETTINGS[0]}, which says what becomes of a picture"
+        limit = max_image_pixels or (_PIXELS_ON_CPU if device == "cpu" else 1 << 30)
+        processor = ImageProcessor.from_settings(
+            settings,
+            patch_size=config.patch_size,
+            temporal_patch_size=config.temporal_patch_size,
+            merge_size=config.merge_size,
+            max_pixels=limit,
+        )
+    except ConfigError as error:
+        logger.warning("%s: pictures are not read: %s", path, error)
+        return str(error)
+    max_patches = -(-processor.max_pixels // config.patch_size**2 // config.merged_patches) * config.merged_patches
+    max_patches = max(max_patches, 4 * config.merged_patches)
+    num_blocks = -(-max_patches // BLOCK_SIZE) + 1
+    spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
+    steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
+    workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)
+    workspace += spec.kv_bytes_per_token(dtype) * num_blocks * BLOCK_SIZE
+    kept = stored if device == "cpu" and dtype == "float32" else dtype
+    weights = _core.weight_bytes(spec, kept if kept in DTYPES else "float32")
+    return TowerPlan(config, processor, spec, prefix, max_patches, num_blocks, weights, workspace)
+
+
+def _processor_settings(path: Path) -> dict[str, Any] | None:
+    """What the files say of pictures: as most have it, or among the settings of all processors."""
+    if own := read_optional_model_json(path, _SETTINGS[0]):
+        return own
+    inner = read_optional_model_json(path, _SETTINGS[1]).get("image_processor")
+    return inner if isinstance(inner, dict) else None

@@ -1,0 +1,168 @@
+#include "model/tower.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/check.h"
+#include "model/prepare_vectors.h"
+#include "model/spec.h"
+#include "ops/ops.h"
+
+namespace infinilm {
+
+void TowerSpec::check(const ModelSpec& model) const {
+    require_spec(patch_dim > 0 && num_positions >= 0 && merged_patches > 0 && merger_size > 0 && out_size > 0,
+                 "a tower with patches of ", patch_dim, ", ", num_positions, " positions, ", merged_patches,
+                 " patches to merge, by ", merger_size, " to ", out_size);
+    require_spec(!model.lm_head && !model.embedding_sum && !model.own_vectors && !model.mtp,
+                 "a tower has neither tokens nor logits");
+    require_spec(std::ranges::all_of(levels, [&](int layer) { return layer >= 0 && layer < model.num_layers; }) &&
+                     std::ranges::is_sorted(levels, std::ranges::less_equal()),
+                 "levels of a tower are different layers of it, in their order");
+}
+
+Tower::Tower(const ModelSpec& model, BufferPlan& plan)
+    : spec_(*model.tower),
+      hidden_size_(model.hidden_size),
+      eps_(model.rms_norm_eps),
+      inner_(plan.add({.name = "merger_inner", .columns = spec_.merger_size})),
+      result_(plan.add({.name = "merged",
+                        .columns = (int64_t{spec_.num_levels()} * spec_.out_size + spec_.merged_patches - 1) /
+                                   spec_.merged_patches})),
+      mergers_(static_cast<size_t>(spec_.num_levels())) {}
+
+void Tower::declare(ParamTable& table) {
+    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in, int64_t out, bool bias) {
+        table.linear(weights, {.name = name,
+                               .in_features = in,
+                               .parts = {{name, out}},
+                               .timed = "other",
+                               .bias = bias,
+                               .adaptable = false});
+    };
+    linear(patches_, "model.embed_patches", spec_.patch_dim, hidden_size_, spec_.patch_bias);
+    const auto as_loaded = [](Backend&, const VectorWeights&) { return Tensor(); };  // prepare() reads it
+    if (spec_.num_positions > 0)
+        table.tensor(table_, "model.embed_positions.weight", {spec_.num_positions, hidden_size_}, {}, as_loaded);
+    for (size_t i = 0; i < mergers_.size(); ++i) {
+        const std::string at = i == 0 ? "model.merger_" : concat("model.level", i - 1, "_");
+        if (i > 0) table.norm(mergers_[i].norm, at + "norm", merged_size());
+        linear(mergers_[i].inner, at + "inner", merged_size(), spec_.merger_size, true);
+        linear(mergers_[i].outer, at + "outer", spec_.merger_size, spec_.out_size, true);
+    }
+}
+
+void Tower::prepare(Backend& backend) {
+    if (table_.loaded) positions_ = widened(backend, table_.loaded);
+}
+
+std::vector<LinearCall> Tower::calls() const {
+    const auto call = [](int64_t in, int64_t out) {
+        return LinearCall{.in_features = in, .out_features = out, .adaptable = false};
+    };
+    // The inputs of a row are those of its patches, one by one.
+    return {call(spec_.patch_dim, hidden_size_), call(hidden_size_, spec_.merger_size),
+            call(spec_.merger_size, spec_.out_size)};
+}
+
+void Tower::place(DType activation, Batch& b) const {
+    Check check("forward");
+    check.tensor("input_ids", b.input_ids, {"num_tokens"}, DType::int32);
+    const int64_t num_tokens = check["num_tokens"];
+    check.tensor("patches", b.patches, {"num_tokens", spec_.patch_dim}, DType::float32);
+    const auto* starts = b.cu_seqlens_q.as<const int32_t>();
+    for (int64_t s = 0; s <= b.context_lens.shape(0); ++s)
+        check.require(starts[s] % spec_.merged_patches == 0, "cu_seqlens_q[", s, "] is ", starts[s], ", but ",
+                      spec_.merged_patches, " neighbouring patches become one row");
+    if (activation != DType::float32) {
+        const Tensor narrow = allocate_host(activation, b.patches.shape());
+        visit_floating(activation, [&]<class T>(T) {
+            std::transform(b.patches.as<const float>(), b.patches.as<const float>() + b.patches.numel(), narrow.as<T>(),
+                           [](float x) { return from_float<T>(x); });
+        });
+        b.patches = narrow;
+    }
+    check.require(static_cast<bool>(b.position_rows) == (spec_.num_positions > 0),
+                  "position_rows: of towers with learned positions, and there always");
+    if (!b.position_rows) return;
+    check.tensor("position_rows", b.position_rows, {"num_tokens", "num_rows"}, DType::int32);
+    check.tensor("position_weights", b.position_weights, {"num_tokens", "num_rows"}, DType::float32);
+    const int64_t num_rows = check["num_rows"], size = hidden_size_;
+    const auto* const rows = b.position_rows.as<const int32_t>();
+    const auto* const weights = b.position_weights.as<const float>();
+    for (int64_t i = 0; i < num_tokens * num_rows; ++i)
+        check.require(rows[i] >= 0 && rows[i] < spec_.num_positions, "position_rows: ", rows[i],
+                      " is no row of the table, which has ", spec_.num_positions);
+    b.patch_positions = allocate_host(activation, {num_tokens, size});
+    visit_floating(activation, [&]<class T>(T) {
+        std::vector<float> sum(static_cast<size_t>(size));
+        for (int64_t t = 0; t < num_tokens; ++t) {
+            std::ranges::fill(sum, 0.0f);
+            for (int64_t i = t * num_rows; i < (t + 1) * num_rows; ++i) {
+                const float* const row = positions_.as<const float>() + rows[i] * size;
+                for (int64_t j = 0; j < size; ++j) sum[static_cast<size_t>(j)] += weights[i] * row[j];
+            }
+            std::ranges::transform(sum, b.patch_positions.as<T>() + t * size, [](float x) { return from_float<T>(x); });
+        }
+    });
+}
+
+// On a CPU it has memory of its own, since the caller may read it while the next step runs; a GPU copies it.
+template <class Tap>
+Tensor Tower::result(const Step<Tap>& s) const {
+    const int64_t num_rows = s.num_tokens() / spec_.merged_patches,
+                  columns = int64_t{spec_.num_levels()} * spec_.out_size;
+    if (s.backend.device().kind == DeviceKind::cpu)
+        return s.backend.allocate(s.x.dtype(), std::array{num_rows, columns});
+    const TensorView room = s.view(result_);
+    return {TensorView(room.data(), room.dtype(), {num_rows, columns}, room.device()), nullptr};
+}
+
+template <class Tap>
+void Tower::embed(const Step<Tap>& s) const {
+    s.linear(patches_, s.batch.patches, s.x, {}, s.batch.patch_positions);
+}
+
+template <class Tap>
+void Tower::run(const Step<Tap>& s, const Merger& merger, int level, const TensorView& x,
+                const TensorView& result) const {
+    const int64_t num_rows = s.num_tokens() / spec_.merged_patches;
+    const TensorView room = s.view(inner_);
+    const TensorView inner(room.data(), room.dtype(), {num_rows, int64_t{spec_.merger_size}}, room.device());
+    s.linear(merger.inner, x, inner);
+    ops::act_mul(s.backend, {.gate_up = inner, .out = inner, .activation = spec_.activation});
+    s.linear(merger.outer, inner,
+             result.slice(1, int64_t{level} * spec_.out_size, int64_t{level + 1} * spec_.out_size));
+}
+
+template <class Tap>
+void Tower::merge_level(const Step<Tap>& s, const TensorView& result) const {
+    const auto found = std::ranges::find(spec_.levels, s.layer);
+    if (found == spec_.levels.end()) return;
+    const int level = 1 + static_cast<int>(found - spec_.levels.begin());
+    const Merger& merger = mergers_[static_cast<size_t>(level)];
+    const int64_t shape[] = {s.num_tokens() / spec_.merged_patches, merged_size()};
+    const TensorView normed = s.normed.view().reshape({shape[0], shape[1]});
+    ops::rms_norm(
+        s.backend,
+        {.x = s.x.view().reshape({shape[0], shape[1]}), .weight = merger.norm.prepared, .out = normed, .eps = eps_});
+    run(s, merger, level, normed, result);
+}
+
+template <class Tap>
+void Tower::merge(const Step<Tap>& s, const VectorWeights& norm, const TensorView& result) const {
+    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
+    s.tap_common(sites::final_norm, s.normed, s.normed);
+    run(s, mergers_[0], 0, s.normed.view().reshape({s.num_tokens() / spec_.merged_patches, merged_size()}), result);
+}
+
+template Tensor Tower::result(const Step<NoTap>&) const;
+template Tensor Tower::result(const Step<StepTap>&) const;
+template void Tower::embed(const Step<NoTap>&) const;
+template void Tower::embed(const Step<StepTap>&) const;
+template void Tower::merge_level(const Step<NoTap>&, const TensorView&) const;
+template void Tower::merge_level(const Step<StepTap>&, const TensorView&) const;
+template void Tower::merge(const Step<NoTap>&, const VectorWeights&, const TensorView&) const;
+template void Tower::merge(const Step<StepTap>&, const VectorWeights&, const TensorView&) const;
+
+}  // namespace infinilm

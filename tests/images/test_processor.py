@@ -1,0 +1,99 @@
+"""Patches of pictures: equal to those of transformers, and of the sizes that the rules promise."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from vision import ENTRIES, expected_of, pictures_of
+
+from infinilm.config.towers import TowerConfig
+from infinilm.errors import ConfigError, RequestError
+from infinilm.images.processor import ImageProcessor, merge_order, smart_size
+
+SETTINGS: dict[str, Any] = ENTRIES["qwen3-vl"]["preprocessor"]
+
+
+def make(settings: dict[str, Any] = SETTINGS, max_pixels: int = 1 << 20) -> ImageProcessor:
+    sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    return ImageProcessor.from_settings(settings, **sizes, max_pixels=max_pixels)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_patches_are_those_of_transformers(name: str) -> None:
+    """Bit for bit, also where a picture is resized."""
+    for i, picture in enumerate(pictures_of(name)):
+        patches = make(ENTRIES[name]["preprocessor"]).prepare(picture, "a picture")
+        assert patches.grid == tuple(expected_of(name)[f"grid_{i}"].tolist())
+        assert hashlib.sha256(patches.pixels.tobytes()).hexdigest() == ENTRIES[name]["digests"][i]
+
+
+@given(
+    height=st.integers(1, 3000),
+    width=st.integers(1, 3000),
+    factor=st.sampled_from((8, 28, 32)),
+    least=st.sampled_from((1, 4096, 65536)),
+    times=st.sampled_from((4, 64)),
+)
+def test_sizes_are_within_their_bounds(height: int, width: int, factor: int, least: int, times: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        with pytest.raises(RequestError, match="200 times"):
+            smart_size(height, width, factor, least, least * times, "a picture")
+        return
+    most = max(least * times, factor**2)
+    rows, columns = smart_size(height, width, factor, least, most, "a picture")
+    assert rows % factor == columns % factor == 0 and rows > 0 and columns > 0
+    assert rows * columns >= least
+    assert (
+        rows * columns <= most
+        or min(rows, columns) == factor
+        or (rows, columns) == smart_size(rows, columns, factor, least, rows * columns, "a picture")
+    )
+
+
+@given(rows=st.integers(1, 9), columns=st.integers(1, 9), merge=st.sampled_from((1, 2, 3)))
+def test_patches_that_are_merged_are_neighbours(rows: int, columns: int, merge: int) -> None:
+    places = merge_order((rows * merge, columns * merge), merge)
+    blocks = (places // merge).reshape(2, rows * columns, merge**2)
+    assert (blocks == blocks[:, :, :1]).all()
+    assert len(set(map(tuple, places.T.tolist()))) == places.shape[1] == rows * columns * merge**2
+    assert (np.diff(blocks[0, :, 0] * columns + blocks[1, :, 0]) == 1).all()
+
+
+@given(rows=st.integers(1, 12), columns=st.integers(1, 12))
+def test_the_table_of_positions_is_stretched_to_the_corners(rows: int, columns: int) -> None:
+    """A table whose rows are their own places gives places: linear from 0 to the last one."""
+    config = TowerConfig.from_config(ENTRIES["qwen3-vl"]["config"])
+    assert config is not None
+    places = merge_order((rows, columns), 1)
+    taps, weights = config.positions_of(places, (rows, columns))
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    table = np.mgrid[: config.side, : config.side].reshape(2, -1)
+    got = (table[:, taps] * weights).sum(-1)
+    for axis, count in enumerate((rows, columns)):
+        wanted = np.linspace(0, config.side - 1, count)[places[axis]]
+        np.testing.assert_allclose(got[axis], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"patch_size": 16}, "patch_size"),
+        ({"size": {"height": 224, "width": 224}}, "shortest_edge"),
+        ({"size": None}, "shortest_edge"),
+        ({"image_mean": [0.5]}, "image_mean"),
+        ({"do_resize": False}, "do_resize"),
+    ],
+)
+def test_settings_of_another_meaning_are_refused(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make(SETTINGS | changed)
+
+
+def test_the_limit_counts_where_it_is_lower() -> None:
+    picture = np.zeros((300, 300, 3), np.uint8)
+    assert len(make(max_pixels=1024).prepare(picture, "a picture").pixels) <= 1024 // 16
+    assert len(make(max_pixels=1 << 30).prepare(picture, "a picture").pixels) <= 2048 // 16
