@@ -79,6 +79,7 @@ def make_app(host: ModelHost) -> App:
             return
         host.check_open()
         unknown = request.state.unknown = first.unknown_fields(path)
+        await request.body()  # behind which `receive` tells that the client leaves, also while it waits for its model
         name = None if host.is_alone else await _asked_model(host, request)
         async with host.lease(name, receive) as service:
             answer = await _OF_MODELS[path](service, request)
