@@ -214,7 +214,7 @@ class Scheduler:
         may_draft
             Whether the step may hold tokens that sequences turn out not to have.
         lane
-            Whose sequences it computes, as long as one of them can be; None: all.
+            The step computes sequences of this lane, if one of them can be computed; None: of all lanes.
         max_prompt_tokens
             Tokens of prompts that it computes at most, but for a whole prompt of an encoder; None: what else fits.
         """

@@ -143,7 +143,7 @@ class Service(Drainable):
             self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
             # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
             self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
-            # The same for texts that are to be tokenised and no more, so that they hold up nobody who asks for an
+            # The same for texts that are to be tokenised and no more, so that they never hold up who asks for an
             # answer.
             self.long_tokenizer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-text")
         else:

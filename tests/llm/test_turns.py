@@ -157,7 +157,7 @@ def test_nothing_depends_on_turns() -> None:
 
 
 def test_the_end_of_a_model_gives_the_turn_back() -> None:
-    """Closed in the middle of an answer, it holds nobody up; and a model with requests joins no turns."""
+    """One that is closed in the middle of an answer holds up no other. A model with requests joins no turns."""
     turns = Turns()
     one, other = LLM("demo", use_tqdm=False), LLM("demo", use_tqdm=False)
     with one, other:
