@@ -63,6 +63,7 @@ from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.serving.tower import TowerEngine
+from infinilm.serving.turns import Turns
 from infinilm.signatures import name_keywords
 from infinilm.speculation.prediction import follow_prediction
 from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
@@ -678,6 +679,25 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     def max_step_tokens(self) -> int:
         """Tokens that a step computes at most; with a pipeline less than `max_num_batched_tokens`."""
         return self._thread.scheduler.max_num_batched_tokens
+
+    def take_turns(self, turns: Turns) -> None:
+        """Compute in turns with the other models that are given the same `turns`, each its fair share of the time.
+
+        For a process with several models on the same device, where engines that compute at once slow each other down.
+        Calls for vectors, scores and labels of more than 1,024 tokens are bulk work, which gets an eighth of the time
+        that answers beside it get. No bit of a result depends on it.
+
+        Parameters
+        ----------
+        turns : infinilm.serving.turns.Turns
+
+        Raises
+        ------
+        InfinilmError
+            Requests are running.
+        """
+        with self._thread.exclusive():
+            self._thread.turn = turns.join()
 
     def exclusive(self) -> AbstractContextManager[Callable[[ScheduledSequence], None]]:
         """Use the engine alone inside a ``with`` block, which gets a function that runs the prompt of a `Sequence`.

@@ -16,10 +16,13 @@ from infinilm.requests.reducers import HiddenPool, PromptLogprobs
 from infinilm.requests.request import PromptRequest
 from infinilm.requests.source import RequestSource
 from infinilm.sampling_params import SamplingParams
-from infinilm.scheduling.sequence import Sequence
+from infinilm.scheduling.sequence import Lane, Sequence
 from infinilm.serving.engine_thread import EngineThread
 
 __all__ = ["areduce_prompts", "reduce_prompts"]
+
+# Tokens of a call that counts as a query, and not as bulk work, where models share the time of a process.
+_MOST_OF_A_QUERY = 1024
 
 _GREEDY = SamplingParams(temperature=0.0)  # nothing is source
 Reducer = TypeVar("Reducer", PromptLogprobs, HiddenPool)
@@ -92,6 +95,7 @@ def _source_of(
     if not hidden:
         requests.check_writes()
     reduced: Reduced[Reducer] = []
+    lane = Lane.BULK  # if it is not known how many prompts there are
     adapter = requests.adapters.get(lora)
     given = as_prompts(prompts)
 
@@ -110,6 +114,7 @@ def _source_of(
             seed=0,
             collect_logits=True,
             collect_hidden=hidden and requests.collects_hidden,
+            lane=lane,
             adapter=adapter,
             token_types=types,
         )
@@ -119,4 +124,6 @@ def _source_of(
     total = None
     if isinstance(given, list):
         each, total = iter(list(each)), len(given)
+        if sum(len(ids) for _, ids, _ in reduced) <= _MOST_OF_A_QUERY:
+            lane = Lane.INTERACTIVE
     return reduced, RequestSource(map(request_of, each), total, requests.room(is_sized=total is not None))

@@ -19,6 +19,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.outputs import Classification, RankedDocument, RequestOutput
 from infinilm.pooling.recipe import text_rules
+from infinilm.pooling.task import task_of
 from infinilm.requests.prompts import PromptDict, RequestMaker
 from infinilm.requests.request import GenerationRequest
 from infinilm.requests.source import RequestSource
@@ -77,13 +78,8 @@ class RerankMethods:
     @property
     def task(self) -> str:
         """What the checkpoint is made for, by its class and its files: "generate", "embed", "classify" or "rerank"."""
-        if self._labels is not None:
-            return "rerank" if len(self._labels.recipe.names) == 1 else "classify"
-        recipe = self.vectors.recipe
-        if recipe.yes_no is not None:
-            return "rerank"
-        makes_vectors = recipe.source or self.config.head == "none" or self.config.is_encoder
-        return "embed" if makes_vectors else "generate"
+        labels = None if self._labels is None else self._labels.recipe
+        return task_of(self.config.head, labels, self.vectors.recipe, is_encoder=self.config.is_encoder)
 
     def rerank(
         self,

@@ -10,7 +10,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -82,22 +82,37 @@ def add_model_settings(
     *,
     model: str | None = "demo",
     positional: bool = False,
+    several: bool = False,
     loads: bool = True,
     context: bool = True,
 ) -> None:
     """Add what decides which model and how.
 
-    `positional`: the model may also be given without --model. `loads`: add what only loading needs. `context`: add
-    --max-model-len.
+    `positional`: the model may also be given without --model. `several`: more models may be given, see `MoreModels`.
+    `loads`: add what only loading needs. `context`: add --max-model-len.
     """
     group = parser.add_argument_group("model")
     default = ", which is bundled and the default" if model else ", which is bundled"
     parser.set_defaults(model=model)  # not of the arguments: the one that is absent would overwrite the other
     either = group.add_mutually_exclusive_group()
     about = f'checkpoint folder, GGUF file, hub id, or "demo"{default}'
-    either.add_argument("-m", "--model", default=argparse.SUPPRESS, help=about)
+    if several:
+        group.add_argument(
+            "-m",
+            "--model",
+            action=MoreModels,
+            default=argparse.SUPPRESS,
+            metavar="MODEL|NAME=MODEL[,OPTION=VALUE..]",
+            help=f"{about}; or one more model by its name in the API, which may be repeated",
+        )
+        parser.set_defaults(models=[])
+    else:
+        either.add_argument("-m", "--model", default=argparse.SUPPRESS, help=about)
     if positional:
-        either.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same")
+        action = MoreModels if several else "store"
+        either.add_argument(
+            "model", nargs="?", action=action, metavar="MODEL", default=argparse.SUPPRESS, help="the same"
+        )
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument(
         "--quantization", metavar="FORMAT", help="weights as int8, int4 or, on GPUs, fp8; default: as stored"
@@ -152,6 +167,46 @@ def add_images(parser: argparse.ArgumentParser, use: str) -> None:
         metavar="FILE",
         help=f"a picture for models that see, {use}; may be repeated",
     )
+
+
+class MoreModels(argparse.Action):
+    """--model, which names the model of the command, or one more as NAME=MODEL with options of its own.
+
+    The namespace gets `model`, and `models`: a list of [name, model, options].
+    """
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Take in one value."""
+        name, _, rest = values.partition("=")
+        if not rest or Path(values).exists():
+            if getattr(namespace, "has_model", False):
+                parser.error("argument -m/--model: there is a MODEL already; more of them are NAME=MODEL")
+            namespace.model, namespace.has_model = values, True
+            return
+        try:
+            namespace.models = [*namespace.models, [name, *_model_and_options(rest)]]
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"argument -m/--model: {error}")
+
+
+def _model_and_options(text: str) -> tuple[str, dict[str, Any]]:
+    """MODEL[,OPTION=VALUE..], where the path of a model may have commas itself."""
+    model, *parts = text.split(",")
+    options: dict[str, Any] = {}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals and not options:
+            model = f"{model},{part}"
+            continue
+        if name not in _OF_MORE_MODELS:
+            known = ", ".join(_OF_MORE_MODELS)
+            raise argparse.ArgumentTypeError(f"{name!r} is no option of one model; there are {known}")
+        options[name.replace("-", "_")] = _OF_MORE_MODELS[name](value)
+    if not model:
+        raise argparse.ArgumentTypeError(f"expected NAME=MODEL, such as embed=models/bge-small, got {text!r}")
+    return model, options
 
 
 def add_lora(parser: argparse.ArgumentParser, use: str) -> None:
@@ -315,6 +370,21 @@ def size(text: str) -> str:
     if text.strip().isdigit() and int(text) < 1 << 20:
         raise argparse.ArgumentTypeError(f"{text} would be bytes: say the unit, such as {text.strip()}GiB")
     return text
+
+
+_OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {
+    "dtype": str,
+    "quantization": str,
+    "kv-cache": size,
+    "kv-cache-dtype": str,
+    "max-model-len": positive,
+    "max-num-seqs": positive,
+    "max-num-batched-tokens": positive,
+    "revision": str,
+    "chat-template": str,
+    "tokenizer": str,
+}
+"""Options of one model among several, and how their values are read."""
 
 
 def integer_list(text: str) -> list[int]:

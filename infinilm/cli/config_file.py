@@ -68,9 +68,9 @@ def _arguments(parser: argparse.ArgumentParser, key: str, value: object, given: 
         raise ValueError(f"{key} is no option of this command{did_you_mean(key, names)}")
     if given.intersection(action.option_strings):
         return
-    repeats = type(action).__name__ == "_AppendAction"
-    if flag == "--model":  # which the command line may have without its name
-        parser.set_defaults(model=str(value))
+    repeats = type(action).__name__ in ("_AppendAction", "MoreModels")
+    if flag == "--model" and isinstance(value, str):  # which the command line may have without its name
+        parser.set_defaults(model=value)
     elif isinstance(value, bool) or action.nargs == 0:
         if not isinstance(value, bool) or (action.nargs != 0):
             raise ValueError(f"{key}: expected {'true or false' if action.nargs == 0 else 'a value'}, got {value!r}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import (
     Parser,
@@ -18,6 +19,7 @@ from infinilm.cli.arguments import (
     model_settings,
     non_negative,
     positive,
+    size,
 )
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
 from infinilm.cli.output import note
@@ -26,6 +28,7 @@ from infinilm.errors import ConfigError
 
 if TYPE_CHECKING:
     from infinilm.llm import LLM
+    from infinilm.server.host import ModelSource
 
 __all__ = ["add_serve", "run_serve"]
 
@@ -68,7 +71,7 @@ _HINTS = {
 def add_serve(parser: Parser) -> None:
     """Add the arguments of the command."""
     parser.hints = _HINTS
-    add_model_settings(parser, positional=True)
+    add_model_settings(parser, positional=True, several=True)
     add_lora(parser, "served as a model of this name; may be repeated")
     add_control_vector(parser)
     add_speculation(parser)
@@ -88,6 +91,21 @@ def add_serve(parser: Parser) -> None:
     )
     texts.add_argument(
         "--load-format", default="auto", metavar="FORMAT", help="auto, or dummy: random weights, for benchmarks"
+    )
+    several = parser.add_argument_group("several models", "See NAME=MODEL of --model.")
+    several.add_argument(
+        "--on-demand",
+        action="store_true",
+        help="load models when they are first asked for; those that do not fit together take turns",
+    )
+    several.add_argument(
+        "--keep-alive",
+        type=seconds,
+        metavar="S",
+        help="unload a model S seconds after its last request, until the next one; default: never",
+    )
+    several.add_argument(
+        "--memory", type=size, metavar="SIZE", help="what all models may take together; default: what is free"
     )
     loads = parser.add_argument_group("requests")
     loads.add_argument("--max-num-seqs", type=positive, default=64, metavar="N", help="sequences at a time; default 64")
@@ -187,6 +205,12 @@ def add_serve(parser: Parser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     with signals_end_it():
+        several = args.models or args.on_demand or args.keep_alive is not None or args.memory is not None
+        if several and (args.stages or args.replicas is not None or args.ray_address is not None):
+            raise ConfigError(
+                "several models, --on-demand, --keep-alive and --memory are of one server without stages; start one "
+                "for each model that is to have replicas"
+            )
         if args.stages and (args.replicas is not None or args.ray_address is not None):
             raise ConfigError("--stages are those of one server; put `infinilm route` in front of several")
         if args.stage:
@@ -247,13 +271,14 @@ def _serve(args: argparse.Namespace) -> int:
         if getattr(args, name, None) is not None:  # a replica's process has none of them
             raise ConfigError(f"{flag(name)} is of a router: it needs --replicas or --ray-address")
     with needs_packages("the server", "server"):
+        from infinilm.server.host import ModelHost
         from infinilm.server.run import serve
-    from infinilm.images import MediaRules
-    from infinilm.requests.limits import RequestLimits
+    from infinilm.planning.sizes import parse_size
 
+    sources = _sources(args)
     settings, options = read_front(
         args,
-        model_names=tuple(args.served_model_name or [_model_name(args.model)]),
+        model_names=sources[0].names,
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
@@ -265,31 +290,96 @@ def _serve(args: argparse.Namespace) -> int:
         raise ConfigError(f"--allowed-media-path: there is no folder {args.allowed_media_path}")
     if args.lora_folder is not None and not Path(args.lora_folder).is_dir():
         raise ConfigError(f"--lora-folder: there is no folder {args.lora_folder}")
-    if not all(name.strip() for name in settings.model_names):  # such as --served-model-name "$NAME"
-        raise ConfigError("--served-model-name: a name is empty")
-    model = model_settings(args)
-    if taken := sorted(model["lora"].keys() & set(settings.model_names)):
-        raise ConfigError(f"--lora: {taken[0]!r} is the name of the model; choose another for the adapter")
+    free_bytes = None if args.memory is None else parse_size("--memory", args.memory)
 
-    def load() -> LLM:
+    def make_models() -> ModelHost:
+        return ModelHost(
+            settings,
+            sources,
+            keep_alive=args.keep_alive,
+            on_demand=args.on_demand,
+            free_bytes=free_bytes,
+            max_wait=args.request_timeout or None,
+        )
+
+    return serve(make_models, **options)
+
+
+def _sources(args: argparse.Namespace) -> list[ModelSource]:
+    """The models that the options name, the first of which is that of the command. ConfigError: they do not fit."""
+    is_named = args.model != "demo" or getattr(args, "has_model", False) or not args.models
+    more = [_one_more(args, *given) for given in args.models]
+    if args.served_model_name and not is_named:
+        raise ConfigError("--served-model-name names MODEL, and there are models as NAME=MODEL alone")
+    sources = [_of_command(args), *more] if is_named else more
+    taken: set[str] = set()
+    for name in (name for source in sources for name in source.names):
+        if not name.strip():  # such as --served-model-name "$NAME"
+            raise ConfigError(f"{'--model' if args.models else '--served-model-name'}: a name is empty")
+        if name in taken and args.models:
+            raise ConfigError(f"--model: two models have the name {name!r}; give one of them another, as NAME=MODEL")
+        taken.add(name)
+    if is_named:
+        if clash := sorted(dict(args.lora or ()).keys() & taken):
+            raise ConfigError(f"--lora: {clash[0]!r} is the name of a model; choose another for the adapter")
+    elif args.lora or args.merge_lora or args.lora_folder:
+        raise ConfigError("adapters are of MODEL, and there are models as NAME=MODEL alone; name one without NAME=")
+    return sources
+
+
+def _of_command(args: argparse.Namespace) -> ModelSource:
+    """The model whose options are those of the command."""
+    settings = model_settings(args)
+    own: dict[str, Any] = {
+        "chat_template": args.chat_template,
+        "tokenizer": args.tokenizer,
+        "generation_config": args.generation_config,
+        "stages": args.stages,
+    }
+    names = tuple(args.served_model_name or [_model_name(args.model)])
+    return _source(args, names, args.model, settings, own)
+
+
+def _one_more(args: argparse.Namespace, name: str, model: str, options: Mapping[str, Any]) -> ModelSource:
+    """Another model, which shares the devices and the limits of the command, and has all else of its own."""
+    texts = {key: options[key] for key in ("chat_template", "tokenizer") if key in options}
+    settings = {"device": args.device} | {key: value for key, value in options.items() if key not in texts}
+    others = argparse.Namespace(**{**vars(args), "model": model, "control_vector": None, "speculation": "auto"})
+    return _source(others, (name,), model, settings, texts)
+
+
+def _source(
+    args: argparse.Namespace, names: tuple[str, ...], model: str, settings: Mapping[str, Any], texts: Mapping[str, Any]
+) -> ModelSource:
+    """A model of a server; `settings`: keywords of `plan_model`, `texts`: more of `LLM`."""
+    from infinilm.images import MediaRules
+    from infinilm.planning.memory import ModelPlan, plan_drafting
+    from infinilm.requests.limits import RequestLimits
+    from infinilm.server.host import ModelSource
+
+    planned: dict[str, Any] = {
+        "num_threads": args.num_threads,
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "load_format": args.load_format,
+        **settings,
+    }
+
+    def load(kv_cache: int | None) -> LLM:
         return make_llm(
             args,
-            num_threads=args.num_threads,
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens,
             seed=args.seed,
-            tokenizer=args.tokenizer,
-            chat_template=args.chat_template,
-            generation_config=args.generation_config,
-            load_format=args.load_format,
             enable_prefix_caching=args.enable_prefix_caching,
             limits=RequestLimits(max_seconds=args.request_timeout or None),
             media=MediaRules(args.allowed_media_path, tuple(map(str.lower, args.allowed_media_hosts))),
-            stages=args.stages,
-            **model,
+            **planned | ({} if kv_cache is None else {"kv_cache": kv_cache}),
+            **texts,
         )
 
-    return serve(load, settings, **options)
+    def plan(free_bytes: int) -> ModelPlan:
+        return plan_drafting(model, memory=free_bytes, speculation=args.speculation, use_tqdm=not args.quiet, **planned)
+
+    return ModelSource(names, load, plan)
 
 
 def _model_name(model: str) -> str:

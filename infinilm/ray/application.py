@@ -19,7 +19,7 @@ from infinilm.llm import LLM
 from infinilm.requests.limits import RequestLimits
 from infinilm.server.app import make_app
 from infinilm.server.guard import App, Message, Receive, Send
-from infinilm.server.service import Service
+from infinilm.server.host import ModelHost
 from infinilm.server.settings import ServerSettings
 
 __all__ = ["app"]
@@ -48,14 +48,14 @@ class _Replica:
     ) -> None:
         global _serving
         keys = tuple(key.strip() for key in os.environ.get("INFINILM_API_KEY", "").split(",") if key.strip())
-        self._service = Service(ServerSettings(model_names=(name,), api_keys=keys, **server))
-        self._service.serve(LLM(use_tqdm=False, limits=limits, **settings))
-        _serving = make_app(self._service)
+        self._host = ModelHost(ServerSettings(model_names=(name,), api_keys=keys, **server))
+        self._host.first.serve(LLM(use_tqdm=False, limits=limits, **settings))
+        _serving = make_app(self._host)
 
     def check_health(self) -> None:
         """Ray Serve calls this from time to time, and starts the replica anew if it raises."""
-        if self._service.death is not None:
-            raise self._service.death
+        if self._host.death is not None:
+            raise self._host.death
 
 
 def app(args: Mapping[str, str]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
+from infinilm.scheduling.sequence import IndexArray, Int32Array, Lane, Sequence
 
 __all__ = ["NO_LIMIT", "RunningSequences"]
 
@@ -59,6 +59,7 @@ class RunningSequences:
         # The rest is what `Sequence` and `SamplingParams` have under these names.
         self.prompt_lens = np.zeros(max_num_seqs, np.int32)
         self.collects = np.zeros(max_num_seqs, np.bool_)
+        self.is_bulk = np.zeros(max_num_seqs, np.bool_)  # of that lane
         self.is_plain = np.zeros(max_num_seqs, np.bool_)
         self.is_streamed = np.zeros(max_num_seqs, np.bool_)
         self.needs_logits = np.zeros(max_num_seqs, np.bool_)
@@ -115,6 +116,7 @@ class RunningSequences:
         self.num_computed[slot] = num_cached
         self.prompt_lens[slot] = len(sequence.prompt_token_ids)
         self.collects[slot] = sequence.collect_logits
+        self.is_bulk[slot] = sequence.lane is Lane.BULK
         self.is_plain[slot] = sequence.is_plain
         self.is_streamed[slot] = sequence.is_streamed
         self.needs_logits[slot] = sequence.needs_logits

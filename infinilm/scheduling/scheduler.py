@@ -37,7 +37,7 @@ from infinilm.scheduling.block_manager import BlockManager
 from infinilm.scheduling.drafting import Drafting
 from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
-from infinilm.scheduling.sequence import IndexArray, Int32Array, Sequence
+from infinilm.scheduling.sequence import IndexArray, Int32Array, Lane, Sequence
 from infinilm.scheduling.states import StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
@@ -100,6 +100,7 @@ class Scheduler:
         # running ones.
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self.num_preemptions = 0
+        self._num_bulk = 0  # sequences of that lane, waiting or running
         self.blocks = BlockManager(
             num_blocks,
             block_size,
@@ -130,6 +131,12 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is waiting or running."""
         return bool(self.waiting or self.running)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes that have sequences."""
+        num_others = len(self.waiting) + len(self.running) - self._num_bulk
+        return (Lane.INTERACTIVE,) * (num_others > 0) + (Lane.BULK,) * (self._num_bulk > 0)
 
     @property
     def needs_results(self) -> bool:
@@ -176,16 +183,26 @@ class Scheduler:
                     "max_model_len"
                 )
         self.waiting[sequence] = None
+        self._num_bulk += sequence.lane is Lane.BULK
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that has finished or was cancelled; its slot and blocks are free at once."""
+        if sequence.slot >= 0 or sequence in self.waiting:
+            self._num_bulk -= sequence.lane is Lane.BULK
         if sequence.slot >= 0:
             self._leave_slot(sequence)
         else:
             self.waiting.pop(sequence, None)
         sequence.adapter = None
 
-    def schedule(self, now: float, *, may_draft: bool = True) -> Step | None:
+    def schedule(
+        self,
+        now: float,
+        *,
+        may_draft: bool = True,
+        lane: Lane | None = None,
+        max_prompt_tokens: int | None = None,
+    ) -> Step | None:
         """Choose and build the next step; None if nothing is to be computed, or nothing before a step in flight ends.
 
         At most one step may be in flight, or one less than there are stages; results go to `update` in order.
@@ -196,19 +213,17 @@ class Scheduler:
             Seconds, perf_counter.
         may_draft
             Whether the step may hold tokens that sequences turn out not to have.
+        lane
+            The step computes sequences of this lane, if one of them can be computed; None: of all lanes.
+        max_prompt_tokens
+            Tokens of prompts that it computes at most, but for a whole prompt of an encoder; None: what else fits.
         """
         last, self._last = self._last, None
         if self._drafting is not None and last is not None and not self._in_flight:
             self._drafting.learn(last)
         choice = StepChoice(self.max_num_batched_tokens)
         try:
-            preempted = self._choose_decodes(choice)
-            if preempted is None:
-                return None
-            all_served = self._choose_prefills(choice)
-            if all_served and not preempted:
-                self._admit(choice, now)
-            if not choice.sequences:
+            if not self._choose(choice, now, lane, max_prompt_tokens):
                 return None
             if self._drafting is not None and not self._in_flight:
                 if may_draft:
@@ -295,7 +310,20 @@ class Scheduler:
 
     # ---- choosing ----
 
-    def _choose_decodes(self, choice: StepChoice) -> bool | None:
+    def _choose(self, choice: StepChoice, now: float, lane: Lane | None, max_prompt_tokens: int | None) -> bool:
+        """Choose all but drafts; returns whether there is anything to compute."""
+        preempted = self._choose_decodes(choice, lane)
+        if preempted is None:
+            return False
+        if max_prompt_tokens is not None:
+            choice.budget = min(choice.budget, max_prompt_tokens)
+        if self._choose_prefills(choice, lane) and not preempted:
+            self._admit(choice, now, lane)
+        if choice.sequences or lane is None or self._in_flight:
+            return bool(choice.sequences)
+        return self._choose(choice, now, None, max_prompt_tokens)  # such as where the other lane holds all blocks
+
+    def _choose_decodes(self, choice: StepChoice, lane: Lane | None) -> bool | None:
         """Add one token of every sequence in decode, with a new block where the last is full.
 
         Returns whether a sequence was preempted. None: a preemption is needed, but a step in flight may end sequences
@@ -309,6 +337,8 @@ class Scheduler:
         if self._num_stages > 1:  # a token that is not known yet waits, and the other steps need sequences as well
             is_decode &= running.previous_row[slots] < 0
             is_decode &= np.cumsum(is_decode) <= -(-len(slots) // self._num_stages)
+        if lane is not None:
+            is_decode &= running.is_bulk[slots] == (lane is Lane.BULK)
         decode_slots = slots if is_decode.all() else slots[is_decode]
         if blocks.has_window:
             self._remember_decoded(decode_slots, num_computed[is_decode])  # before blocks go
@@ -331,12 +361,14 @@ class Scheduler:
         choice.budget -= len(choice.sequences)
         return preempted
 
-    def _choose_prefills(self, choice: StepChoice) -> bool:
+    def _choose_prefills(self, choice: StepChoice, lane: Lane | None) -> bool:
         """Add chunks of running prompts; returns whether each prompt got all it asked for."""
         if len(choice.sequences) == len(self.running):
             return True
         slots, num_computed_of = self._running.slots, self._running.num_computed
         is_prefill = self._running.num_tokens[slots] - num_computed_of[slots] > 1
+        if lane is not None:
+            is_prefill &= self._running.is_bulk[slots] == (lane is Lane.BULK)
         for sequence in [self.running[i] for i in np.flatnonzero(is_prefill).tolist()]:
             if sequence.slot < 0:  # preempted below
                 break
@@ -354,13 +386,15 @@ class Scheduler:
                 return False
         return True
 
-    def _admit(self, choice: StepChoice, now: float) -> None:
+    def _admit(self, choice: StepChoice, now: float, lane: Lane | None) -> None:
         """Admit waiting sequences while there are slots, budget, and blocks for a first chunk above the watermark."""
         running, blocks = self._running, self.blocks
         if self.waiting and running.has_free_slot and choice.budget > 0:
             self._remember_decoded(choice.decode_slots, running.num_computed[choice.decode_slots] + 1)
         while self.waiting and running.has_free_slot and choice.budget > 0:
-            sequence, is_alone = next(iter(self.waiting)), not choice.sequences
+            sequence, is_alone = self._next_waiting(lane), not choice.sequences
+            if sequence is None:
+                return
             if self._rows_left(choice, sequence) == 0 or (not is_alone and blocks.headroom() <= 0):
                 return
             tokens = running.write_tokens(sequence)
@@ -369,7 +403,9 @@ class Scheduler:
             num_known, state = self._states.find(chain, blocks.starts(chain))
             chain = chain[:num_known]
             num_cached = num_known * blocks.block_size
-            count = min(self._most_tokens(choice, sequence, num_cached), choice.budget)
+            # A whole prompt may be longer than what is left, if nothing else is computed.
+            budget = self.max_num_batched_tokens if self._whole_prompts and is_alone else choice.budget
+            count = min(self._most_tokens(choice, sequence, num_cached), budget)
             if self._whole_prompts and count < sequence.num_tokens:  # the next step has room
                 return
             needed = blocks.blocks_for(num_cached + count) - num_known
@@ -385,6 +421,12 @@ class Scheduler:
                 choice.admitted.pop()
                 return
             self._add_chunk(choice, sequence, count)
+
+    def _next_waiting(self, lane: Lane | None) -> Sequence | None:
+        """The oldest waiting sequence of a lane."""
+        if lane is None or self.lanes == (lane,):
+            return next(iter(self.waiting))
+        return next((sequence for sequence in self.waiting if sequence.lane is lane), None)
 
     def _most_tokens(self, choice: StepChoice, sequence: Sequence, num_computed: int) -> int:
         """Tokens that a sequence wants of a step: up to the next snapshot, and the rows that may still be collected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,21 @@ if TYPE_CHECKING:
     from infinilm.speculation.lengths import Acceptance, Source
     from infinilm.speculation.prediction import Prediction
 
-__all__ = ["ENDED", "IndexArray", "Int32Array", "Sequence"]
+__all__ = ["ENDED", "IndexArray", "Int32Array", "Lane", "Sequence"]
 
 Int32Array = npt.NDArray[np.int32]
 # For slots: numpy gathers fastest with the machine's own index type (docs/measurements/benchmarks.md, "Scheduler and
 # blocks").
 IndexArray = npt.NDArray[np.intp]
+
+
+class Lane(enum.Enum):
+    """What waits for a sequence, where several models share the time of a process (`infinilm.serving.turns`)."""
+
+    INTERACTIVE = "interactive"
+    """A person or a program that goes on with the result: an answer, or the vector of a query."""
+    BULK = "bulk"
+    """A call with much text, such as the passages of an index, of which only the whole is of use."""
 
 
 class _EndedRequest:
@@ -71,6 +81,7 @@ class Sequence:
         Keep the logits of every token of the prompt instead of sampling.
     collect_hidden : bool
         With `collect_logits`: keep the output of the final norm instead of the logits.
+    lane : Lane
     num_logprobs : int
         How many most probable tokens come with the log-probability of each token; -1: not even its own.
     needs_logits : bool
@@ -120,6 +131,7 @@ class Sequence:
     is_streamed: bool = True
     collect_logits: bool = False
     collect_hidden: bool = False
+    lane: Lane = Lane.INTERACTIVE
     num_logprobs: int = -1
     needs_logits: bool = False
     samples_on_host: bool = False

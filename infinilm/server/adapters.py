@@ -25,12 +25,13 @@ def load_adapter(service: Service, values: Mapping[str, Any], unknown: UnknownFi
     body = Body(values, unknown=unknown)
     name, path = body.need("lora_name", some_text), body.need("lora_path", some_text)
     body.refuse("load_inplace", "unload the adapter first", False)
+    service.check_model(body.take("model", text))
     body.finish()
     root = _allowed(service)
     llm = service.llm
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise ApiError(f"lora_name: expected at most {_LONGEST_NAME} printable characters", param="lora_name")
-    if name in service.model_names:
+    if name in (*service.model_names, *service.names_elsewhere()):
         raise ApiError(f"lora_name: {name!r} is served already; unload it, or choose another name", param="lora_name")
     if len(llm.loras) >= _MOST:
         raise ApiError(f"{_MOST} adapters are loaded, which is the most; unload one", param="lora_name")
@@ -51,6 +52,7 @@ def unload_adapter(service: Service, values: Mapping[str, Any], unknown: Unknown
     body = Body(values, unknown=unknown)
     name = body.need("lora_name", text)
     body.take("lora_int_id", integer(0))  # vLLM's own number of it; the name says enough
+    service.check_model(body.take("model", text))
     body.finish()
     _allowed(service)
     try:

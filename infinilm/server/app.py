@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -21,12 +22,14 @@ from infinilm.sampling_params import SamplingParams
 from infinilm.server.adapters import load_adapter, unload_adapter
 from infinilm.server.answers import AnswerStream, sent_event
 from infinilm.server.blocks import BlockBuilder, BlockStream
-from infinilm.server.bodies import ApiError, UnknownFields
+from infinilm.server.bodies import ApiError, UnknownFields, text
 from infinilm.server.chat import ChatCall, ChatStream, read_chat, whole_chat
 from infinilm.server.completions import CompletionStream, read_completion, whole_completion
 from infinilm.server.embeddings import EmbeddingCall, embeddings, pooled, read_embedding
 from infinilm.server.guard import IGNORED_FIELDS, REQUEST_ID, App, Guard, Message, Receive, Send, error_event
+from infinilm.server.host import HostedModel, ModelHost
 from infinilm.server.messages import read_message
+from infinilm.server.metrics import render
 from infinilm.server.openapi import description
 from infinilm.server.page import chat_page
 from infinilm.server.rankings import (
@@ -57,23 +60,52 @@ _LONG_BODY = 1 << 18  # longer ones are read one after the other, so that a few 
 _LAST_SECONDS = 10.0  # for the end of a stream that failed
 
 T = TypeVar("T")
-Handler = Callable[[Service, Request], Awaitable[Response]]
+Handler = Callable[[Service, Request], Awaitable[Response]]  # of a request to one model
+HostHandler = Callable[[ModelHost, Request], Awaitable[Response]]  # of one to the server
 Reader = Callable[[Service, dict[str, Any], UnknownFields], T]  # of the JSON of a body
 
 
-def make_app(service: Service) -> App:
-    """The application that serves `service`."""
+def make_app(host: ModelHost) -> App:
+    """The application that serves the models of a host."""
+    first = host.first
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
-        handler = _handler(scope["method"], scope["path"], service.settings.page)
-        request = Request(scope, receive)
-        unknown = request.state.unknown = service.unknown_fields(scope["path"])
-        answer = await handler(service, request)
-        if unknown.ignored:
-            answer.headers[IGNORED_FIELDS] = service.tell_ignored(scope["path"], unknown.ignored)
-        await answer(scope, receive, send)
+        path, request = scope["path"], Request(scope, receive)
+        _check_route(scope["method"], path, first.settings.page)
+        if path not in _OF_MODELS:
+            of_server = _OF_SERVER.get(path, _page if path == "/" else _model)
+            answer = await of_server(host, request)
+            await answer(scope, receive, send)
+            return
+        host.check_open()
+        unknown = request.state.unknown = first.unknown_fields(path)
+        await request.body()  # behind which `receive` tells that the client leaves, also while it waits for its model
+        name = None if host.is_alone else await _asked_model(host, request)
+        async with host.lease(name, receive) as service:
+            answer = await _OF_MODELS[path](service, request)
+            if unknown.ignored:
+                answer.headers[IGNORED_FIELDS] = first.tell_ignored(path, unknown.ignored)
+            await answer(scope, receive, send)
 
-    return Guard(app, service.settings, lambda *_: service.keys, handler_of, service.ended)
+    return Guard(app, first.settings, lambda *_: first.keys, handler_of, first.ended)
+
+
+async def _asked_model(host: ModelHost, request: Request) -> str | None:
+    """The name of the model that the body of a request asks for; None: it names none.
+
+    A long body is parsed here and once more by who reads it: two parsed bodies would take much memory while one waits.
+    """
+    if request.method != "POST":
+        return None
+
+    def read() -> str | None:
+        name = _parsed(data).get("model")
+        return None if name is None else text("model", name)
+
+    data = await request.body()
+    if len(data) <= _SHORT_BODY:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(_reader_of(host.first, data), read)
 
 
 def handler_of(path: str) -> str:
@@ -83,19 +115,16 @@ def handler_of(path: str) -> str:
     return path if path in _PATHS or path == "/" else NO_HANDLER
 
 
-def _handler(method: str, path: str, has_page: bool) -> Handler:
-    """What answers a request. ApiError: nothing does."""
-    taken, handler = _PATHS.get(path, ("", None))
-    if path.startswith(_MODEL_PATH):
-        taken, handler = "GET", _model
-    elif path == "/" and has_page:
-        taken, handler = "GET", _page
-    if handler is None:
+def _check_route(method: str, path: str, has_page: bool) -> None:
+    """ApiError: nothing answers such a request."""
+    taken = _PATHS.get(path)
+    if path.startswith(_MODEL_PATH) or (path == "/" and has_page):
+        taken = "GET"
+    if taken is None:
         raise ApiError(f"there is no {path} here{_hint(path)}", 404)
     if method != taken and (method, taken) != ("HEAD", "GET"):
         allowed = "GET, HEAD" if taken == "GET" else taken
         raise ApiError(f"{path} does not take {method}", 405, headers={"Allow": allowed})
-    return handler
 
 
 def _hint(path: str) -> str:
@@ -340,8 +369,12 @@ async def _read(
 
     if len(data) <= _SHORT_BODY and not is_slow:
         return work()
-    reader = (long_reader or service.long_reader) if len(data) > _LONG_BODY else None
-    return await asyncio.get_running_loop().run_in_executor(reader, work)
+    return await asyncio.get_running_loop().run_in_executor(_reader_of(service, data, long_reader), work)
+
+
+def _reader_of(service: Service, data: bytes, long_reader: Executor | None = None) -> Executor | None:
+    """Where a body is read that is not short; None: in any thread."""
+    return (long_reader or service.long_reader) if len(data) > _LONG_BODY else None
 
 
 def _resumable(request: Request, prefix: str, read: Reader[T]) -> Reader[tuple[T, Resumption]]:
@@ -383,37 +416,7 @@ def _no_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-# ---- the rest ----
-
-
-def _model_entry(service: Service, name: str) -> dict[str, Any]:
-    base = service.settings.model_names[0]
-    return {
-        "id": name,
-        "object": "model",
-        "type": "model",  # this and the next two are Anthropic's
-        "display_name": name,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created)),
-        "created": service.created,
-        "owned_by": "infinilm",
-        "root": base,
-        **({"parent": base} if service.adapter_of(name) is not None else {}),
-        "max_model_len": service.llm.max_model_len,
-        "task": service.llm.task,
-    }
-
-
-async def _models(service: Service, _: Request) -> Response:
-    names = service.model_names
-    entries = [_model_entry(service, name) for name in names]
-    return JSONResponse(
-        {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-    )
-
-
-async def _model(service: Service, request: Request) -> Response:
-    name = request.scope["path"].removeprefix(_MODEL_PATH)
-    return JSONResponse(_model_entry(service, service.check_model(name)))
+# ---- the rest of a model ----
 
 
 async def _load_adapter(service: Service, request: Request) -> Response:
@@ -459,19 +462,59 @@ async def _tokenizer_info(service: Service, _: Request) -> Response:
     )
 
 
-async def _health(service: Service, _: Request) -> Response:
-    state = service.state()
+# ---- the server ----
+
+
+def _model_entry(model: HostedModel, name: str) -> dict[str, Any]:
+    service, base = model.service, model.name
+    model.learn()
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",  # this and the next two are Anthropic's
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created)),
+        "created": service.created,
+        "owned_by": "infinilm",
+        "root": base,
+        **({"parent": base} if service.adapter_of(name) is not None else {}),
+        "max_model_len": model.max_model_len,
+        "task": model.task,
+        "status": model.status(),
+    }
+
+
+async def _models(host: ModelHost, _: Request) -> Response:
+    host.check_open()
+    names = host.model_names
+    entries = [_model_entry(host.find(name), name) for name in names]
+    return JSONResponse(
+        {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    )
+
+
+async def _model(host: ModelHost, request: Request) -> Response:
+    host.check_open()
+    name = request.scope["path"].removeprefix(_MODEL_PATH)
+    return JSONResponse(_model_entry(host.find(name), name))
+
+
+async def _health(host: ModelHost, _: Request) -> Response:
+    state = host.state()
     return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
 
-async def _live(service: Service, _: Request) -> Response:
+async def _live(host: ModelHost, _: Request) -> Response:
     """Whether the process should be left alone, also while it loads or drains; /health tells if it is of use."""
-    state = service.state()
+    state = host.state()
     return JSONResponse({"status": state}, 503 if state == "dead" else 200)
 
 
-async def _replica(service: Service, _: Request) -> Response:
+async def _replica(host: ModelHost, _: Request) -> Response:
     """For routers."""
+    if not host.is_alone:
+        raise ApiError("this server has several models; a router is for servers of one", 404)
+    service = host.first
     llm = service.llm  # an error, if nothing can be served
     if service.identity is None:
         work = asyncio.to_thread(identity, llm, service.model_names, service.version)
@@ -486,54 +529,60 @@ async def _replica(service: Service, _: Request) -> Response:
     return JSONResponse({"instance": service.instance, **found})
 
 
-async def _openapi(service: Service, _request: Request) -> Response:
+async def _openapi(host: ModelHost, _: Request) -> Response:
     """A description of all this for programs; it is made when it is asked for, since readers of bodies are asked."""
-    taken = {path: method for path, (method, _) in _PATHS.items()} | {f"{_MODEL_PATH}{{model}}": "GET"}
-    return JSONResponse(await asyncio.to_thread(description, service, taken))
+    taken = {**_PATHS, f"{_MODEL_PATH}{{model}}": "GET"}
+    async with host.lease(None) if host.state() == "ok" else contextlib.nullcontext(host.first) as service:
+        return JSONResponse(await asyncio.to_thread(description, service, taken))
 
 
-async def _version(service: Service, _: Request) -> Response:
-    return JSONResponse({"version": service.version})
+async def _version(host: ModelHost, _: Request) -> Response:
+    return JSONResponse({"version": host.first.version})
 
 
-async def _metrics(service: Service, _: Request) -> Response:
-    return Response(
-        service.metrics.render(service.engine_metrics()), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+async def _metrics(host: ModelHost, _: Request) -> Response:
+    each = [model.service.metrics.look(model.service.engine_metrics()) for model in host.models]
+    body = render([*each, host.first.metrics.http, *host.collectors])
+    return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-_MODEL_PATH = "/v1/models/"  # and a name
-_PATHS: Mapping[str, tuple[str, Handler]] = {
-    "/v1/chat/completions": ("POST", _chat),
-    "/v1/completions": ("POST", _completion),
-    "/v1/responses": ("POST", _response),
-    "/v1/messages": ("POST", _message),
-    "/v1/messages/count_tokens": ("POST", _count_tokens),
-    "/v1/embeddings": ("POST", _embeddings),
-    "/pooling": ("POST", _pooling),
-    "/v1/rerank": ("POST", _rerank),
-    "/v2/rerank": ("POST", _rerank),  # Cohere's
-    "/v1/score": ("POST", _score),
-    "/classify": ("POST", _classify),
-    "/v1/models": ("GET", _models),
-    "/v1/load_lora_adapter": ("POST", _load_adapter),
-    "/v1/unload_lora_adapter": ("POST", _unload_adapter),
-    "/tokenize": ("POST", _tokenize),
-    "/detokenize": ("POST", _detokenize),
-    "/tokenizer_info": ("GET", _tokenizer_info),
-    "/health": ("GET", _health),
-    "/ping": ("GET", _health),
-    "/live": ("GET", _live),
-    "/replica": ("GET", _replica),
-    "/version": ("GET", _version),
-    "/openapi.json": ("GET", _openapi),
-    "/metrics": ("GET", _metrics),
-}
-
-
-async def _page(_: Service, request: Request) -> Response:
+async def _page(_: ModelHost, request: Request) -> Response:
     page = chat_page()
     if "gzip" in request.headers.get("accept-encoding", ""):
         headers = {**page.headers, "Content-Encoding": "gzip"}
         return Response(page.gzipped, media_type="text/html; charset=utf-8", headers=headers)
     return Response(page.html, media_type="text/html; charset=utf-8", headers=page.headers)
+
+
+_MODEL_PATH = "/v1/models/"  # and a name
+_OF_MODELS: Mapping[str, Handler] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/responses": _response,
+    "/v1/messages": _message,
+    "/v1/messages/count_tokens": _count_tokens,
+    "/v1/embeddings": _embeddings,
+    "/pooling": _pooling,
+    "/v1/rerank": _rerank,
+    "/v2/rerank": _rerank,  # Cohere's
+    "/v1/score": _score,
+    "/classify": _classify,
+    "/v1/load_lora_adapter": _load_adapter,
+    "/v1/unload_lora_adapter": _unload_adapter,
+    "/tokenize": _tokenize,
+    "/detokenize": _detokenize,
+    "/tokenizer_info": _tokenizer_info,
+}
+_OF_SERVER: Mapping[str, HostHandler] = {
+    "/v1/models": _models,
+    "/health": _health,
+    "/ping": _health,
+    "/live": _live,
+    "/replica": _replica,
+    "/version": _version,
+    "/openapi.json": _openapi,
+    "/metrics": _metrics,
+}
+_PATHS: Mapping[str, str] = {  # and the method that each takes
+    path: "GET" if path in (*_OF_SERVER, "/tokenizer_info") else "POST" for path in (*_OF_MODELS, *_OF_SERVER)
+}

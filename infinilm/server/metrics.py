@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,7 +24,7 @@ from infinilm.outputs import EngineMetrics
 from infinilm.requests.request import Completion, GenerationRequest
 from infinilm.server.records import Phases, Record, phases
 
-__all__ = ["HttpCounter", "Metrics"]
+__all__ = ["HttpCounter", "LoadedModels", "Metrics", "render"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKENS = tuple(2.0**power for power in range(18))
@@ -85,10 +85,7 @@ class Metrics(Collector):
 
     def __init__(self, model_name: str) -> None:
         self._name = model_name
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
         self.http = HttpCounter("infinilm:")
-        self._registry.register(self.http)
         self._llm: LLM | None = None
         self._engine: EngineMetrics | None = None  # of the look that is being answered
         self._following: dict[AsyncRequests, _Following] = {}
@@ -118,8 +115,8 @@ class Metrics(Collector):
         self._preempted = histogram("request_num_preemptions", "Times a sequence was preempted.", _FEW)
         self._histograms = tuple(made)
 
-    def serve(self, llm: LLM) -> None:
-        """Tell of this model from now on."""
+    def serve(self, llm: LLM | None) -> None:
+        """Tell of this model from now on, or of none."""
         self._llm = llm
 
     def follow(self, running: AsyncRequests) -> None:
@@ -176,10 +173,10 @@ class Metrics(Collector):
                 self._num_generated += num_new
                 following.num_tokens[completion] += num_new
 
-    def render(self, engine: EngineMetrics | None) -> bytes:
-        """The text format; `engine`: the state of the engine now, if there is one."""
+    def look(self, engine: EngineMetrics | None) -> Metrics:
+        """Tell of this state of the engine, if there is one, when metrics are collected next; returns itself."""
         self._engine = engine
-        return generate_latest(self._registry)
+        return self
 
     def collect(self) -> Iterator[Metric]:
         """All that is told now."""
@@ -275,6 +272,52 @@ class Metrics(Collector):
         family = GaugeMetricFamily(f"infinilm:{name}", about, labels=["model_name", *labels])
         family.add_metric([self._name, *labels.values()], value)
         return family
+
+
+class _Together(Collector):
+    """The metrics of several collectors, each once: the text format has the values of one metric in one place."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is told now."""
+        by_name: dict[str, Metric] = {}
+        for metric in (metric for collector in self._collectors for metric in collector.collect()):
+            if metric.name in by_name:
+                by_name[metric.name].samples += metric.samples
+            else:
+                by_name[metric.name] = metric
+        yield from by_name.values()
+
+
+class LoadedModels(Collector):
+    """Which of several models are in memory.
+
+    Parameters
+    ----------
+    models : callable
+        Gives the name of each, whether it is loaded, and how often it was.
+    """
+
+    def __init__(self, models: Callable[[], Sequence[tuple[str, bool, int]]]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is told now."""
+        loaded = GaugeMetricFamily("infinilm:model_loaded", "1: the model is in memory.", labels=["model_name"])
+        loads = CounterMetricFamily("infinilm:model_loads", "Times a model was loaded.", labels=["model_name"])
+        for name, is_loaded, num_loads in self._models():
+            loaded.add_metric([name], float(is_loaded))
+            loads.add_metric([name], num_loads)
+        yield from (loaded, loads)
+
+
+def render(collectors: Sequence[Collector]) -> bytes:
+    """The text format of what they tell now."""
+    registry = CollectorRegistry()
+    registry.register(_Together(collectors))
+    return generate_latest(registry)
 
 
 class HttpCounter(Collector):

@@ -18,13 +18,12 @@ from typing import Any
 import uvicorn
 
 from infinilm.errors import ConfigError
-from infinilm.llm import LLM
 from infinilm.logs import configure
 from infinilm.server.app import make_app
 from infinilm.server.guard import App
+from infinilm.server.host import ModelHost
 from infinilm.server.keys import Keys
 from infinilm.server.protocol import HttpProtocol
-from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
 __all__ = [
@@ -50,8 +49,7 @@ _YOUNG_OBJECTS = 10_000
 
 
 def serve(
-    load: Callable[[], LLM],
-    settings: ServerSettings,
+    make_models: Callable[[], ModelHost],
     *,
     host: str,
     port: int,
@@ -60,13 +58,12 @@ def serve(
     ssl_certfile: str | None = None,
     tell: Callable[[str], object] = print,
 ) -> int:
-    """Serve a model until SIGTERM or SIGINT; returns the exit code of the process.
+    """Serve models until SIGTERM or SIGINT; returns the exit code of the process.
 
     Parameters
     ----------
-    load : callable
-        Makes the LLM, in a thread, while /health already says "loading".
-    settings : ServerSettings
+    make_models : callable
+        Makes the `ModelHost`, in the event loop. It loads while /health already says "loading".
     host : str
     port : int
         0: a free one.
@@ -87,7 +84,7 @@ def serve(
     listener = listen(host, port, uds)
     allow_connections()
     try:
-        return asyncio.run(_serve(listener, load, settings, host, ssl_keyfile, ssl_certfile, tell))
+        return asyncio.run(_serve(listener, make_models, host, ssl_keyfile, ssl_certfile, tell))
     finally:
         end_listening(listener, uds)
 
@@ -156,9 +153,9 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def make_config(service: Service, **options: Any) -> uvicorn.Config:
-    """How uvicorn serves a service; `options`: more of its settings."""
-    return uvicorn_config(make_app(service), **options)
+def make_config(models: ModelHost, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves models; `options`: more of its settings."""
+    return uvicorn_config(make_app(models), **options)
 
 
 def uvicorn_config(app: App, **options: Any) -> uvicorn.Config:
@@ -187,16 +184,16 @@ class QuietServer(uvicorn.Server):
 
 async def _serve(
     listener: socket.socket,
-    load: Callable[[], LLM],
-    settings: ServerSettings,
+    make_models: Callable[[], ModelHost],
     host: str,
     ssl_keyfile: str | None,
     ssl_certfile: str | None,
     tell: Callable[[str], object],
 ) -> int:
+    models = make_models()
+    settings, keys, traces = models.first.settings, models.first.keys, models.first.traces
     write_logs(settings)
-    service = Service(settings)
-    server = QuietServer(make_config(service, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
+    server = QuietServer(make_config(models, ssl_keyfile=ssl_keyfile, ssl_certfile=ssl_certfile))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     num_signals = 0
@@ -211,38 +208,36 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    read_keys_at_sighup([service.keys], signalled)
+    read_keys_at_sighup([keys], signalled)
     serving = asyncio.ensure_future(server.serve([listener]))
-    loading = _in_daemon(load)
+    loading = asyncio.ensure_future(models.start())
     stopping = asyncio.ensure_future(stop.wait())
-    llm: LLM | None = None
     try:
         first: set[asyncio.Future[Any]] = {loading, serving, stopping}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not stop.is_set():
-            llm = loading.result()
-            service.serve(llm)
+            loading.result()
             _collect_seldom()
-            tell(f"{settings.model_names[0]} at {shown_address(listener, host, ssl_certfile is not None)}")
-            dying = asyncio.ensure_future(service.died())
+            names = ", ".join(model.name for model in models.models)
+            tell(f"{names} at {shown_address(listener, host, ssl_certfile is not None)}")
+            dying = asyncio.ensure_future(models.died())
             await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
             dying.cancel()
-        if service.death is None and not serving.done():
-            draining = asyncio.ensure_future(_drain(service, server))
+        if models.death is None and not serving.done():
+            draining = asyncio.ensure_future(_drain(models, server))
             again = asyncio.ensure_future(_until(lambda: num_signals > 1))
             await asyncio.wait({draining, again}, timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in (draining, again):
                 task.cancel()
-        return 0 if service.death is None else 3
+        return 0 if models.death is None else 3
     finally:
         server.should_exit = True
         await asyncio.wait({serving}, timeout=5)
         stopping.cancel()
         loading.cancel()
-        if llm is not None:
-            await asyncio.to_thread(llm.close)
-        if service.traces is not None:
-            await asyncio.to_thread(service.traces.close)
+        await asyncio.to_thread(models.close)
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 def _end_soon(listener: socket.socket) -> None:
@@ -271,9 +266,9 @@ def _collect_seldom() -> None:
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-async def _drain(service: Service, server: uvicorn.Server) -> None:
+async def _drain(models: ModelHost, server: uvicorn.Server) -> None:
     """Let running requests end, and wait until clients have read their answers. The rest ends with this process."""
-    await service.drain()
+    await models.drain()
     await all_taken(server)
 
 
@@ -319,33 +314,6 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     if str(record.msg).startswith("Cancel ") and record.args == (0,):
         return False
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-def _in_daemon(load: Callable[[], LLM]) -> asyncio.Future[LLM]:
-    """Load in a thread that the process does not wait for: a signal ends it while a large model is being read."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[LLM] = loop.create_future()
-
-    def tell(llm: LLM | None, error: BaseException | None) -> None:
-        if loaded.done():  # cancelled
-            return
-        if llm is not None:
-            loaded.set_result(llm)
-        else:
-            loaded.set_exception(error or RuntimeError("there is no model"))
-
-    def work() -> None:
-        llm: LLM | None = None
-        failure: BaseException | None = None
-        try:
-            llm = load()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, llm, failure)
-
-    threading.Thread(target=work, name="infinilm-load", daemon=True).start()
-    return loaded
 
 
 async def _until(condition: Callable[[], bool]) -> None:

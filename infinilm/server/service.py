@@ -10,8 +10,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -44,7 +45,7 @@ from infinilm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from infinilm.server.traces import Traces
 
-__all__ = ["PROMPTS", "Service", "bad_request", "make_traces"]
+__all__ = ["PROMPTS", "Service", "bad_request", "make_traces", "queue_full"]
 
 logger = logging.getLogger("infinilm.server")
 
@@ -103,7 +104,7 @@ class _Call:
 
 
 class Service(Drainable):
-    """The state of a server.
+    """The state of one model of a server.
 
     Attributes
     ----------
@@ -114,14 +115,21 @@ class Service(Drainable):
         Where the settings want them.
     is_draining : bool
         SIGTERM has come: what runs may end, nothing new begins.
+    names_elsewhere : callable
+        Gives the names of the other models of the server, and of their adapters.
+    on_death : callable
+        Is called when the engine has died.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, beside: Service | None = None) -> None:
+        """`beside`: another service of the same server, whose keys, threads and traces this one shares."""
         super().__init__()
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0])
-        self.keys = Keys(settings.api_keys, settings.api_key_file)
-        self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0])
+        self.names_elsewhere: Callable[[], Sequence[str]] = tuple
+        self.on_death: Callable[[], object] = tuple
+        self.keys: Keys = Keys(settings.api_keys, settings.api_key_file) if beside is None else beside.keys
+        self.traces = make_traces(settings.traces_to, "infinilm", settings.model_names[0]) if beside is None else None
         self._death: BaseException | None = None
         self._died = asyncio.Event()
         self.created = int(time.time())
@@ -131,15 +139,24 @@ class Service(Drainable):
         self.identity: asyncio.Future[dict[str, Any]] | None = None  # once a router has asked
         self._llm: LLM | None = None
         self._told_fields: set[tuple[str, str]] = set()  # route and name of fields that the log has named
-        self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
-        # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
-        self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
-        # The same for texts that are to be tokenised and no more, so that they never hold up who asks for an answer.
-        self.long_tokenizer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-text")
+        if beside is None:
+            self.compilers = ThreadPoolExecutor(2, thread_name_prefix="infinilm-grammar")
+            # Reads long bodies one after the other: each may take some hundred times its size while it is tokenised.
+            self.long_reader = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-body")
+            # The same for texts that are to be tokenised and no more, so that they never hold up who asks for an
+            # answer.
+            self.long_tokenizer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-long-text")
+        else:
+            self.compilers, self.long_reader = beside.compilers, beside.long_reader
+            self.long_tokenizer = beside.long_tokenizer
         self._num_read = 0  # calls, in all
         self._together: asyncio.Event | None = None  # of the calls that wait for others, see `_others_are_read`
         # The admitted calls whose prompts were not all computed when last looked at.
         self._waiting: list[_Call] = []
+
+    def beside(self, names: tuple[str, ...]) -> Service:
+        """A service of another model of the same server."""
+        return Service(dataclasses.replace(self.settings, model_names=names, lora_folder=None, traces_to=None), self)
 
     # ---- the model ----
 
@@ -149,8 +166,10 @@ class Service(Drainable):
         return self._death
 
     def _die(self, error: BaseException) -> None:
-        self._death = self._death or error.__cause__ or error
-        self._died.set()
+        if self._death is None:
+            self._death = error.__cause__ or error
+            self._died.set()
+            self.on_death()
 
     async def died(self) -> None:
         """Wait until the engine is dead."""
@@ -161,6 +180,11 @@ class Service(Drainable):
         """The model, for what begins now. Raises ApiError while it is not there, and when nothing new may begin."""
         if (state := self.state()) != "ok" or self._llm is None:
             raise ApiError(f"the server is {state}", 503, code=state, headers={"Retry-After": "5"})
+        return self._llm
+
+    @property
+    def loaded(self) -> LLM | None:
+        """The model, if it is there, whatever may begin now."""
         return self._llm
 
     @property
@@ -181,6 +205,19 @@ class Service(Drainable):
         self._llm = llm
         self.compilers.submit(_make_ready, llm)
         self.metrics.serve(llm)
+
+    def leave(self) -> LLM | None:
+        """Serve no model any more, until `serve` is called again; returns the one that was served."""
+        llm, self._llm = self._llm, None
+        self.metrics.serve(None)
+        self._death = None
+        self._died = asyncio.Event()
+        return llm
+
+    @property
+    def loras(self) -> Mapping[str, Path]:
+        """The adapters that are loaded, and their folders."""
+        return {} if self._llm is None else self._llm.loras
 
     def state(self) -> str:
         """Whether requests are served, "ok", or why not: "loading", "draining", "dead"."""
@@ -332,7 +369,7 @@ class Service(Drainable):
     def failed(self, error: BaseException) -> ApiError:
         """What a client gets whose request failed on the way."""
         if isinstance(error, QueueFullError):
-            return _queue_full(_for_clients(error))
+            return queue_full(_for_clients(error))
         if isinstance(error, (CacheFullError, RequestError)):  # such as a grammar that proves too costly
             named = re.match(r"[a-z_.]+(?=: )", str(error))
             return ApiError(_for_clients(error), param=named[0] if named is not None else None)
@@ -478,7 +515,7 @@ class Service(Drainable):
         if over or (num_others and num_waiting + max(num_seqs, 1) > limits.max_queued_requests):
             what = f"{max(num_waiting, 0)} sequences" if not over else f"prompts of {waiting_tokens} tokens"
             self.metrics.num_refused += 1
-            raise _queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
+            raise queue_full(f"{what} wait already, and {max(num_seqs, 1)} more were asked for; try again later")
         self._enter()
         call = _Call(num_tokens, num_seqs)
         self._waiting.append(call)
@@ -512,7 +549,8 @@ def make_traces(endpoint: str | None, name: str, model_name: str) -> Traces | No
     return Traces.to(endpoint, name, model_name)
 
 
-def _queue_full(message: str) -> ApiError:
+def queue_full(message: str) -> ApiError:
+    """What a client gets for whom there is no room."""
     return ApiError(message, 429, code="queue_full", headers={"Retry-After": "1"})
 
 
@@ -522,7 +560,7 @@ def bad_request(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except QueueFullError as error:
-        raise _queue_full(_for_clients(error)) from error
+        raise queue_full(_for_clients(error)) from error
     except (CacheFullError, TypeError, ValueError) as error:
         message = _for_clients(error)
         begin = re.match(r"[a-z_]*", message)

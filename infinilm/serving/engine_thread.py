@@ -45,11 +45,12 @@ from infinilm.lora.adapters import Adapters
 from infinilm.outputs import EngineMetrics
 from infinilm.requests.request import EngineRequest, RequestUpdate
 from infinilm.scheduling.scheduler import Scheduler
-from infinilm.scheduling.sequence import Sequence
+from infinilm.scheduling.sequence import Lane, Sequence
 from infinilm.scheduling.steps import InFlight, Step
 from infinilm.serving.counters import Counters
 from infinilm.serving.request_progress import RequestProgress, deliver
 from infinilm.serving.request_queue import RequestQueue
+from infinilm.serving.turns import Turn
 
 _BUSY = "the LLM is busy with other requests; do this while none runs"
 _CLOSED = "this LLM is closed; make a new one"
@@ -81,6 +82,12 @@ class EngineThread:
         Callers put requests in here.
     num_stages : int
         Stages of a pipeline; 1: there is no pipeline.
+
+    Attributes
+    ----------
+    turn : Turn or None
+        Its place among the engines that share the time of the process; None: it computes whenever it likes. It may be
+        set while no request is open.
     """
 
     progress_class = RequestProgress
@@ -110,6 +117,8 @@ class EngineThread:
         self._thread: threading.Thread | None = None
         self._stepping = threading.Lock()  # guards the scheduler and the engine; held for a step
         self._counters = Counters()
+        self.turn: Turn | None = None
+        self._lane: Lane | None = None  # whose turn it is
         self._progress = self.progress_class(scheduler, queue, self._counters)
 
     @property
@@ -174,6 +183,8 @@ class EngineThread:
             self.check_open()
             self._start_thread()
             self._queue.put(listed)
+        if self.turn is not None:
+            self.turn.nudge()
 
     def _start_thread(self) -> None:
         """Start the thread if it is not running; the caller holds the lock.
@@ -284,12 +295,15 @@ class EngineThread:
                 self._progress.end(request, "error", own_copy(error)) for request in list(self._queue.open_requests)
             ]
         self._deliver(updates)
+        if self.turn is not None:
+            self.turn.leave()
         self._engine.close()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
         # `close` sets the flag before it wakes this thread, and `receive` may have used up the wake-up since.
         if not (self._closed or self._queue.num_unstarted or self._in_flight or self.scheduler.has_work):
+            self._has_turn(0)  # gives it back
             self._queue.wait()
         return not self._closed
 
@@ -308,6 +322,8 @@ class EngineThread:
             if not self._in_flight or (self._runs_ahead(self._in_flight[0].step) and not is_cancelled):
                 was_idle = not self._in_flight
                 if was_idle:
+                    if not self._has_turn(_LOOK_EVERY_SECONDS):
+                        return updates
                     self._last_result = time.perf_counter()
                 self._submit(updates)
                 if was_idle:
@@ -325,7 +341,8 @@ class EngineThread:
                 self._take_results(last, output, updates)
             if not self._in_flight or (self._num_stages > 1 and self._runs_ahead(last.step)):
                 updates += self._take_queued()  # those that came while the step ran
-                self._submit(updates)
+                if self._in_flight or self._has_turn(0):
+                    self._submit(updates)
             updates += self._fill_masks()
         except BaseException as error:
             requests: Iterable[EngineRequest] = self._queue.open_requests
@@ -336,11 +353,20 @@ class EngineThread:
 
     def _runs_ahead(self, step: Step) -> bool:
         """Whether another step may be submitted behind `step`, which is in flight."""
+        if self.turn is not None and self.turn.must_pass(self.scheduler.lanes):
+            return False
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
         if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or self._hooks.in_use:
             return False
         return step.drafts is None and not self.scheduler.needs_results
+
+    def _has_turn(self, seconds: float) -> bool:
+        """Whether a step may be submitted, as no other engine computes; waits so long at most for those that do."""
+        if self.turn is None:
+            return True
+        self._lane = self.turn.take(self.scheduler.lanes, seconds)
+        return self._lane is not None
 
     def _submit(self, updates: list[RequestUpdate]) -> None:
         """Submit the next step, if one can be made now; with a pipeline one for each stage.
@@ -362,7 +388,10 @@ class EngineThread:
         if self._hooks.give():  # keys and values that were computed under other hooks are not valid
             self.scheduler.reset_prefix_cache()
         try:
-            if (step := self.scheduler.schedule(now, may_draft=not self._hooks.in_use)) is not None:
+            may_draft, lane = not self._hooks.in_use, self._lane
+            most = None if self.turn is None or lane is None else self.turn.max_prompt_tokens(lane)
+            step = self.scheduler.schedule(now, may_draft=may_draft, lane=lane, max_prompt_tokens=most)
+            if step is not None:
                 hidden: list[npt.NDArray[np.float32]] = []
                 if step.collects_hidden:
 
@@ -474,6 +503,8 @@ class EngineThread:
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
         self._counters.add_step(done.step.num_prompt_tokens, num_tokens, self._step_seconds)
+        if self.turn is not None:
+            self.turn.observe(done.step.num_prompt_tokens, self._step_seconds)
 
     def _deliver(self, updates: Iterable[RequestUpdate]) -> None:
         """Deliver updates to callers. A request whose updates cannot be delivered is cancelled."""

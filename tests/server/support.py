@@ -24,12 +24,13 @@ from httpx._transports import default as transports
 
 from infinilm import LLM
 from infinilm.calls.streams import AsyncRequests
+from infinilm.server.host import ModelHost
 from infinilm.server.run import make_config
 from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
 KEY = "a key for tests"
-SECONDS = 300  # for anything to happen, on machines with much else to do
+SECONDS = 20  # for anything to happen, on machines with much else to do
 # Each client, be it httpx's, OpenAI's or Anthropic's, would read all certificate authorities of the system anew, which
 # takes longer than most of what tests ask.
 transports.create_ssl_context = cache(httpx.create_ssl_context)
@@ -105,15 +106,20 @@ class Hosted:
         self._thread.start()
         assert self._ready.wait(SECONDS)
 
+    def make_models(self, settings: ServerSettings) -> ModelHost:
+        """Called in the server's event loop."""
+        return ModelHost(settings)
+
     async def _run(self, settings: ServerSettings, llm: LLM | None) -> None:
-        self.service = Service(settings)
+        self.models = self.make_models(settings)
+        self.service = self.models.first
         if llm is not None:
             self.service.serve(llm)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             # Small, and so that of every connection: the server soon feels that a client does not read.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self._server = uvicorn.Server(make_config(self.service, log_level="warning"))
+            self._server = uvicorn.Server(make_config(self.models, log_level="warning"))
             self._loop = asyncio.get_running_loop()
             self._ready.set()
             await self._server.serve([listener])

@@ -472,7 +472,7 @@ def test_the_rest_of_asgi(host: Hosted) -> None:
     """Ray Serve tells applications that they begin and end, and fails those that do not answer."""
 
     async def live() -> None:
-        lifespan = LifespanOn(uvicorn.Config(make_app(host.service), lifespan="on"))
+        lifespan = LifespanOn(uvicorn.Config(make_app(host.models), lifespan="on"))
         await lifespan.startup()
         assert not lifespan.should_exit
         await lifespan.shutdown()

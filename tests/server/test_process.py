@@ -388,9 +388,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         found: dict[str, Any] = {}
 
-        def serve(load: Any, settings: ServerSettings, **_: Any) -> int:
-            found["settings"] = settings
-            load()
+        def serve(make_models: Any, **_: Any) -> int:
+            models = make_models()
+            found["settings"] = models.first.settings
+            models.models[0].source.load(None)
             return 0
 
         def make(model: str, **keywords: Any) -> None:
