@@ -179,7 +179,7 @@ class ModelHost:
         self._turns = Turns() if len(self.models) > 1 else None
         self._is_started = False
         self._loading = asyncio.Lock()  # models load one at a time
-        self._changed = asyncio.Event()  # of this moment: set at the next change of anything that somebody waits for
+        self._changed = asyncio.Event()  # of this moment: set at the next change that requests or loads may wait for
         self._tasks: set[asyncio.Task[Any]] = set()
         several = LoadedModels(lambda: [(m.name, m.state == "ready", m.num_loads) for m in self.models])
         self.collectors = () if self.is_alone else (several,)
@@ -347,7 +347,7 @@ class ModelHost:
             model.task = task_of(plan.config.head, labels, vectors, is_encoder=plan.config.is_encoder)
 
     async def _load_if_wanted(self, model: HostedModel) -> None:
-        """Load a model that somebody waits for; a failure is told to these."""
+        """Load a model that requests wait for; these are told of a failure."""
         try:
             async with self._loading:
                 if await self._make_room(model):
@@ -361,7 +361,7 @@ class ModelHost:
             self._change()
 
     async def _make_room(self, model: HostedModel) -> bool:
-        """Unload others until there is memory for a model; False: nobody waits for it any more."""
+        """Unload others until there is memory for a model; False: no request waits for it any more."""
         while self._num_bytes() + model.num_bytes > self._budget:
             if not model.num_waiting:
                 return False
