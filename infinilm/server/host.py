@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infinilm.config.families import family_of
 from infinilm.errors import ConfigError, InfinilmError, WeightError, told
 from infinilm.llm import LLM
 from infinilm.planning.memory import ModelPlan
@@ -342,7 +343,10 @@ class ModelHost:
             plan = plans[model.name]
             model.num_bytes, model.kv_cache = plan.memory.total_bytes, plan.memory.kv_budget_bytes
             model.max_model_len = plan.memory.max_model_len
-            labels = LabelRecipe.from_model(plan.path) if plan.config.head == "score" else None
+            labels = None
+            if plan.config.head == "score":
+                head = family_of(plan.config.architecture).label_head
+                labels = LabelRecipe.from_model(plan.path, head.pooling)
             vectors = VectorRecipe.from_model(plan.path, plan.config.hidden_size)
             model.task = task_of(plan.config.head, labels, vectors, is_encoder=plan.config.is_encoder)
 
