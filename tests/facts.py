@@ -44,6 +44,7 @@ WITHOUT_GOLDEN = {
         ),
         _OF_ENCODERS,
     ),
+    "ModelSpec.given_levels=set": "only models that see have it, whose goldens have a tower: tests/golden_vision",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,
     "OwnVectorsSpec.activation=sigmoid": _NOT_OF_MLPS,

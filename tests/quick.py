@@ -31,6 +31,7 @@ CPU_SECONDS = {
     "tests/gguf_files/test_header.py": 0.1,
     "tests/loader/test_checkpoint.py": 2.7,
     "tests/loader/test_resolve_model.py": 0.1,
+    "tests/images/test_processor.py": 0.3,
     "tests/lora/test_families.py": 1.1,
     "tests/model/test_layer_caches.py": 0.1,
     "tests/model/test_specs.py": 0.1,

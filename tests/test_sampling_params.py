@@ -21,6 +21,7 @@ def test_defaults_are_those_of_the_contract():
         "stop": (), "stop_token_ids": (), "include_stop_str_in_output": False, "ignore_eos": False,
         "logprobs": None, "prompt_logprobs": None, "logits_processor": None, "constraint": None,
         "skip_special_tokens": True, "lora": None, "prediction": None, "speculation": None,
+        "return_receipt": False,
     }  # fmt: skip
     assert dataclasses.asdict(SamplingParams()) == expected
     assert NAMES == list(expected) == list(_CHECKS)
