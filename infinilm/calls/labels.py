@@ -35,7 +35,7 @@ class LabelScorer:
     Attributes
     ----------
     steps : list of HostStep
-        What becomes of what it reads of a text.
+        They make scores of a row that it reads of a text.
     pooling : str
         What that is: "last", or in encoders "cls", the first token, or the "mean" of all.
     """

@@ -75,7 +75,7 @@ def plan_tower(
     dtype, stored : str
         What it computes in, and what its weights are stored in.
     device, num_threads
-        Where. Of several ranks the first one's device has the tower.
+        Where it is; among several ranks, the first one's device has the tower.
 
     Returns
     -------

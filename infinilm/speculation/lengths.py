@@ -138,8 +138,8 @@ class TokenTimes:
 
     No size takes longer than a larger one, nor longer for a token than a smaller one, and sizes between measured ones
     are interpolated. Beyond the largest, a fourth more and up to 16, each token costs what the last ones before it did,
-    and never more than in proportion. That is rather too little, since the time of a step bends upwards, from what
-    memory takes to what arithmetic takes; so larger steps are tried where they may gain. Still more tokens cost in
+    and never more than in proportion. That is rather too little, since the time of a step bends upwards where
+    memory no longer bounds it but arithmetic; so larger steps are tried where they may gain. Still more tokens cost in
     proportion.
 
     Parameters

@@ -17,8 +17,8 @@ public:
     // stages: of a rank that has not all layers.
     Decoder(const Model& model, Backend& backend, Communicator& communicator, StageLink* stages = nullptr);
     // The logits of the rows that are wanted, as Logits::compute gives them, or without an lm_head what the last norm
-    // makes of these rows, [num_rows, hidden_size] activation; absent if there are none, or another stage
-    // has them. Of a tower its rows, see Tower::result. Everything is on the backend's device. StepAborted: see
+    // makes of these rows, [num_rows, hidden_size] activation; absent if there are none, or another stage has them. A
+    // tower gives its rows instead, see Tower::result. Everything is on the backend's device. StepAborted: see
     // batch.abort, which is asked before each half of a layer and before the logits; or the stage before has stopped.
     template <class Tap>  // NoTap or StepTap
     Tensor forward(const Batch& batch, const KvCache& cache, const Tap& tap);

@@ -50,7 +50,7 @@ def packed_bytes(
     native = checkpoint.native_weights(_core.linears(part, num_ranks), sources, device) if natively else {}
     size = 4 if quantised_dtype == "float32" else 2
     packed: dict[str, int] = {}
-    # What the engine quantises anew takes what it always does.
+    # A weight that the engine quantises anew takes as many bytes as it always does.
     anew = f"model.layers.{part.num_layers}." if part.mtp is not None and part.mtp.quantization != "none" else None
     for name, source in sources.items():
         if anew is not None and name.startswith(anew):

@@ -465,8 +465,8 @@ BERT = TensorNames(
 ROBERTA = replace(BERT, prefixes=(("roberta.", ""),), heads=("pooler.", "roberta.pooler.", "lm_head."))
 
 # As Mistral AI's own tools have them in consolidated.safetensors; RoPE turns neighbours there. In latent attention and
-# experts, names are those of Mistral Large 3 (vLLM's mistral_large_3.py). Of the two that a router and experts may have
-# the first are those of Mixtral 8x22B.
+# experts, names are those of Mistral Large 3 (vLLM's mistral_large_3.py). A router
+# and experts may have two names, the first of which are those of Mixtral 8x22B.
 MISTRAL_OWN = TensorNames(
     (("", ""),),
     outside={"embed_tokens": "tok_embeddings", "lm_head": "output"},
