@@ -135,7 +135,7 @@ class ReceiptMaker:
         )
 
     def differences(self, receipt: Receipt) -> list[str]:
-        """How what this engine computes differs from what a receipt names, in sentences."""
+        """The ways in which the weights and kernels of this engine differ from those of a receipt, in sentences."""
         model = self.prepare(self.adapter_of(receipt))
         differing = []
         for claimed, own in ((receipt.model, model), (receipt.engine, self._engine)):
@@ -191,7 +191,7 @@ class Replay(Completion):
 
 
 def verdict_of(receipt: Receipt, completion: Completion) -> Verdict:
-    """Compare what a receipt claims with what was drawn."""
+    """Compare the answer of a receipt with the one that was drawn."""
     if completion.error is not None:
         known = isinstance(completion.error, (InfinilmError, TimeLimitError))
         return Verdict("incomparable", f"the request failed: {completion.error if known else repr(completion.error)}")
