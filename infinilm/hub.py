@@ -113,7 +113,7 @@ def download(model: HubModel, revision: str | None, *, use_tqdm: bool = True) ->
     if model.file is not None:
         return _download_gguf(model, revision, use_tqdm)
     folder = _snapshot(model, revision, use_tqdm, allow_patterns=MODEL_FILES, ignore_patterns=skipped_files(()))
-    skipped = skipped_files(entry.name for entry in folder.iterdir())
+    skipped = skipped_files(entry.name for entry in folder.glob("*"))  # there is no folder where nothing was fetched
     if _OF_MISTRAL not in skipped:
         folder = _snapshot(model, revision, use_tqdm, allow_patterns=MODEL_FILES, ignore_patterns=skipped)
     if not any(folder.glob("*.safetensors")):

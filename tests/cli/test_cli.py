@@ -272,7 +272,7 @@ def test_perplexity(
         (["generate", "x", "--num-threads", "two"], 2, "--num-threads"),
         (["generate", "x", "--temprature", "0"], 2, "did you mean --temperature?"),
         (["generate", "x", "--temp", "0"], 2, "did you mean --temperature?"),
-        (["generate", "x", "--max", "8"], 2, "did you mean --max-model-len or --max-tokens?"),
+        (["generate", "x", "--max", "8"], 2, "did you mean --max-model-len or --max-image-pixels or --max-tokens?"),
         (["generate", "--", "-x", "--seed", "1"], 2, "--seed must come before --"),
         (["genrate", "x"], 2, "there is no command 'genrate'; did you mean 'generate'? (see infinilm --help)"),
         (["demo"], 2, "there is no command 'demo'; there are generate, chat, "),

@@ -52,7 +52,7 @@ def test_a_plan_counts_them(folders: tuple[Path, Path], capsys: pytest.CaptureFi
         (("generate", "the", "--lora", "x=a", "--lora", "y=b"), "--lora: this command answers with one adapter, got x"),
         (("plan", "--lora", "x=a", "--lora", "x=b"), "--lora: two adapters have the same name"),
         (("generate", "the", "--lora", "x=/nowhere"), "/nowhere: expected the folder of a LoRA adapter as PEFT saves"),
-        (("serve", "--lora", "demo=/nowhere"), "--lora: 'demo' is the name of the model; choose another"),
+        (("serve", "--lora", "demo=/nowhere"), "--lora: 'demo' is the name of a model; choose another"),
     ],
 )
 def test_what_is_wrong_is_told(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
