@@ -26,4 +26,5 @@ def request_maker(llm: LLM, engine: Any) -> RequestMaker:
         limits.max_queued_seqs,
         adapters,
         ReceiptMaker({}, {}, lambda: "", adapters, llm.tokenizer, has_hooks=lambda: False),
+        "benchmarks have no pictures",
     )

@@ -115,8 +115,12 @@ ModelSpec spec() {
     attention.rope = 0;
     MlpSpec mlp;
     mlp.intermediate_size = 32;
-    s.layers.assign(num_layers, LayerSpec{attention, mlp, std::nullopt});
-    s.ropes = {{.inv_freq = {1.0f, 0.1f}}};
+    LayerSpec layer;
+    layer.mixer = attention;
+    layer.mlp = mlp;
+    s.layers.assign(num_layers, layer);
+    s.ropes.resize(1);
+    s.ropes[0].inv_freq = {1.0f, 0.1f};
     return s;
 }
 

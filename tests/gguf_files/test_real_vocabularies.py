@@ -25,7 +25,6 @@ from infinilm.vocabulary.pre_tokenizers import PRE_TOKENIZERS
 FOLDER = os.environ.get("INFINILM_VOCABULARIES")
 SEPARATOR = "\n__ggml_vocab_test__\n"
 REFUSED = {
-    "bert-bge": "tokenizers of the kind 'bert'",
     "falcon": r"how texts are split \(tokenizer.ggml.pre\) is 'falcon'",
 }
 

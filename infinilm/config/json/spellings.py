@@ -16,7 +16,7 @@ from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
-__all__ = ["DUAL_CHUNK", "limit_context", "rename", "unify_names", "unify_rope"]
+__all__ = ["DUAL_CHUNK", "limit_context", "plain_floats", "rename", "unify_names", "unify_rope"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
 
@@ -469,3 +469,12 @@ def _limit_positions(values: dict[str, Any], limit: int, needed: str) -> None:
             needed,
         )
     values["max_position_embeddings"] = min(positions, limit)
+
+
+def plain_floats(value: Any) -> Any:
+    """A value of JSON, with the numbers that JSON does not have: transformers writes {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: plain_floats(item) for key, item in value.items()}
+    return [plain_floats(item) for item in value] if isinstance(value, list) else value
