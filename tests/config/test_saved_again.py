@@ -19,7 +19,7 @@ from infinilm.config.spec import decoder_spec
 transformers = pytest.importorskip("transformers")
 
 KNOWN = [name for name in GOLDENS if config_of(name)["model_type"] in transformers.CONFIG_MAPPING]
-OF_EACH_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk")
+OF_EACH_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "moe_topk")
 
 
 def test_most_families_are_known_to_transformers() -> None:
@@ -35,6 +35,8 @@ def longer(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     for key in OF_EACH_LAYER:
         if isinstance(kinds := text.get(key), list) and kinds:
             text[key] = (kinds * num_layers)[: num_layers - 1] + kinds[-1:]
+    if pattern := text.get("hybrid_override_pattern"):
+        text["hybrid_override_pattern"] = (pattern * num_layers)[:num_layers]
     if sizes := text.get("per_layer_config"):
         full = [layer for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"]
         text["per_layer_config"] = dict.fromkeys(map(str, full), next(iter(sizes.values())))

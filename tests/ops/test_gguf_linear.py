@@ -46,6 +46,10 @@ def in_rows(weights: Array, in_features: int) -> Array:
     return weights.reshape(-1, in_features).astype(np.float32)
 
 
+# Codes are stored with an offset, whose part of a sum may be taken off at its end.
+OFFSETS = {"Q4_0": 8, "Q5_0": 16}
+
+
 def terms(type_name: str, data: Array) -> Array:
     """How large what is added up for a weight is: its part with the scale, and its minimum."""
     whole = dequantise(type_name, data)
@@ -54,6 +58,10 @@ def terms(type_name: str, data: Array) -> Array:
         without[:, 2] = 0  # the zero point
         scaled = dequantise(type_name, without)
         return np.abs(scaled) + np.abs(whole - scaled)
+    if offset := OFFSETS.get(type_name):
+        scales = np.abs(data.reshape(-1, SIZES[type_name][1])[:, :2].copy().view(np.float16).astype(np.float64))
+        block, _ = SIZES[type_name]
+        return np.abs(whole) + offset * np.repeat(scales, block).astype(whole.dtype).reshape(whole.shape)
     if len(halves := HALVES.get(type_name, ())) < 2:
         return np.abs(whole)
     without = data.copy()
