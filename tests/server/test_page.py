@@ -476,7 +476,9 @@ def test_wrong_settings_are_not_saved(page: Browser) -> None:
 
 
 def test_models_are_chosen(page: Browser) -> None:
-    names = json.dumps({"data": [{"id": "base", "max_model_len": 100}, {"id": "tuned", "max_model_len": 100}]})
+    """Those that write text: adapters have no task of their own, and an embedder is none of them."""
+    writers = [{"id": "base", "max_model_len": 100, "task": "generate"}, {"id": "tuned", "max_model_len": 100}]
+    names = json.dumps({"data": [*writers, {"id": "vectors", "max_model_len": 100, "task": "embed"}]})
     page.run("window.fetch = (old => (url, options) => String(url) === 'v1/models' ? "
              f"Promise.resolve(new Response({json.dumps(names)})) : old(url, options))(window.fetch)")  # fmt: skip
     fill(page)

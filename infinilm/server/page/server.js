@@ -28,8 +28,11 @@ async function look() {
   if (response.status === 401) return {state: "refused", message: "This server wants an API key."};
   if (response.status === 503) return {state: "waiting", message: await whyNot(response)};
   if (!response.ok) return {state: "waiting", message: await failure(response)};
-  try { return {state: "ready", message: "", models: (await response.json()).data}; }
-  catch { return {state: "waiting", message: "There is no infinilm at this address."}; }
+  try {
+    const {data} = await response.json(), models = data.filter(({task}) => (task ?? "generate") === "generate");
+    if (data.length && !models.length) return {state: "waiting", message: "No model of this server writes text."};
+    return {state: "ready", message: "", models};
+  } catch { return {state: "waiting", message: "There is no infinilm at this address."}; }
 }
 
 /** Look for the models until they are there; `report` hears each change. Called again, it looks at once. */
