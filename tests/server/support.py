@@ -30,7 +30,7 @@ from infinilm.server.service import Service
 from infinilm.server.settings import ServerSettings
 
 KEY = "a key for tests"
-SECONDS = 20  # for anything to happen, on machines with much else to do
+SECONDS = 120  # for anything to happen, on machines with much else to do
 # Each client, be it httpx's, OpenAI's or Anthropic's, would read all certificate authorities of the system anew, which
 # takes longer than most of what tests ask.
 transports.create_ssl_context = cache(httpx.create_ssl_context)
