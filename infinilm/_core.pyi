@@ -294,7 +294,7 @@ class AttentionSpec:
 
     @property
     def out_multiplier(self) -> float:
-        """Of what it adds."""
+        """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
@@ -512,7 +512,7 @@ class MambaSpec:
 
     @property
     def proj_bias(self) -> bool:
-        """Of both linears."""
+        """Whether both linears have one."""
 
     @proj_bias.setter
     def proj_bias(self, arg: bool, /) -> None: ...
@@ -539,7 +539,7 @@ class MambaSpec:
 
     @property
     def gate_multiplier(self) -> float:
-        """Of the part of the first linear that makes the gate."""
+        """Multiplies the gate that the first linear makes."""
 
     @gate_multiplier.setter
     def gate_multiplier(self, arg: float, /) -> None: ...
@@ -570,7 +570,7 @@ class MambaSpec:
 
     @property
     def out_multiplier(self) -> float:
-        """Of what it adds."""
+        """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
@@ -617,14 +617,14 @@ class MlpSpec:
 
     @property
     def in_multiplier(self) -> float:
-        """Of the norm that it reads."""
+        """Multiplies the norm that it reads."""
 
     @in_multiplier.setter
     def in_multiplier(self, arg: float, /) -> None: ...
 
     @property
     def out_multiplier(self) -> float:
-        """Of what it adds."""
+        """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
@@ -820,7 +820,7 @@ class TowerSpec:
 
     @property
     def merger_size(self) -> int:
-        """Of the inner one of the two linears that make a row."""
+        """Outputs of the first of the two linears that make a row."""
 
     @merger_size.setter
     def merger_size(self, arg: int, /) -> None: ...
@@ -1050,7 +1050,7 @@ class MtpSpec:
 
     @property
     def quantization(self) -> str:
-        """Of the head's linears."""
+        """How the linears of the head are kept."""
 
     @quantization.setter
     def quantization(self, arg: str, /) -> None: ...

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from infinilm.calls import streams
-from infinilm.errors import ReceiptError, RequestError
+from infinilm.errors import EngineDeadError, InfinilmError, ReceiptError, RequestError
 from infinilm.progress import progress_bar
 from infinilm.receipts import Receipt, Verdict
 from infinilm.requests.prompts import RequestMaker
@@ -88,8 +88,14 @@ class VerifyMethods:
                 advance(1, "")
 
             source = RequestSource(requests(), None, self._requests.room(is_sized=False))
-            for _ in streams.stream(self, self._thread, source, ends_only=True, take=take):
-                pass
+            try:
+                for _ in streams.stream(self, self._thread, source, ends_only=True, take=take):
+                    pass
+            except (EngineDeadError, ReceiptError):
+                raise
+            except InfinilmError:  # every request failed, as the verdicts say
+                if None in verdicts:
+                    raise
         return cast(list[Verdict], verdicts)
 
     def _compare(self, receipt: Receipt) -> Verdict | None:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence as SequenceOf
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of
 from infinilm.checks import short_repr
 from infinilm.constraint import Constraint
-from infinilm.errors import InfinilmError, ReceiptError, RequestError, TimeLimitError
+from infinilm.errors import InfinilmError, ReceiptError, RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.receipts import Receipt, Verdict
 from infinilm.requests.request import Completion, RequestUpdate
@@ -69,7 +68,7 @@ class ReceiptMaker:
         self._model, self._engine = dict(model), dict(engine)
         self._weights, self._adapters, self._tokenizer = weights, adapters, tokenizer
         self._has_hooks = has_hooks
-        self._of_adapters: dict[Path, str] = {}
+        self._of_adapters: dict[int, str] = {}  # by their ids, which are never used again
         self._lock = threading.Lock()
 
     def check(self, params: SamplingParams) -> None:
@@ -92,20 +91,23 @@ class ReceiptMaker:
         """`Receipt.model` of requests with this adapter. It reads all weights when it is first called."""
         with self._lock:
             of_files = self._of_files
-            adapter = None if lora is None else self._fingerprint(self._adapters.folders[lora])
+            adapter = self._fingerprint(lora)
         return {**self._model, **of_files, "adapter": adapter}
 
-    def _fingerprint(self, folder: Path) -> str:
-        if folder not in self._of_adapters:
-            self._of_adapters[folder] = adapter_fingerprint(folder)
-        return self._of_adapters[folder]
+    def _fingerprint(self, lora: str | None) -> str | None:
+        """The fingerprint of the adapter that has this name now; None: no name."""
+        if (adapter := self._adapters.get(lora)) is None:
+            return None
+        if adapter.id not in self._of_adapters:
+            self._of_adapters[adapter.id] = adapter_fingerprint(adapter.folder)
+        return self._of_adapters[adapter.id]
 
     def adapter_of(self, receipt: Receipt) -> str | None:
         """The name of the adapter of a receipt; None: it has none, or it is not here."""
         with self._lock:
             claimed = receipt.model.get("adapter")
-            names = [name for name, folder in self._adapters.folders.items() if self._fingerprint(folder) == claimed]
-        return names[0] if claimed is not None and names else None
+            names = self._adapters.folders if claimed is not None else ()
+            return next((name for name in names if self._fingerprint(name) == claimed), None)
 
     def receipt(self, completion: Completion, model: Mapping[str, Any]) -> Receipt | None:
         """The receipt of a completion that has ended by itself; None of another. `model`: what `prepare` gave."""
@@ -193,7 +195,7 @@ class Replay(Completion):
 def verdict_of(receipt: Receipt, completion: Completion) -> Verdict:
     """Compare the answer of a receipt with the one that was drawn."""
     if completion.error is not None:
-        known = isinstance(completion.error, (InfinilmError, TimeLimitError))
+        known = isinstance(completion.error, InfinilmError)
         return Verdict("incomparable", f"the request failed: {completion.error if known else repr(completion.error)}")
     drawn, claimed = completion.sequence.output_token_ids, receipt.token_ids
     begin = receipt.num_given

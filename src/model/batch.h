@@ -36,7 +36,7 @@ struct Batch {
     // Embeddings of some tokens, whose ids do not count; both absent: of none. See Given.
     Tensor given;       // [num_given, given_levels * hidden_size] float32
     Tensor given_rows;  // [num_given] int32: which tokens they are of, none twice
-    // Of a tower, whose tokens are patches, see Tower; else absent.
+    // The patches of a tower, which are its tokens, see Tower; else absent.
     Tensor patches;           // [num_tokens, patch_dim] float32
     Tensor position_rows;     // [num_tokens, n] int32: rows of the table of positions that a patch adds
     Tensor position_weights;  // [num_tokens, n] float32: times these

@@ -127,7 +127,7 @@ struct MtpSpec {
     template <class F>
     static void fields(F f) {
         f("layer", &MtpSpec::layer, "It counts as the one behind the last.");
-        f("quantization", &MtpSpec::quantization, "Of the head's linears.");
+        f("quantization", &MtpSpec::quantization, "How the linears of the head are kept.");
         f("lm_head_size", &MtpSpec::lm_head_size,
           "Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: it uses the model's.");
     }

@@ -31,7 +31,7 @@ struct TowerSpec {
         f("patch_bias", &TowerSpec::patch_bias, "");
         f("num_positions", &TowerSpec::num_positions, "Rows of the table of learned positions; 0: there are none.");
         f("merged_patches", &TowerSpec::merged_patches, "Neighbouring patches that become one row of the result.");
-        f("merger_size", &TowerSpec::merger_size, "Of the inner one of the two linears that make a row.");
+        f("merger_size", &TowerSpec::merger_size, "Outputs of the first of the two linears that make a row.");
         f("out_size", &TowerSpec::out_size, "hidden_size of the model of texts.");
         f("activation", &TowerSpec::activation, "Between these linears.");
         f("levels", &TowerSpec::levels, "Layers whose results are merged, too.");

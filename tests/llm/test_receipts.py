@@ -212,6 +212,21 @@ def test_what_cannot_run_here(folder: Path, receipt: Receipt) -> None:
     with open_tiny(folder, max_model_len=len(receipt.prompt_token_ids)) as other:
         (verdict,) = other.verify(receipt)
         assert verdict.status == "incomparable" and "max_model_len" in verdict.reason
+    with LLM(folder, limits=RequestLimits(max_seconds=1e-6), use_tqdm=False) as other:
+        (verdict,) = other.verify(receipt)
+        assert verdict.status == "incomparable" and "the request failed" in verdict.reason
+
+
+def test_an_adapter_that_takes_the_place_of_another(folder: Path, tmp_path: Path) -> None:
+    place = make_adapter(tmp_path / "adapter", folder)
+    with LLM(folder, lora={"one": place}, use_tqdm=False) as llm:
+        (made,) = receipts_of(llm, "the", lora="one")
+        llm.remove_lora("one")
+        config = json.loads((place / "adapter_config.json").read_text())
+        (place / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 2 * config["lora_alpha"]}))
+        llm.add_lora("one", place)
+        (verdict,) = llm.verify(made)
+        assert verdict.status == "incomparable" and "adapter" in verdict.reason
 
 
 # ---- bad input ----

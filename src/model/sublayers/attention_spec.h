@@ -68,7 +68,7 @@ struct AttentionSpec {
         f("output_gate", &AttentionSpec::output_gate, "Its result is multiplied by the sigmoid of a linear.");
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
-        f("out_multiplier", &AttentionSpec::out_multiplier, "Of what it adds.");
+        f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");
         f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
     }
 };

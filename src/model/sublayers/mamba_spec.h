@@ -27,7 +27,7 @@ struct MambaSpec {
     bool conv_bias = false, proj_bias = false;
     GateNorm norm = GateNorm::behind_gate;
     float dt_min = 0, dt_max = std::numeric_limits<float>::max();  // limits of a step
-    // Of what the first linear gives: the gate, x, B, C and dt; and of what the mixer adds.
+    // They multiply what the first linear gives, the gate, x, B, C and dt, and what the mixer adds.
     float gate_multiplier = 1, x_multiplier = 1, b_multiplier = 1, c_multiplier = 1, dt_multiplier = 1;
     float out_multiplier = 1;
 
@@ -53,16 +53,16 @@ struct MambaSpec {
         f("state_dim", &MambaSpec::state_dim, "Elements of a group of B, or of C.");
         f("conv_size", &MambaSpec::conv_size, "Tokens that the convolution sees.");
         f("conv_bias", &MambaSpec::conv_bias, "");
-        f("proj_bias", &MambaSpec::proj_bias, "Of both linears.");
+        f("proj_bias", &MambaSpec::proj_bias, "Whether both linears have one.");
         f("norm", &MambaSpec::norm, "RMSNorm of each group of heads: none, behind_gate or before_gate.");
         f("dt_min", &MambaSpec::dt_min, "The least step.");
         f("dt_max", &MambaSpec::dt_max, "");
-        f("gate_multiplier", &MambaSpec::gate_multiplier, "Of the part of the first linear that makes the gate.");
+        f("gate_multiplier", &MambaSpec::gate_multiplier, "Multiplies the gate that the first linear makes.");
         f("x_multiplier", &MambaSpec::x_multiplier, "");
         f("b_multiplier", &MambaSpec::b_multiplier, "");
         f("c_multiplier", &MambaSpec::c_multiplier, "");
         f("dt_multiplier", &MambaSpec::dt_multiplier, "");
-        f("out_multiplier", &MambaSpec::out_multiplier, "Of what it adds.");
+        f("out_multiplier", &MambaSpec::out_multiplier, "Multiplies what it adds.");
     }
 };
 

@@ -24,8 +24,8 @@ struct MlpSpec {
         f("bias", &MlpSpec::bias, "");
         f("gated", &MlpSpec::gated, "down(activation(gate) * up); else down(activation(up)).");
         f("activation", &MlpSpec::activation, "");
-        f("in_multiplier", &MlpSpec::in_multiplier, "Of the norm that it reads.");
-        f("out_multiplier", &MlpSpec::out_multiplier, "Of what it adds.");
+        f("in_multiplier", &MlpSpec::in_multiplier, "Multiplies the norm that it reads.");
+        f("out_multiplier", &MlpSpec::out_multiplier, "Multiplies what it adds.");
     }
 };
 
