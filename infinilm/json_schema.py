@@ -234,7 +234,7 @@ class _Reader:
                 continue
             self._num_unknown += 1
             if meant := misspelt(key, (*_ENFORCED, *_NEVER_ENFORCED), _ANNOTATIONS):
-                self._refuse(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
+                self._leave_out(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
 
     def _visit_list(self, value: object, path: str, depth: int) -> list[Any]:
         if not isinstance(value, list) or not value:
