@@ -175,7 +175,7 @@ def test_what_is_left_out_is_told(grammars: Grammars, schema: dict[str, Any], pa
     grammars.matcher(relaxed)
     assert J({**schema, "x-guidance": {"lenient": True}}) == relaxed != J({"type": "null"})
     if paths:
-        with pytest.raises(RequestError, match="cannot be enforced|is no keyword; did you mean"):
+        with pytest.raises(RequestError, match=r"cannot be enforced|is no keyword; did you mean"):
             J(schema)
 
 
