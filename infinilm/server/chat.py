@@ -171,6 +171,10 @@ def _read_chat(service: Service, body: Body, unknown: UnknownFields, named: Call
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
     body.refuse("include_reasoning", "the reasoning is always told", True)
+    # SGLang's and llama.cpp's, which may leave an answer undivided.
+    body.refuse("separate_reasoning", "the reasoning is always apart", True)
+    body.refuse("stream_reasoning", "the reasoning comes as it is written", True)
+    body.refuse("parse_tool_calls", "tool_choice: 'none' leaves calls in the text", True)
     prediction = take_prediction(body)
     sampling = take_sampling(body)
     body.finish()

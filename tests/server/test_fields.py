@@ -172,9 +172,9 @@ def test_words_of_others(host: Hosted) -> None:
     chat = {"messages": MESSAGES, "max_tokens": 2}
     harmless = {"num_ctx": 1, "keep_alive": "5m", "usage": {"include": True}, "provider": {}, "cache_prompt": True}
     harmless |= {"include_reasoning": True, "id_slot": 1, "priority": 1, "request_id": "x", "stop": ""}
-    harmless |= {"spaces_between_special_tokens": True}
+    harmless |= {"spaces_between_special_tokens": True, "separate_reasoning": True, "stream_reasoning": True}
     assert post(host, "chat/completions", chat | harmless).status_code == 200
-    for name in ("include_reasoning", "spaces_between_special_tokens"):
+    for name in ("include_reasoning", "separate_reasoning", "spaces_between_special_tokens"):
         assert post(host, "chat/completions", {**chat, name: False}).json()["error"]["param"] == name
 
 
