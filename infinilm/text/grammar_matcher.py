@@ -51,7 +51,7 @@ class GrammarMatcher:
     name : str
         Begins messages.
     budget : MaskBudget, optional
-        That of a sequence that has begun.
+        A sequence that has begun pays from it; else the matcher begins a sequence of its own.
     """
 
     def __init__(self, matcher: LLMatcher, name: str, budget: MaskBudget | None = None) -> None:
