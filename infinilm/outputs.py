@@ -479,6 +479,7 @@ class Delta:
     finish_reason: str | None
     error: BaseException | None
     stop_reason: str | int | None = None  # as in `CompletionOutput`
+    receipt: Receipt | None = None  # of the answer that has ended with it, as in `CompletionOutput`
 
 
 @dataclass(frozen=True, slots=True)

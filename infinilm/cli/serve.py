@@ -23,6 +23,7 @@ from infinilm.cli.arguments import (
 )
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
 from infinilm.cli.output import note
+from infinilm.cli.receipts import add_sign, signing_key
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
 
@@ -162,6 +163,12 @@ def add_serve(parser: Parser) -> None:
         metavar="FOLDER",
         help="let clients load and unload adapters that lie in it, by /v1/load_lora_adapter; default: they cannot",
     )
+    group.add_argument(
+        "--receipts",
+        action="store_true",
+        help="give receipts to requests with return_receipt; reads the files of the weights once more",
+    )
+    add_sign(group)
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
         "--unknown-fields",
@@ -283,6 +290,8 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
         lora_folder=args.lora_folder,
+        receipts=args.receipts,
+        receipt_key=signing_key(args.sign, args.receipts, "--receipts"),
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
