@@ -159,6 +159,26 @@ class StatePool:
         seen = {"state_tokens": ends - starts} if has_drafts else {}
         return {"state_in": state_in, "state_out": state_out, **seen}
 
+    def snapshot_of(self, prefix: int) -> int | None:
+        """The state that is the snapshot of a prefix, if there is one."""
+        return self._snapshots.get(prefix)
+
+    def adopt(self, prefix: int) -> int | None:
+        """A state that is the snapshot of a prefix from now on, to be filled; None: there is one, or none is free."""
+        if prefix in self._snapshots:
+            return None
+        if self._free:
+            state = self._free.pop()
+        else:
+            idle = (one for one in self._snapshots.items() if not (self._current == one[1]).any())
+            if (oldest := next(idle, None)) is None:
+                return None
+            del self._snapshots[oldest[0]]
+            state = oldest[1]
+        self._snapshots[prefix] = state
+        self._is_snapshot[state] = True
+        return state
+
     def forget(self) -> None:
         """Drop all snapshots. Sequences that go on from one still do."""
         states = list(self._snapshots.values())

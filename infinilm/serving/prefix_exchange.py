@@ -1,0 +1,278 @@
+"""`PrefixExchange`: what the engine thread brings to the tiers below the cache, and back from there.
+
+A request with a prompt of at least a segment that the cache does not hold waits while threads of the exchange look for
+its segments and read them. The engine thread puts each into free blocks as it comes, between two steps, and gives the
+request to the scheduler behind the last one. The scheduler then finds the prefix as it finds any other. When a request
+has ended, the segments of its prompt and answer that a tier lacks are copied out of their blocks and written by the
+same threads.
+
+A prompt waits only where reading is faster than computing, as measured so far. Nothing that goes wrong in a tier is an
+error of a request: it computes what it does not find.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infinilm import _core
+from infinilm.errors import InfinilmError
+from infinilm.logs import logger
+from infinilm.lora.adapters import Adapter
+from infinilm.requests.request import EngineRequest
+from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.sequence import Int32Array, Sequence
+from infinilm.tiers import PrefixStore, Segment
+from infinilm.tiers.segment import segment_keys
+
+__all__ = ["PrefixExchange"]
+
+_MAX_ARRIVED = 4  # segments of a request that are read and not yet in the cache
+_MAX_UNWRITTEN = 16  # segments that are copied and not yet written; more are left out
+_NUM_READERS = 4  # so that a short prefix does not wait behind a long one
+_NEW_SHARE = 0.2  # of a measurement in the average of all so far
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The prefix of a request that is looked for in the tiers."""
+
+    request: EngineRequest
+    adapter: Adapter | None
+    tokens: Int32Array  # of the prompt
+    num_known: int  # tokens of it that the cache held
+    arrived: queue.Queue[tuple[int, Segment] | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
+    stopped: threading.Event = field(default_factory=threading.Event)  # the rest is not wanted
+
+
+class PrefixExchange:
+    """Reads and writes segments for one engine thread, which calls all public methods.
+
+    Parameters
+    ----------
+    engine : _core.InferEngine
+    store : PrefixStore
+    identity : callable
+        Gives what keys and values of an adapter (None: of none) are a function of beside the tokens. It may take
+        seconds and is called in threads of the exchange. An InfinilmError or OSError: nothing is kept.
+    has_hooks : callable
+        Returns whether hooks may change what is computed; then nothing is kept or brought back.
+    wake : callable
+        Ends the sleep of the engine thread; called from any thread.
+
+    Attributes
+    ----------
+    num_queried_tokens, num_hit_tokens : int
+        Tokens of prompts looked for in the tiers so far, and how many of them came from there.
+    """
+
+    def __init__(
+        self,
+        engine: _core.InferEngine,
+        store: PrefixStore,
+        identity: Callable[[Adapter | None], str],
+        has_hooks: Callable[[], bool],
+        wake: Callable[[], object],
+    ) -> None:
+        self._engine, self._store, self._wake = engine, store, wake
+        self._make_identity, self._has_hooks = identity, has_hooks
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="infinilm-prefix-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-prefix-writer")
+        self._unwritten = threading.Semaphore(_MAX_UNWRITTEN)
+        self._searches: list[_Search] = []
+        self._ended: deque[tuple[Int32Array, Adapter | None, list[str], int]] = deque()  # what is left to save
+        self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
+        self._identity_lock = threading.Lock()
+        self._is_broken = False
+        self._read_seconds = self._compute_seconds = 0.0  # of a token, on average; 0: not measured
+        self.num_queried_tokens = self.num_hit_tokens = 0
+
+    # ---- before a request begins ----
+
+    def begin(self, scheduler: Scheduler, request: EngineRequest) -> bool:
+        """Whether the tiers are searched for the prefix of a request, which is to begin when `arrivals` gives it."""
+        sequence = request.sequence
+        if not self._is_kept(sequence):
+            return False
+        tokens = np.ascontiguousarray(sequence.prompt_token_ids)
+        num_known = scheduler.num_known(tokens, sequence.adapter_id)
+        missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
+        if missing <= 0 or self._read_seconds > self._compute_seconds > 0:
+            self._read_seconds *= 1 - _NEW_SHARE / 16  # so that a disk that was slow once is tried again
+            return False
+        search = _Search(request, sequence.adapter, tokens, num_known)
+        self._searches.append(search)
+        self.num_queried_tokens += len(tokens) - num_known
+        self._readers.submit(self._search, search, scheduler.segment_tokens)
+        return True
+
+    def arrivals(self, scheduler: Scheduler) -> Iterator[EngineRequest]:
+        """Put what was read into the cache, and give the requests whose search has ended."""
+        for search in list(self._searches):
+            if self._take(scheduler, search):
+                self._searches.remove(search)
+                yield search.request
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether requests wait for what is read."""
+        return bool(self._searches)
+
+    def _take(self, scheduler: Scheduler, search: _Search) -> bool:
+        """Take what has arrived; whether that was all."""
+        if search.request.finish_reason is not None:  # cancelled
+            search.stopped.set()
+        while True:
+            try:
+                item = search.arrived.get_nowait()
+            except queue.Empty:
+                return False
+            if item is None:
+                return True
+            if search.stopped.is_set():
+                continue
+            end, segment = item
+            try:
+                if self._adopt(scheduler, search, end, segment):
+                    self.num_hit_tokens += scheduler.segment_tokens
+                    continue
+            except InfinilmError as error:  # such as bytes of another shape
+                logger.warning("a kept prefix does not fit the cache, and is computed: %s", error)
+                scheduler.reset_prefix_cache()
+            search.stopped.set()
+
+    def _adopt(self, scheduler: Scheduler, search: _Search, end: int, segment: Segment) -> bool:
+        def write_blocks(group: int, blocks: Int32Array) -> None:
+            if len(blocks):
+                data = [_core.from_dlpack(rows) for rows in segment.rows[group]]
+                self._engine.write_blocks(group, blocks.tolist(), data)
+
+        def write_state(state: int) -> None:
+            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in segment.state])
+
+        adapter_id = -1 if search.adapter is None else search.adapter.id
+        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, write_state, adapter_id)
+
+    # ---- after it has ended ----
+
+    def end(self, sequence: Sequence, adapter: Adapter | None) -> None:
+        """Keep the prefix of a sequence that has left the scheduler; `save` does so."""
+        if self._is_kept(sequence):
+            tokens = np.concatenate([sequence.prompt_token_ids, np.array(sequence.output_token_ids, np.int32)])
+            self._ended.append((tokens, adapter, [], 0))
+
+    def save(self, scheduler: Scheduler) -> None:
+        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false."""
+        while self._ended:
+            tokens, adapter, keys, done = self._ended.popleft()
+            size = scheduler.segment_tokens
+            adapter_id = -1 if adapter is None else adapter.id
+            if not keys:
+                identity = self._identities.get(adapter_id)
+                if identity is None:  # to be known for the next one
+                    self._writer.submit(self._identity, adapter)
+                    continue
+                keys = segment_keys(identity, tokens, size)
+            while done < len(keys) and not self._store.lacks(keys[done]):
+                done += 1
+            if done >= len(keys):
+                continue
+            found = scheduler.find_segment(tokens, (done + 1) * size, adapter_id)
+            if found is None:  # nor are those behind it
+                continue
+            if not self._unwritten.acquire(blocking=False):
+                return
+            rows = tuple(
+                tuple(part.numpy() for part in self._engine.read_blocks(group, blocks))
+                for group, blocks in enumerate(found.blocks)
+            )
+            state = () if found.state is None else tuple(p.numpy() for p in self._engine.read_state(found.state))
+            self._writer.submit(self._write, keys[done], Segment(found.present, rows, state))
+            self._ended.appendleft((tokens, adapter, keys, done + 1))
+            return
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether `save` has something to do."""
+        return bool(self._ended)
+
+    def _write(self, key: str, segment: Segment) -> None:
+        try:
+            self._store.write(key, segment)
+        except Exception:  # a bug of a tier must not keep the others waiting
+            logger.exception("a prefix could not be kept")
+        finally:
+            self._unwritten.release()
+
+    # ---- both ----
+
+    def observe(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a step how long a token of a prompt takes."""
+        if num_prompt_tokens > num_tokens:
+            self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
+
+    def close(self) -> None:
+        """End the threads when they have done what they do now. What is not written yet is left out."""
+        for search in self._searches:
+            search.stopped.set()
+            _drain(search.arrived)
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)
+
+    def _is_kept(self, sequence: Sequence) -> bool:
+        """Whether tokens say all that its keys and values are a function of."""
+        plain = sequence.given is None and sequence.token_types is None
+        return plain and not sequence.collect_logits and not self._is_broken and not self._has_hooks()
+
+    def _identity(self, adapter: Adapter | None) -> str | None:
+        """Of an adapter; None: what it follows from cannot be read, and nothing is kept."""
+        adapter_id = -1 if adapter is None else adapter.id
+        with self._identity_lock:
+            if adapter_id not in self._identities and not self._is_broken:
+                try:
+                    self._identities[adapter_id] = self._make_identity(adapter)
+                except (InfinilmError, OSError) as error:
+                    self._is_broken = True
+                    logger.warning("no prefix is kept outside of the cache: %s", error)
+            return self._identities.get(adapter_id)
+
+    def _search(self, search: _Search, segment_tokens: int) -> None:
+        """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own."""
+        try:
+            identity = self._identity(search.adapter)
+            tokens = search.tokens[: (len(search.tokens) - 1) // segment_tokens * segment_tokens]
+            keys = [] if identity is None else segment_keys(identity, tokens, segment_tokens)
+            for number in range(search.num_known // segment_tokens, len(keys)):
+                begun = time.perf_counter()
+                if search.stopped.is_set() or (segment := self._store.read(keys[number])) is None:
+                    break
+                self._read_seconds = _averaged(self._read_seconds, (time.perf_counter() - begun) / segment_tokens)
+                self._arrive(search, ((number + 1) * segment_tokens, segment))
+        except Exception:  # a bug of a tier must not keep the request waiting
+            logger.exception("a kept prefix could not be read")
+        finally:
+            self._arrive(search, None)
+
+    def _arrive(self, search: _Search, item: tuple[int, Segment] | None) -> None:
+        search.arrived.put(item)
+        self._wake()
+
+
+def _averaged(before: float, measured: float) -> float:
+    return measured if before == 0 else before + _NEW_SHARE * (measured - before)
+
+
+def _drain(items: queue.Queue[tuple[int, Segment] | None]) -> None:
+    """Make room for whoever puts something in."""
+    while True:
+        try:
+            items.get_nowait()
+        except queue.Empty:
+            return
