@@ -328,9 +328,9 @@ class BlockManager:
             return ids
         finally:
             for group, blocks in zip(self.groups, taken, strict=False):
-                group.give_back(blocks[::-1])
+                group.give_back(blocks[::-1].astype(np.int32))
             for group, blocks in zip(self.groups, held, strict=True):
-                group.give_back(blocks[::-1])
+                group.give_back(blocks[::-1].astype(np.int32))
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix. Running sequences keep their blocks, and their later blocks are not shared."""

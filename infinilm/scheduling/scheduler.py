@@ -50,8 +50,8 @@ __all__ = ["MAX_COLLECTED_ROWS", "SEGMENT_BLOCKS", "FoundSegment", "Scheduler"]
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
 
-# Of a segment of a prefix that is kept elsewhere, where states do not say: some megabytes, so that a disk reads and
-# writes at its full rate.
+# Of a segment of a prefix that is kept elsewhere, at least: some megabytes, so that a disk reads and writes at its full
+# rate.
 SEGMENT_BLOCKS = 16
 
 
@@ -325,8 +325,14 @@ class Scheduler:
 
     @property
     def segment_tokens(self) -> int:
-        """Tokens of a segment of a prefix, which is kept and brought back as one; states are kept behind each."""
-        return self._states.interval or SEGMENT_BLOCKS * self.blocks.block_size
+        """Tokens of a segment of a prefix, which is kept and brought back as one, with the state behind it."""
+        least, interval = SEGMENT_BLOCKS * self.blocks.block_size, self._states.interval
+        return -(-least // interval) * interval if interval else least
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model keeps a state of each sequence, without which no sequence begins behind a prefix."""
+        return self._states.num_states > 0
 
     def num_known(self, tokens: Int32Array, adapter_id: int = -1) -> int:
         """Tokens of a prompt behind which a sequence could begin now."""
@@ -338,7 +344,7 @@ class Scheduler:
         size = self.blocks.block_size
         chain = self.blocks.find_prefix(tokens[: end + 1], adapter_id)
         state = self._states.snapshot_of(chain[-1]) if chain and self._states.num_states else None
-        if len(chain) * size < end or (self._states.num_states and state is None):
+        if len(chain) * size < end:
             return None
         own = chain[(end - self.segment_tokens) // size :]
         present = tuple(
@@ -355,12 +361,13 @@ class Scheduler:
         end: int,
         present: SequenceOf[SequenceOf[int]],
         write_blocks: Callable[[int, Int32Array], object],
-        write_state: Callable[[int], object],
+        write_state: Callable[[int], object] | None,
         adapter_id: int = -1,
     ) -> bool:
         """Make the segment of a prefix known that ends behind `end` tokens; whether there was room for it.
 
-        `tokens`: [end + 1 or more]; `present`, `write_blocks`: see `BlockManager.adopt`; `write_state` fills a state.
+        `tokens`: [end + 1 or more]; `present`, `write_blocks`: see `BlockManager.adopt`; `write_state` fills the state
+        behind the segment; None: it was not kept, and no sequence begins there.
         """
         size, begin = self.blocks.block_size, end - self.segment_tokens
         chain = self.blocks.find_prefix(tokens[: begin + 1], adapter_id)
@@ -369,7 +376,7 @@ class Scheduler:
         ids = self.blocks.adopt(chain, tokens[begin:end], present, write_blocks, adapter_id)
         if ids is None:
             return False
-        if self._states.num_states and (state := self._states.adopt(ids[-1])) is not None:
+        if write_state is not None and (state := self._states.adopt(ids[-1])) is not None:
             write_state(state)
         return True
 

@@ -33,6 +33,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -272,7 +273,14 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """Counts and rates at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler.stats, self._queue.num_open)
+        metrics = self._counters.metrics(self.scheduler.stats, self._queue.num_open)
+        if (exchange := self._exchange) is None:
+            return metrics
+        return replace(
+            metrics,
+            num_external_queried_tokens=exchange.num_queried_tokens,
+            num_external_hit_tokens=exchange.num_hit_tokens,
+        )
 
     # ---- the thread ----
 
@@ -306,7 +314,7 @@ class EngineThread:
 
     def _close_engine(self) -> None:
         if self._exchange is not None:
-            self._exchange.close()
+            self._exchange.close(self.scheduler)
         self._engine.close()
 
     def _wait(self) -> bool:

@@ -12,6 +12,7 @@ error of a request: it computes what it does not find.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,17 +29,26 @@ from infinilm.errors import InfinilmError
 from infinilm.logs import logger
 from infinilm.lora.adapters import Adapter
 from infinilm.requests.request import EngineRequest
-from infinilm.scheduling.scheduler import Scheduler
+from infinilm.scheduling.scheduler import FoundSegment, Scheduler
 from infinilm.scheduling.sequence import Int32Array, Sequence
 from infinilm.tiers import PrefixStore, Segment
-from infinilm.tiers.segment import segment_keys
+from infinilm.tiers.segment import segment_keys, state_key
 
 __all__ = ["PrefixExchange"]
 
 _MAX_ARRIVED = 4  # segments of a request that are read and not yet in the cache
 _MAX_UNWRITTEN = 16  # segments that are copied and not yet written; more are left out
 _NUM_READERS = 4  # so that a short prefix does not wait behind a long one
+_CLOSING_SECONDS = 5.0  # for what is not written yet at the end
 _NEW_SHARE = 0.2  # of a measurement in the average of all so far
+
+
+class _Arrival(NamedTuple):
+    """A segment that was read."""
+
+    end: int  # the tokens of the prompt up to its end
+    segment: Segment
+    state: Segment | None  # that of the sequence behind it
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +59,24 @@ class _Search:
     adapter: Adapter | None
     tokens: Int32Array  # of the prompt
     num_known: int  # tokens of it that the cache held
-    arrived: queue.Queue[tuple[int, Segment] | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
+    arrived: queue.Queue[_Arrival | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
     stopped: threading.Event = field(default_factory=threading.Event)  # the rest is not wanted
+
+
+@dataclass(slots=True, eq=False)
+class _Ended:
+    """A sequence that has ended, whose prefix is to be kept."""
+
+    tokens: Int32Array  # prompt and output
+    adapter: Adapter | None
+    keys: list[str] | None = None  # of its segments
+    num_saved: int = 0  # segments that need nothing more
+    num_unsaved_states: int = 0  # segments, from the first, whose states may need it
+
+    @property
+    def adapter_id(self) -> int:
+        """Of its adapter; -1: none."""
+        return -1 if self.adapter is None else self.adapter.id
 
 
 class PrefixExchange:
@@ -87,7 +114,7 @@ class PrefixExchange:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-prefix-writer")
         self._unwritten = threading.Semaphore(_MAX_UNWRITTEN)
         self._searches: list[_Search] = []
-        self._ended: deque[tuple[Int32Array, Adapter | None, list[str], int]] = deque()  # what is left to save
+        self._ended: deque[_Ended] = deque()
         self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
         self._identity_lock = threading.Lock()
         self._is_broken = False
@@ -110,7 +137,7 @@ class PrefixExchange:
         search = _Search(request, sequence.adapter, tokens, num_known)
         self._searches.append(search)
         self.num_queried_tokens += len(tokens) - num_known
-        self._readers.submit(self._search, search, scheduler.segment_tokens)
+        self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
         return True
 
     def arrivals(self, scheduler: Scheduler) -> Iterator[EngineRequest]:
@@ -138,9 +165,8 @@ class PrefixExchange:
                 return True
             if search.stopped.is_set():
                 continue
-            end, segment = item
             try:
-                if self._adopt(scheduler, search, end, segment):
+                if self._adopt(scheduler, search, item):
                     self.num_hit_tokens += scheduler.segment_tokens
                     continue
             except InfinilmError as error:  # such as bytes of another shape
@@ -148,17 +174,21 @@ class PrefixExchange:
                 scheduler.reset_prefix_cache()
             search.stopped.set()
 
-    def _adopt(self, scheduler: Scheduler, search: _Search, end: int, segment: Segment) -> bool:
+    def _adopt(self, scheduler: Scheduler, search: _Search, arrival: _Arrival) -> bool:
+        end, segment, behind = arrival
+        adapter_id = -1 if search.adapter is None else search.adapter.id
+
         def write_blocks(group: int, blocks: Int32Array) -> None:
             if len(blocks):
                 data = [_core.from_dlpack(rows) for rows in segment.rows[group]]
                 self._engine.write_blocks(group, blocks.tolist(), data)
 
         def write_state(state: int) -> None:
-            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in segment.state])
+            assert behind is not None
+            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in behind.state])
 
-        adapter_id = -1 if search.adapter is None else search.adapter.id
-        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, write_state, adapter_id)
+        with_state = None if behind is None else write_state
+        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, with_state, adapter_id)
 
     # ---- after it has ended ----
 
@@ -166,37 +196,62 @@ class PrefixExchange:
         """Keep the prefix of a sequence that has left the scheduler; `save` does so."""
         if self._is_kept(sequence):
             tokens = np.concatenate([sequence.prompt_token_ids, np.array(sequence.output_token_ids, np.int32)])
-            self._ended.append((tokens, adapter, [], 0))
+            self._ended.append(_Ended(tokens, adapter))
 
-    def save(self, scheduler: Scheduler) -> None:
-        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false."""
+    def save(self, scheduler: Scheduler, patience: float = 0.0) -> None:
+        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false.
+
+        `patience`: seconds that it may wait for those that are not written yet.
+        """
         while self._ended:
-            tokens, adapter, keys, done = self._ended.popleft()
-            size = scheduler.segment_tokens
-            adapter_id = -1 if adapter is None else adapter.id
-            if not keys:
-                identity = self._identities.get(adapter_id)
-                if identity is None:  # to be known for the next one
-                    self._writer.submit(self._identity, adapter)
-                    continue
-                keys = segment_keys(identity, tokens, size)
-            while done < len(keys) and not self._store.lacks(keys[done]):
-                done += 1
-            if done >= len(keys):
-                continue
-            found = scheduler.find_segment(tokens, (done + 1) * size, adapter_id)
-            if found is None:  # nor are those behind it
-                continue
-            if not self._unwritten.acquire(blocking=False):
+            found = self._next_unsaved(scheduler, self._ended[0])
+            if found is None:
+                self._ended.popleft()
+            elif not self._unwritten.acquire(timeout=patience):
+                self._ended.popleft()  # the tiers are too slow for it
                 return
-            rows = tuple(
-                tuple(part.numpy() for part in self._engine.read_blocks(group, blocks))
-                for group, blocks in enumerate(found.blocks)
-            )
-            state = () if found.state is None else tuple(p.numpy() for p in self._engine.read_state(found.state))
-            self._writer.submit(self._write, keys[done], Segment(found.present, rows, state))
-            self._ended.appendleft((tokens, adapter, keys, done + 1))
+            else:
+                key, place, is_state = found
+                self._writer.submit(self._write, key, self._copied_state(place) if is_state else self._copied(place))
+                return
+
+    def _copied(self, place: FoundSegment) -> Segment:
+        groups = [self._engine.read_blocks(group, blocks) for group, blocks in enumerate(place.blocks)]
+        return Segment(place.present, tuple(tuple(part.numpy() for part in ranks) for ranks in groups))
+
+    def _copied_state(self, place: FoundSegment) -> Segment:
+        assert place.state is not None
+        return Segment((), (), tuple(part.numpy() for part in self._engine.read_state(place.state)))
+
+    def _begin_saving(self, scheduler: Scheduler, ended: _Ended) -> None:
+        """Find the keys of a sequence."""
+        identity = self._identities.get(ended.adapter_id)
+        if identity is None:  # it will be known for the next one
+            self._writer.submit(self._identity, ended.adapter)
             return
+        ended.keys = segment_keys(identity, ended.tokens, scheduler.segment_tokens)
+        ended.num_unsaved_states = len(ended.keys) if scheduler.has_states else 0
+
+    def _next_unsaved(self, scheduler: Scheduler, ended: _Ended) -> tuple[str, FoundSegment, bool] | None:
+        """The next state or segment of a sequence that a tier lacks, its key, and whether it is a state.
+
+        States come first, the last one before the others: they are soon overwritten.
+        """
+        if ended.keys is None:
+            self._begin_saving(scheduler, ended)
+        keys, size = ended.keys or [], scheduler.segment_tokens
+        while ended.num_unsaved_states:
+            number = ended.num_unsaved_states = ended.num_unsaved_states - 1
+            if self._store.lacks(key := state_key(keys[number])):
+                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                if found is not None and found.state is not None:
+                    return key, found, True
+        while ended.num_saved < len(keys):
+            number, ended.num_saved = ended.num_saved, ended.num_saved + 1
+            if self._store.lacks(keys[number]):
+                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                return None if found is None else (keys[number], found, False)  # nor are those behind it
+        return None
 
     @property
     def has_unsaved(self) -> bool:
@@ -218,8 +273,12 @@ class PrefixExchange:
         if num_prompt_tokens > num_tokens:
             self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
 
-    def close(self) -> None:
-        """End the threads when they have done what they do now. What is not written yet is left out."""
+    def close(self, scheduler: Scheduler) -> None:
+        """Save what is left to save, for some seconds, and end the threads."""
+        end = time.perf_counter() + _CLOSING_SECONDS
+        with contextlib.suppress(InfinilmError):  # the engine has died
+            while self._ended and time.perf_counter() < end:
+                self.save(scheduler, end - time.perf_counter())
         for search in self._searches:
             search.stopped.set()
             _drain(search.arrived)
@@ -243,24 +302,30 @@ class PrefixExchange:
                     logger.warning("no prefix is kept outside of the cache: %s", error)
             return self._identities.get(adapter_id)
 
-    def _search(self, search: _Search, segment_tokens: int) -> None:
-        """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own."""
+    def _search(self, search: _Search, segment_tokens: int, has_states: bool) -> None:
+        """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own.
+
+        With states, a sequence can begin behind those alone whose state was kept.
+        """
         try:
             identity = self._identity(search.adapter)
             tokens = search.tokens[: (len(search.tokens) - 1) // segment_tokens * segment_tokens]
             keys = [] if identity is None else segment_keys(identity, tokens, segment_tokens)
+            while has_states and keys and not self._store.has(state_key(keys[-1])):
+                keys.pop()
             for number in range(search.num_known // segment_tokens, len(keys)):
                 begun = time.perf_counter()
                 if search.stopped.is_set() or (segment := self._store.read(keys[number])) is None:
                     break
+                state = self._store.read(state_key(keys[-1])) if has_states and number == len(keys) - 1 else None
                 self._read_seconds = _averaged(self._read_seconds, (time.perf_counter() - begun) / segment_tokens)
-                self._arrive(search, ((number + 1) * segment_tokens, segment))
+                self._arrive(search, _Arrival((number + 1) * segment_tokens, segment, state))
         except Exception:  # a bug of a tier must not keep the request waiting
             logger.exception("a kept prefix could not be read")
         finally:
             self._arrive(search, None)
 
-    def _arrive(self, search: _Search, item: tuple[int, Segment] | None) -> None:
+    def _arrive(self, search: _Search, item: _Arrival | None) -> None:
         search.arrived.put(item)
         self._wake()
 
@@ -269,7 +334,7 @@ def _averaged(before: float, measured: float) -> float:
     return measured if before == 0 else before + _NEW_SHARE * (measured - before)
 
 
-def _drain(items: queue.Queue[tuple[int, Segment] | None]) -> None:
+def _drain(items: queue.Queue[_Arrival | None]) -> None:
     """Make room for whoever puts something in."""
     while True:
         try:

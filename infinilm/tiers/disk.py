@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class DiskTier:
                 size = os.fstat(file.fileno()).st_size
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or size > self._max_bytes:
                     raise CacheFileError(f"it has {size} bytes")
-                data = np.empty(size, np.uint8)
+                data: Any = np.empty(size, np.uint8)
                 view, place = memoryview(data), 0
                 while place < size and (count := file.readinto(view[place:])):
                     place += count

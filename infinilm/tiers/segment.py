@@ -15,13 +15,14 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from infinilm.errors import CacheFileError
 
-__all__ = ["Segment", "segment_keys"]
+__all__ = ["Segment", "segment_keys", "state_key"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -50,9 +51,14 @@ def segment_keys(identity: str, tokens: npt.NDArray[np.int32], segment_tokens: i
     return keys
 
 
+def state_key(key: str) -> str:
+    """The key of the state behind a segment, which is kept apart: no more than the last one of a prefix is read."""
+    return hashlib.sha256(f"state {key}".encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The blocks of some tokens of a prefix, and the state behind them.
+    """The blocks of some tokens of a prefix, or the state of a sequence behind them.
 
     Attributes
     ----------
@@ -61,7 +67,7 @@ class Segment:
     rows : tuple of tuple of uint8 array
         Of each group and each rank [len(blocks of the group), bytes_per_block].
     state : tuple of uint8 array
-        Of each rank [1, bytes_per_state], in models that keep a state of each sequence; else empty.
+        Of each rank [1, bytes_per_state]; empty where it is not a state.
     """
 
     blocks: tuple[tuple[int, ...], ...]
@@ -90,7 +96,8 @@ class Segment:
             separators=(",", ":"),
         ).encode()
         digest = hashlib.sha256()
-        for piece in (_MAGIC, struct.pack("<I", len(header)), header, *map(_memory, self._arrays())):
+        pieces: list[bytes | memoryview] = [_MAGIC, struct.pack("<I", len(header)), header]
+        for piece in pieces + [_memory(array) for array in self._arrays()]:
             digest.update(piece)
             yield piece
         yield digest.digest()
@@ -142,6 +149,6 @@ class _Arrays:
         return taken
 
 
-def _memory(array: Bytes) -> memoryview:
+def _memory(array: Any) -> memoryview:
     """The bytes of an array, without a copy."""
     return memoryview(array.reshape(-1)) if array.size else memoryview(b"")
