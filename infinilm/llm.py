@@ -72,7 +72,7 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
-from infinilm.tiers import PrefixStore, open_tiers
+from infinilm.tiers import DiskTier, PrefixStore, Tier, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
@@ -353,6 +353,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        weights = partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -367,7 +368,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": tensor_parallel_size,
             },
-            weights=partial(_weights_of, files, plan.merge, f"dummy {seed or 0}"),
+            weights=weights,
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use,
@@ -392,11 +393,12 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         queue = RequestQueue(max_open, limits.max_seconds)
         exchange = None
         if tiers:
+            noted = partial(_noted_weights, tiers, files, plan.merge, weights)
             layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
             exchange = PrefixExchange(
                 self._engine,
                 PrefixStore(tiers),
-                partial(self._receipts.identity, layout=layout),
+                lambda adapter: self._receipts.identity(adapter, noted(), layout),
                 lambda: engine_hooks.in_use,
                 queue.wake,
             )
@@ -797,3 +799,14 @@ def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str
     weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
     merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights
+
+
+def _noted_weights(
+    tiers: Sequence[Tier], files: Mapping[Path, FileState], merge: Merge | None, weights: Callable[[], str]
+) -> str:
+    """What `weights` gives, which a tier on disk remembers for later processes while the files are what they were."""
+    disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+    if disk is None or merge is not None or not files:
+        return weights()
+    state = sorted((str(path.resolve()), *map(str, state)) for path, state in files.items())
+    return disk.noted(f"weights in {state}", weights)

@@ -14,6 +14,7 @@ from infinilm.cli.arguments import (
     add_model_settings,
     add_quiet,
     add_speculation,
+    add_tiers,
     flag,
     make_llm,
     model_settings,
@@ -75,6 +76,7 @@ def add_serve(parser: Parser) -> None:
     add_model_settings(parser, positional=True, several=True)
     add_lora(parser, "served as a model of this name; may be repeated")
     add_control_vector(parser)
+    add_tiers(parser)
     add_speculation(parser)
     add_quiet(parser)
     texts = parser.add_argument_group("what the model reads")
@@ -353,7 +355,16 @@ def _one_more(args: argparse.Namespace, name: str, model: str, options: Mapping[
     """Another model, which shares the devices and the limits of the command, and has all else of its own."""
     texts = {key: options[key] for key in ("chat_template", "tokenizer") if key in options}
     settings = {"device": args.device} | {key: value for key, value in options.items() if key not in texts}
-    others = argparse.Namespace(**{**vars(args), "model": model, "control_vector": None, "speculation": "auto"})
+    others = argparse.Namespace(
+        **{
+            **vars(args),
+            "model": model,
+            "control_vector": None,
+            "speculation": "auto",
+            "host_cache": None,
+            "disk_cache": None,
+        }
+    )
     return _source(others, (name,), model, settings, texts)
 
 

@@ -92,15 +92,14 @@ class ReceiptMaker:
         """`Receipt.model` of requests with this adapter. It reads all weights when it is first called."""
         return self._prepare(self._adapters.get(lora))
 
-    def identity(self, adapter: Adapter | None, layout: str) -> str:
-        """What keys and values are a function of beside the tokens, as one text: the model, its kernels, and `layout`.
+    def identity(self, adapter: Adapter | None, weights: str, layout: str) -> str:
+        """What keys and values are a function of beside the tokens, as one text.
 
-        It reads all weights when it is first called.
+        `weights`: their fingerprint; `layout`: what else decides how they lie in the cache.
         """
-        model = {
-            key: value for key, value in self._prepare(adapter).items() if key in ("weights", "computation", "adapter")
-        }
-        return fingerprint_of([json.dumps([model, self._engine, layout], sort_keys=True)])
+        with self._lock:
+            own = [self._model["computation"], weights, self._fingerprint(adapter), self._engine, layout]
+        return fingerprint_of([json.dumps(own, sort_keys=True)])
 
     def _prepare(self, adapter: Adapter | None) -> dict[str, Any]:
         with self._lock:

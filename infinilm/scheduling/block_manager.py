@@ -298,7 +298,7 @@ class BlockManager:
         tokens
             [num_new_blocks * block_size]: those of the blocks.
         present
-            Of each group, which of the new blocks there are, from 0; the first group has all.
+            Which of the new blocks there are of each group, from 0; the first group has all.
         write
             Called with the number of a group and [len(present[group])] blocks, which it fills.
         adapter_id

@@ -50,8 +50,8 @@ __all__ = ["MAX_COLLECTED_ROWS", "SEGMENT_BLOCKS", "FoundSegment", "Scheduler"]
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
 
-# Of a segment of a prefix that is kept elsewhere, at least: some megabytes, so that a disk reads and writes at its full
-# rate.
+# A segment of a prefix that is kept elsewhere has so many at least: some megabytes, so that a disk reads and writes at
+# its full rate.
 SEGMENT_BLOCKS = 16
 
 

@@ -75,7 +75,7 @@ class _Ended:
 
     @property
     def adapter_id(self) -> int:
-        """Of its adapter; -1: none."""
+        """The id of its adapter; -1: none."""
         return -1 if self.adapter is None else self.adapter.id
 
 
@@ -291,7 +291,7 @@ class PrefixExchange:
         return plain and not sequence.collect_logits and not self._is_broken and not self._has_hooks()
 
     def _identity(self, adapter: Adapter | None) -> str | None:
-        """Of an adapter; None: what it follows from cannot be read, and nothing is kept."""
+        """The identity of an adapter; None: what it follows from cannot be read, and nothing is kept."""
         adapter_id = -1 if adapter is None else adapter.id
         with self._identity_lock:
             if adapter_id not in self._identities and not self._is_broken:

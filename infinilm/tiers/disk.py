@@ -8,12 +8,14 @@ order, by whichever process finds the folder too large.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ __all__ = ["DiskTier", "StoredFile"]
 
 _SUFFIX = ".prefix"
 _UNFINISHED = ".part"
+_NOTE = ".note"
 _UNFINISHED_SECONDS = 600.0  # after which the writer of an unfinished file is taken to be gone
 _LOOKS_PER_SIZE = 32  # the folder is counted anew when this share of its limit was written since
 
@@ -112,16 +115,9 @@ class DiskTier:
         path = self._path(key)
         if segment.num_bytes > self._max_bytes or path.exists():
             return
-        part = path.with_name(f"{key}-{secrets.token_hex(8)}{_UNFINISHED}")
         try:
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            try:
-                with open(part, "xb", opener=_for_this_user) as file:
-                    for piece in segment.pieces(key):
-                        file.write(piece)
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
+            self._put(path, segment.pieces(key))
         except OSError as error:
             self._tell("write", error)
             self.prune()
@@ -132,12 +128,35 @@ class DiskTier:
         if is_due:
             self.prune()
 
+    def noted(self, question: str, answer: Callable[[], str]) -> str:
+        """The answer to a question, such as for the digest of a large file, which one process finds for all."""
+        path = self.folder / f"{hashlib.sha256(question.encode()).hexdigest()}{_NOTE}"
+        with contextlib.suppress(OSError, ValueError):
+            noted = json.loads(path.read_bytes())
+            if noted["question"] == question:
+                return str(noted["answer"])
+        given = answer()
+        with contextlib.suppress(OSError):
+            self._put(path, [json.dumps({"question": question, "answer": given}).encode()])
+        return given
+
+    def _put(self, path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file whole or not at all. OSError: it cannot be."""
+        part = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{_UNFINISHED}")
+        try:
+            with open(part, "xb", opener=_for_this_user) as file:
+                for piece in pieces:
+                    file.write(piece)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
     def files(self) -> list[StoredFile]:
         """All files of segments, the least recently used first."""
         return sorted(self._find(_SUFFIX), key=lambda file: file.last_used)
 
     def _find(self, suffix: str) -> Iterator[StoredFile]:
-        for path in self.folder.glob(f"??/*{suffix}"):
+        for path in (*self.folder.glob(f"??/*{suffix}"), *self.folder.glob(f"*{suffix}")):
             with contextlib.suppress(OSError):  # removed meanwhile
                 found = path.stat(follow_symlinks=False)
                 yield StoredFile(path, found.st_size, found.st_mtime)

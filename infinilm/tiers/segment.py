@@ -63,11 +63,11 @@ class Segment:
     Attributes
     ----------
     blocks : tuple of tuple of int
-        Of each group of layers, which blocks of the segment are here, from 0: those with a window may lack some.
+        Which blocks of the segment are here of each group of layers, from 0: those with a window may lack some.
     rows : tuple of tuple of uint8 array
-        Of each group and each rank [len(blocks of the group), bytes_per_block].
+        One array for each group and each rank, [len(blocks of the group), bytes_per_block].
     state : tuple of uint8 array
-        Of each rank [1, bytes_per_state]; empty where it is not a state.
+        One array for each rank, [1, bytes_per_state]; empty where it is not a state.
     """
 
     blocks: tuple[tuple[int, ...], ...]

@@ -181,6 +181,10 @@ def test_only_the_same_model_finds_them(model: Path, tmp_path: Path) -> None:
         assert cached(llm, asked) == 0
     with open_llm(model, disk_cache=folder, num_threads=1, max_num_batched_tokens=7) as llm:
         assert cached(llm, asked) >= 64
+    os.utime(model / "model.safetensors", (1, 1))  # the note of its fingerprint does not hold any more
+    with open_llm(model, disk_cache=folder) as llm:
+        assert cached(llm, asked) >= 64
+    assert len(list(folder.glob("*.note"))) == 3
 
 
 def test_adapters_have_their_own(model: Path, tmp_path: Path) -> None:
@@ -217,8 +221,8 @@ import numpy as np
 from infinilm.tiers import DiskTier, Segment
 tier = DiskTier(sys.argv[1], 1 << 40)
 print("ready", flush=True)
-for i in range(10**9):
-    rows = np.full((4, 20_000), i % 251, np.uint8)
+for i in range(int(sys.argv[2]), int(sys.argv[2]) + 100):
+    rows = np.full((4, 500_000), i % 251, np.uint8)
     tier.write(f"{i:064x}", Segment(((0, 1, 2, 3),), ((rows,),)))
 """
 
@@ -226,12 +230,13 @@ for i in range(10**9):
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
     """Whatever kill -9 interrupts, a name has a whole file or none, and what is unfinished goes in time."""
     tier = DiskTier(tmp_path, 1 << 40)
-    for _ in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    for begin in (0, 100):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(begin)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"ready\n"
         before = len(tier.files())
-        while len(tier.files()) < before + 5:
+        while len(tier.files()) < before + 3:
             time.sleep(0.01)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
