@@ -335,7 +335,7 @@ def _averaged(before: float, measured: float) -> float:
 
 
 def _drain(items: queue.Queue[_Arrival | None]) -> None:
-    """Make room for whoever puts something in."""
+    """Take everything out, so that nothing waits to put something in."""
     while True:
         try:
             items.get_nowait()
