@@ -1477,6 +1477,24 @@ class InferEngine:
         Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs.
         """
 
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> list[Tensor]:
+        """
+        Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here [num_blocks, bytes_per_block] uint8. RequestError: there is no such block.
+        """
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Sequence[Tensor]) -> None:
+        """
+        Fills blocks with what read_blocks gave of a cache of the same shape. RequestError: it does not fit.
+        """
+
+    def read_state(self, state: int) -> list[Tensor]:
+        """
+        A state of all layers as bytes: of each rank [1, bytes_per_state] uint8.
+        """
+
+    def write_state(self, state: int, num_tokens: int, data: Sequence[Tensor]) -> None:
+        """Fills a state, which has seen num_tokens, with what read_state gave."""
+
     def time_ops(self, on: bool) -> None:
         """
         Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: not on a CPU.

@@ -40,7 +40,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import RequestError
+from infinilm.errors import ConfigError, RequestError
 from infinilm.images import MediaRules
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
@@ -61,6 +61,7 @@ from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.serving.tower import TowerEngine
 from infinilm.serving.turns import Turns
@@ -71,6 +72,7 @@ from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
+from infinilm.tiers import DiskTier, PrefixStore, Tier, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
@@ -122,6 +124,13 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         long contexts, int8 half of that memory. On a GPU it is always the dtype of the computation.
     enable_prefix_caching
         Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
+    host_cache
+        Memory of the host for prefixes that the KV cache has no room for: bytes or "8GiB". Answers do not change.
+    disk_cache
+        A folder that keeps the keys and values of prompts and answers beyond the end of this process, for all processes
+        that name it; see docs/cache.md. Answers do not change.
+    disk_cache_size
+        What its files may take; the least recently used go.
     num_threads
         CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
@@ -201,6 +210,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         kv_cache: int | str | CacheConfig | None = None,
         kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
+        host_cache: int | str | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_size: int | str = "16GiB",
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
@@ -228,6 +240,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
         drafting = read_speculation(speculation)
+        tiers = open_tiers(host_cache, disk_cache, disk_cache_size)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -262,6 +275,8 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
+        if tiers and (reason := _no_tiers(plan, enable_prefix_caching, count_stages(stages, pipeline_parallel_size))):
+            raise ConfigError(f"{' and '.join(tier.setting for tier in tiers)}: {reason}")
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
         spec = self._spec_of(plan, plan.mtp)
@@ -338,6 +353,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        weights = partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -352,7 +368,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": tensor_parallel_size,
             },
-            weights=partial(_weights_of, files, plan.merge, f"dummy {seed or 0}"),
+            weights=weights,
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use,
@@ -375,7 +391,20 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
         queue = RequestQueue(max_open, limits.max_seconds)
-        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages)
+        exchange = None
+        if tiers:
+            noted = partial(_noted_weights, tiers, files, plan.merge, weights)
+            layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
+            exchange = PrefixExchange(
+                self._engine,
+                PrefixStore(tiers),
+                lambda adapter: self._receipts.identity(adapter, noted(), layout),
+                lambda: engine_hooks.in_use,
+                queue.wake,
+            )
+        self._thread = EngineThread(
+            self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages, exchange
+        )
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -749,6 +778,17 @@ for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream
     name_keywords(_method, SAMPLING)
 
 
+def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool, num_stages: int) -> str | None:
+    """Why no prefixes can be kept outside of the cache; None: they can."""
+    if not enable_prefix_caching:
+        return "needs enable_prefix_caching=True, since prefixes are kept that the cache would find again"
+    if num_stages > 1:
+        return "pipelines keep no prefixes outside of the cache in this version: leave out one of them"
+    if plan.config.is_encoder:
+        return "this model is an encoder, which keeps no keys and values between texts: leave it out"
+    return None
+
+
 def _computation(spec: _core.ModelSpec) -> str:
     """All that a model computes, whatever its longest sequence is."""
     return re.sub(r"max_model_len=\d+", "", repr(spec))
@@ -759,3 +799,14 @@ def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str
     weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
     merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights
+
+
+def _noted_weights(
+    tiers: Sequence[Tier], files: Mapping[Path, FileState], merge: Merge | None, weights: Callable[[], str]
+) -> str:
+    """What `weights` gives, which a tier on disk remembers for later processes while the files are what they were."""
+    disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+    if disk is None or merge is not None or not files:
+        return weights()
+    state = sorted((str(path.resolve()), *map(str, state)) for path, state in files.items())
+    return disk.noted(f"weights in {state}", weights)

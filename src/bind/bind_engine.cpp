@@ -472,6 +472,15 @@ void bind_engine(nb::module_& m) {
             "sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they "
             "have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first "
             "the slots and blocks of all other layers, then theirs.")
+        .def("read_blocks", &InferEngine::read_blocks, "group"_a, "blocks"_a, Release(),
+             "Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here "
+             "[num_blocks, bytes_per_block] uint8. RequestError: there is no such block.")
+        .def("write_blocks", &InferEngine::write_blocks, "group"_a, "blocks"_a, "data"_a, Release(),
+             "Fills blocks with what read_blocks gave of a cache of the same shape. RequestError: it does not fit.")
+        .def("read_state", &InferEngine::read_state, "state"_a, Release(),
+             "A state of all layers as bytes: of each rank [1, bytes_per_state] uint8.")
+        .def("write_state", &InferEngine::write_state, "state"_a, "num_tokens"_a, "data"_a, Release(),
+             "Fills a state, which has seen num_tokens, with what read_state gave.")
         .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
              "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
              "not on a CPU.")

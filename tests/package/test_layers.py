@@ -27,6 +27,7 @@ FLOORS = (
     ("engine", "generation", "lora", "speculation"),
     ("models", "scheduling"),
     ("planning", "requests"),
+    ("tiers",),
     ("pipeline", "serving"),
     ("calls",),
     ("llm",),

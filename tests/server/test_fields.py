@@ -198,6 +198,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"include": ["nonsense"]}, "include"),
     ("responses", {"include": ["message.output_text.logprobs"]}, "include"),
     ("responses", {"return_token_ids": True}, "return_token_ids"),
+    ("responses", {"return_receipt": True}, "return_receipt"),
     (
         "responses",
         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -226,6 +227,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": "5"}}, "thinking.budget_tokens"),
     ("messages", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
     ("messages", {"return_token_ids": True}, "return_token_ids"),
+    ("messages", {"return_receipt": True}, "return_receipt"),
     ("messages", {"tool_choice": {"type": []}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "required"}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice.name"),
