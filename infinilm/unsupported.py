@@ -77,6 +77,12 @@ REFUSED: tuple[Refused, ...] = (
         "nemotronnas deci",
     ),
     Refused(
+        "BailingMoeForCausalLM",
+        "the names of Ling 1, whose scores of experts are a softmax; `norm_head`, which norms the lm_head",
+        "BailingMoeV2ForCausalLM",
+        "bailingmoe",
+    ),
+    Refused(
         "ApertusForCausalLM",
         'an activation with weights of its own (`hidden_act` "xielu")',
         "ArceeForCausalLM",

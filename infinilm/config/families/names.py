@@ -33,6 +33,7 @@ __all__ = [
     "GLM",
     "GLM4",
     "GLM4V",
+    "GLM4V_MOE",
     "GPT_OSS",
     "GRANITE_HYBRID",
     "GRANITE_MOE",
@@ -67,6 +68,7 @@ __all__ = [
     "ROBERTA",
     "STARCODER2",
     "VAULT_GEMMA",
+    "WRAPPED",
     "ByHead",
     "TensorNames",
 ]
@@ -559,6 +561,9 @@ VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
 
+# Where the text part of a wrapper around any family is (`json/wrappers.py`). What is not below is another part.
+WRAPPED = (*_TEXT_PREFIXES[:2], ("model.text_model.", ""))
+
 _VISUAL = ("visual.", "model.visual.")
 
 QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
@@ -566,6 +571,8 @@ QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
 QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_as="columns", not_read=_VISUAL)
 
 GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+GLM4V_MOE = replace(DEEPSEEK_MOE, prefixes=_TEXT_PREFIXES, not_read=_VISUAL)
 
 IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
 
