@@ -162,10 +162,10 @@ REFUSED: tuple[Refused, ...] = (
         "StableLmForCausalLM",
     ),
     Refused(
-        "GPT2LMHeadModel OPTForCausalLM GPTBigCodeForCausalLM",
-        "learned positions in a decoder (`n_positions`), and weights as [inputs, outputs] or q, k and v in one tensor",
-        "Starcoder2ForCausalLM",
-        "gpt2 starcoder biogpt ctrl gptneo xglm",
+        "GPT2LMHeadModel OPTForCausalLM",
+        "weights as [inputs, outputs] (GPT-2), or an activation that is ReLU (OPT)",
+        "GPTBigCodeForCausalLM",
+        "gpt2 biogpt ctrl gptneo xglm",
     ),
     Refused(
         "FalconForCausalLM BloomForCausalLM MptForCausalLM",

@@ -385,7 +385,7 @@ def test_mlp_layer_types_must_be_dense():
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported\nmissing: learned positions in a decoder",
+            "model_type 'gpt2' is not supported\nmissing: weights as",
         ),
         ({"model_type": 3}, "model_type 3 is not supported"),
         (

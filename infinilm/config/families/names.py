@@ -34,6 +34,7 @@ __all__ = [
     "GLM4",
     "GLM4V",
     "GLM4V_MOE",
+    "GPT_BIGCODE",
     "GPT_OSS",
     "GRANITE_HYBRID",
     "GRANITE_MOE",
@@ -554,6 +555,19 @@ MODERN_BERT = TensorNames(
 )
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
+
+GPT_BIGCODE = TensorNames(
+    (("transformer.", ""),),
+    layers="h",
+    outside={"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
+    joined={"attn.c_attn": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        **STARCODER2.renamed,
+        "self_attn.o_proj": "attn.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+)
 
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.
 VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_layernorm"})
