@@ -155,7 +155,7 @@ def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
     assert normalising == {
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
-        *("glm4_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
+        *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text", "gemma4_unified"),
         *("lfm2", "lfm2_moe"),
