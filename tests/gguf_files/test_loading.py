@@ -16,7 +16,7 @@ from quantised_files.conversion import resized
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, interleave, quantised, write_folder
 from gguf_files.families import FAMILIES as OTHER_FAMILIES, convert_family, known_config
-from gguf_files.writer import As, File
+from gguf_files.writer import As, File, Stored, quantise
 from infinilm import LLM, _core
 from infinilm.bench.work import count_work
 from infinilm.checkpoint import Checkpoint, resolve_model
@@ -317,6 +317,27 @@ def test_native_weights(types: Any, ranks: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(path, "auto", num_threads=1), got)
     if types is as_q4_k_m:
         assert "Q4_K and Q6_K used as they are" in plan_lines(describe_plan(plan_headers(path, {})))[0]
+
+
+def test_scales_of_nvfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A scale beside a weight multiplies it: of 4, the bits of scales of blocks with larger exponents."""
+    file = convert(wide(tmp_path / "wide"), lambda name: "NVFP4" if "ffn_" in name else "F32")
+    name, tensors = "blk.0.ffn_down.weight", dict(file.tensors)
+    stored = tensors[name]
+    blocks = np.frombuffer(stored.data, np.uint8).reshape(-1, 36).copy()
+    blocks[:, :4] = blocks[:, :4] % 48 + 8
+    tensors[name] = Stored("NVFP4", stored.shape, blocks.tobytes())
+    scales = {f"blk.0.ffn_down.{kind}": quantise("F32", np.float32([4.0])) for kind in ("scale", "input_scale")}
+    scaled = File(file.metadata, tensors | scales).write(tmp_path / "scaled.gguf")
+    blocks[:, :4] += 16
+    tensors[name] = Stored("NVFP4", stored.shape, blocks.tobytes())
+    same = File(file.metadata, tensors).write(tmp_path / "same.gguf")
+    np.testing.assert_array_equal(logits(scaled), logits(same))
+    logits(scaled, "auto")
+    assert "1 weights are computed as float16, such as model.layers.0.mlp.down_proj" in caplog.text
+    wrong = {"blk.0.ffn_down.scale": quantise("F32", np.ones(2, np.float32))}
+    with pytest.raises(WeightError, match=r"'blk\.0\.ffn_down\.scale' must be 1 numbers of F32, the scales"):
+        logits(File(file.metadata, tensors | wrong).write(tmp_path / "wrong.gguf"))
 
 
 def test_where_blocks_are_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
