@@ -110,7 +110,7 @@ class GgufCheckpoint(MappedTensors):
     def _is_scale(self, gguf: GgufFile, name: str, row: Architecture) -> bool:
         """Keep the scale of an NVFP4 weight, a tensor beside it that multiplies all of it.
 
-        That of its inputs says how they may be rounded to 4 bits, which is not done here.
+        The scale of its inputs, which says how they may be rounded to 4 bits, is not used.
         """
         stem, _, kind = name.rpartition(".")
         weight = gguf.tensors.get(f"{stem}.weight")
