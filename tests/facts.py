@@ -40,7 +40,7 @@ WITHOUT_GOLDEN = {
         (
             *("AttentionSpec.two_way=True", "MlpSpec.activation=gelu"),
             *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all", "ModelSpec.stream_norms=embedding"),
-            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_positions", "num_types", "position_offset")),
+            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_types", "position_offset")),
         ),
         _OF_ENCODERS,
     ),

@@ -71,6 +71,7 @@ class GgufCheckpoint(MappedTensors):
         self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
         self._gguf, self._row = gguf, architecture_of(gguf)
         self._types: dict[str, str] = {}
+        self._scales: dict[str, npt.NDArray[np.float32]] = {}  # of NVFP4 weights: one number for each matrix
         with reading(self.path):
             config = config_json(gguf)
             tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
@@ -84,6 +85,8 @@ class GgufCheckpoint(MappedTensors):
         found: dict[str, TensorInfo] = {}
         for tensor in gguf.tensors.values():
             of_layer = _OF_LAYER.fullmatch(tensor.name)
+            if self._is_scale(gguf, tensor.name, row):
+                continue
             if tensor.name in _CONSUMED or (of_layer and num_layers <= int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
@@ -103,6 +106,26 @@ class GgufCheckpoint(MappedTensors):
             dtype = _PLAIN.get(tensor.type, tensor.type)
             found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
         return found
+
+    def _is_scale(self, gguf: GgufFile, name: str, row: Architecture) -> bool:
+        """Keep the scale of an NVFP4 weight, a tensor beside it that multiplies all of it.
+
+        The scale of its inputs, which says how they may be rounded to 4 bits, is not used.
+        """
+        stem, _, kind = name.rpartition(".")
+        weight = gguf.tensors.get(f"{stem}.weight")
+        if kind not in ("scale", "input_scale") or weight is None or weight.type != "NVFP4":
+            return False
+        if kind == "scale":
+            tensor = gguf.tensors[name]
+            matrices = weight.shape[0] if len(weight.shape) == 3 else 1
+            if tensor.type != "F32" or math.prod(tensor.shape) != matrices:
+                raise WeightError(
+                    f"{tensor.file}: tensor {name!r} must be {matrices} numbers of F32, the scales of an NVFP4 weight; "
+                    f"got {tensor.type} of shape {tensor.shape}"
+                )
+            self._scales[_name(weight.name, row)] = np.fromfile(tensor.file, "<f4", matrices, offset=tensor.offset)
+        return True
 
     def _layout(self, config: dict[str, Any]) -> tuple[TensorNames, npt.NDArray[np.int64] | None]:
         """How the engine's parameters lie in the tensors, and the order of the elements of a head of q and k."""
@@ -170,7 +193,8 @@ class GgufCheckpoint(MappedTensors):
         offset = self._row.norm_offset if has_offset else 0.0
         of_decay = name.endswith(".A_log")
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
-        target = "float32" if offset or of_decay else info.dtype if is_exact else dtype
+        scale = self._scale(source)
+        target = "float32" if offset or of_decay or scale != 1 else info.dtype if is_exact else dtype
         rows = self._rows(source)
         if target == info.dtype:
             array = rows.view(_NUMPY[target])
@@ -190,6 +214,8 @@ class GgufCheckpoint(MappedTensors):
             array = np.ascontiguousarray(array[:, source.column_order])
         if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
             array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
+        if scale != 1:
+            array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
         if offset:
             array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
         return array, target
@@ -202,9 +228,16 @@ class GgufCheckpoint(MappedTensors):
         types = {
             name: self._types[s.tensor]
             for name, s in sources.items()
-            if s.tensor in self._types and (s.column_order is None or self._block_order(s) is not None)
+            if s.tensor in self._types
+            and self._scale(s) == 1
+            and (s.column_order is None or self._block_order(s) is not None)
         }
         return choose_native(linears, types, device)
+
+    def _scale(self, source: Source) -> float:
+        """What multiplies the numbers of a parameter besides the scales of its blocks."""
+        scales = self._scales.get(source.tensor)
+        return 1.0 if scales is None else float(scales[source.matrix or 0])
 
     def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
         """`Source.column_order` as an order of blocks; None: it is none."""

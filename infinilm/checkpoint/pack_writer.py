@@ -17,7 +17,7 @@ from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.new_folder import check_room, copy_texts, new_folder, weights_file
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.checkpoint.packed import PackedInfo
+from infinilm.checkpoint.packed import PackedInfo, is_of_linear
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checks import DTYPES, short_repr
@@ -50,7 +50,7 @@ class _PackedFile:
         return self._shapes
 
     def load_param(self, name: str, tensor: Any, /) -> Sequence[str]:
-        if len(self._shapes[name]) != 2:
+        if not is_of_linear(name, self._shapes[name]):
             self._vectors[name] = tensor
         prepared = self._core.load_param(name, tensor)
         if prepared:

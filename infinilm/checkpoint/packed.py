@@ -20,7 +20,7 @@ from infinilm.errors import ConfigError, WeightError
 if TYPE_CHECKING:
     from infinilm.checkpoint.safetensors_header import TensorInfo
 
-__all__ = ["PackedInfo", "expected_tensors", "read_packed"]
+__all__ = ["PackedInfo", "expected_tensors", "is_of_linear", "read_packed"]
 
 _FORMAT = "infinilm packed"  # in the metadata, where files of other libraries have "pt"
 _LAYOUT = (
@@ -124,6 +124,11 @@ def _read_file(file: Path, entries: Mapping[str, str]) -> PackedInfo:
     return PackedInfo(file, None if quantization == "none" else quantization, dtype)
 
 
+def is_of_linear(name: str, shape: Sequence[int]) -> bool:
+    """Tell whether a parameter is packed with a linear: rows that are added to the embedding stay as they are."""
+    return len(shape) == 2 and not name.startswith(("model.embed_positions.", "model.embed_token_types."))
+
+
 def expected_tensors(
     engine: Any, params: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo], packed: PackedInfo
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -154,7 +159,9 @@ def expected_tensors(
     tables: dict[str, Mapping[str, tuple[str, Sequence[int]]]] = {
         format: _core.packed_shapes(engine.spec, format) for format in (*DTYPES, "int8", "int4")
     }
-    shapes: dict[str, tuple[int, ...]] = {name: shape for name, shape in params.items() if len(shape) != 2}
+    shapes: dict[str, tuple[int, ...]] = {
+        name: shape for name, shape in params.items() if not is_of_linear(name, shape)
+    }
     dtypes: dict[str, str] = {}
     for name in tables[usual]:
         if not name.endswith(".panels"):

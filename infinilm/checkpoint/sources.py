@@ -19,7 +19,7 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.head_rows import HeadRows, order_of_pairs, rows_by_head
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.families import family_of
-from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, TensorNames
+from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, WRAPPED, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
@@ -243,12 +243,13 @@ class _Files:
     ) -> None:
         self.names, self.order, self.stored, self.by_head = names, order, stored, by_head
         self._layers, self.expected, self.num_layers = layers, expected, len(layers)
-        # The prefixes that the files use; the first where they use none.
-        table = names.outside.get("embed_tokens", "embed_tokens")
-        used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
-        # A checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
-        usual = ("", "") if f"{table}.weight" in stored else names.prefixes[0]
-        self.model, self.head = next(used, usual)
+        table, self.lm_head = (names.outside.get(module, module) for module in ("embed_tokens", "lm_head"))
+        # The prefixes that the files use: of the family or of a wrapper around it; the first where they use none. A
+        # checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
+        known = (*names.prefixes, ("", ""), *WRAPPED)
+        used = (pair for pair in known if f"{pair[0]}{table}.weight" in stored)
+        self.model, self.head = next(used, names.prefixes[0])
+        self.is_wrapped = (self.model, self.head) in set(WRAPPED) - set(names.prefixes)
         self.joined, self.stacked = (
             {part: (whole, parts) for whole, parts in table.items() for part in parts}
             for table in (names.joined, names.stacked)
@@ -299,6 +300,8 @@ class _Files:
     def is_other_part(self, tensor: str) -> bool:
         """True if a tensor belongs to a part of the model that is not computed."""
         if self.names.not_read and tensor.startswith(self.names.not_read):
+            return True
+        if self.is_wrapped and not tensor.startswith((self.model, f"{self.head}{self.lm_head}.")):
             return True
         number, _, rest = tensor.removeprefix(f"{self.model}{self.names.layers}.").partition(".")
         if not number.isdecimal():

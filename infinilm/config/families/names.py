@@ -33,6 +33,8 @@ __all__ = [
     "GLM",
     "GLM4",
     "GLM4V",
+    "GLM4V_MOE",
+    "GPT_BIGCODE",
     "GPT_OSS",
     "GRANITE_HYBRID",
     "GRANITE_MOE",
@@ -67,6 +69,7 @@ __all__ = [
     "ROBERTA",
     "STARCODER2",
     "VAULT_GEMMA",
+    "WRAPPED",
     "ByHead",
     "TensorNames",
 ]
@@ -553,11 +556,27 @@ MODERN_BERT = TensorNames(
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
+GPT_BIGCODE = TensorNames(
+    (("transformer.", ""),),
+    layers="h",
+    outside={"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
+    joined={"attn.c_attn": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        **STARCODER2.renamed,
+        "self_attn.o_proj": "attn.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+)
+
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.
 VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_layernorm"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
+
+# Where the text part of a wrapper around any family is (`json/wrappers.py`). What is not below is another part.
+WRAPPED = (*_TEXT_PREFIXES[:2], ("model.text_model.", ""))
 
 _VISUAL = ("visual.", "model.visual.")
 
@@ -566,6 +585,8 @@ QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
 QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_as="columns", not_read=_VISUAL)
 
 GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+GLM4V_MOE = replace(DEEPSEEK_MOE, prefixes=_TEXT_PREFIXES, not_read=_VISUAL)
 
 IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
 

@@ -42,7 +42,14 @@ enum class Format : uint8_t {
     iq4_nl,
     iq4_xs,
     tq2_0,  // and TQ1_0
+    iq1_s,
+    iq1_m,
+    iq2_xxs,
+    iq2_xs,  // and IQ2_S
+    iq3_xxs,
+    iq3_s,
     mxfp4,
+    nvfp4,
     z4_32,  // 4 bits with zero points, of groups of so many
     z4_64,
     z4_128,
@@ -74,7 +81,7 @@ struct PackArgs {
 struct PackedWeight {
     const void* panels;
     const void* scales;    // of integers
-    const int8_t* values;  // [16] what integers of 4 bits stand for, or null: themselves
+    const int8_t* values;  // [16] what integers of up to 4 bits stand for, or null: themselves
     Format format;
     int64_t in_features, num_panels;
 };
