@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.heads import label_tensors
 from infinilm.checkpoint.mapped import MappedTensors
-from infinilm.checkpoint.packed import expected_tensors
+from infinilm.checkpoint.packed import expected_tensors, unread_of_head
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES, TensorInfo
@@ -334,6 +335,8 @@ def load_weights(
         found = checkpoint.find(expected)
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
+    if checkpoint.packed:
+        found = replace(found, not_read=unread_of_head(engine, checkpoint.tensors, checkpoint.packed))
     labels = label_tensors(family_of(config.architecture), checkpoint.tensors) if config and head == "score" else ()
     _match(checkpoint, found, packed_dtypes, head, labels, is_whole=is_whole)
     own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None

@@ -77,6 +77,19 @@ class MtpFormat:
     quantization: str | None = None
     lm_head_size: int = 0
 
+    @classmethod
+    def beside(
+        cls, model: str | None, own: str | None, *, num_ids: int, is_cut: bool = False, has_lm_head: bool = False
+    ) -> MtpFormat:
+        """The format of a head of the quantization `own` beside a model of another.
+
+        `num_ids`: those that it drafts. `is_cut`: they are not all of the vocabulary. `has_lm_head`: the checkpoint has
+        one for the head alone.
+        """
+        # The lm_head of a quantised model is of 8 bits.
+        has_fewer_bits = own == "int4" or (own is not None and model is None)
+        return cls(own or model, num_ids if has_lm_head or has_fewer_bits or is_cut else 0)
+
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -118,14 +131,15 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
-    def layer_spec(layer: int) -> LayerSpec:
+    def layer_spec(layer: int, *, is_dense: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
         mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
-        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not has_experts[layer]
+        of_experts = has_experts[layer] and not is_dense
+        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
             mixer,
             layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
-            experts if has_experts[layer] else None,
+            experts if of_experts else None,
             beside,
         )
 
@@ -156,7 +170,9 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         mtp=None
         if mtp is None
         else MtpSpec(
-            layer_spec(_last_with_attention(state_layers(config))), mtp.quantization or "none", mtp.lm_head_size
+            layer_spec(_last_with_attention(state_layers(config)), is_dense=family.routing.dense_head),
+            mtp.quantization or "none",
+            mtp.lm_head_size,
         ),
     )
 

@@ -152,7 +152,8 @@ def plan_model(
     longest = _longest_text(config, max_model_len, max_num_batched_tokens)
     if max_model_len is not None and max_model_len > longest:
         logger.warning("max_model_len=%d is beyond the %d positions the model was made for", max_model_len, longest)
-    may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
+    files = (None, None) if checkpoint is None else (checkpoint.tensors, checkpoint.names)
+    may_have_head = packed.mtp is not None if packed else has_mtp_head(config, *files)
     speculative = read_speculation(speculation)
     if speculative.is_optional:
         is_one_part = pipeline_parallel_size == 1 and stage is None
@@ -166,11 +167,14 @@ def plan_model(
         if not may_have_head:
             raise ConfigError(
                 f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
-                "heads are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or model.mtp_layers.* (MiMo), or "
-                "those of a layer behind the last (DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+                "heads are tensors named mtp.* (Qwen 3.5, Qwen3-Next), model.mtp_layers.* (MiMo) or model.mtp_block.* "
+                "(ERNIE 4.5), those of a layer behind the last (DeepSeek V3, GLM 4.5), or blk.N.nextn.* of a GGUF "
+                "file. Use 'lookup', or a draft model"
             )
-        has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors)
-        mtp = _head_format(
+        if packed:
+            mtp = packed.resolve_mtp(drafting.quantization, drafting.vocab_size)
+        has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors, checkpoint.names)
+        mtp = mtp or _head_format(
             drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own
         )
     tower = plan_tower(
@@ -358,10 +362,10 @@ def _head_format(
             f"speculation: vocab_size is {settings.vocab_size}, and the model has {vocab_size} tokens; give fewer, or "
             "leave it out"
         )
-    # The lm_head of a quantised model is of 8 bits.
-    has_fewer_bits = own == "int4" or (own is not None and quantization is None)
-    is_own = has_lm_head or has_fewer_bits or settings.vocab_size is not None
-    return MtpFormat(own or quantization, (settings.vocab_size or vocab_size) if is_own else 0)
+    num_ids = settings.vocab_size or vocab_size
+    return MtpFormat.beside(
+        quantization, own, num_ids=num_ids, is_cut=settings.vocab_size is not None, has_lm_head=has_lm_head
+    )
 
 
 def _read_adapters(lora: object, config: ModelConfig) -> dict[str, PeftAdapter]:

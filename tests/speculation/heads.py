@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from goldens import entry_of, expand, random_values, write_weights
 from numpy.typing import NDArray
 
-HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo")
+HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo", "ernie4-5-moe")
 
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",
@@ -23,6 +24,16 @@ _MIMO = {
     "hnorm": "model.mtp_layers.0.hidden_layernorm",
     "eh_proj": "model.mtp_layers.0.input_proj",
     "shared_head.norm": "model.mtp_layers.0.final_layernorm",
+}
+_ERNIE = {  # which has the norm of the model behind its head
+    "enorm": "model.mtp_emb_norm.0",
+    "hnorm": "model.mtp_hidden_norm.0",
+    "eh_proj": "model.mtp_linear_proj.0",
+}
+_LAYOUTS = {
+    "qwen": ("mtp.layers.0.", _QWEN),
+    "mimo": ("model.mtp_layers.0.", _MIMO),
+    "ernie": ("model.mtp_block.0.", _ERNIE),
 }
 
 
@@ -39,11 +50,11 @@ def entry_with_head(name: str) -> dict[str, Any]:
         config["full_attention_interval"] = 1
         tensors = {t: made for t, made in tensors.items() if ".layers." not in t}
         tensors |= {f"model.layers.{i}.{t}": made for i in range(layers) for t, made in of_last.items()}
-    at, own = f"model.layers.{layers}.", {}
-    if name.startswith("qwen"):
-        at, own = "mtp.layers.0.", _QWEN
-    elif name == "mimo":
-        at, own = "model.mtp_layers.0.", _MIMO
+    if name == "ernie4-5-moe":  # the last layer has experts, and the head has none
+        del config["moe_layer_end_index"]
+        tensors = {t: made for t, made in tensors.items() if ".layers.2." not in t}
+        tensors |= {t.replace(".layers.1.", ".layers.2."): made for t, made in tensors.items() if ".layers.1." in t}
+    at, own = _LAYOUTS.get(re.split(r"\d", name.partition("-")[0])[0], (f"model.layers.{layers}.", {}))
     tensors |= {f"{at}{t}": made for t, made in of_last.items()}
     extra: dict[str, tuple[list[int], float, float]] = {
         "enorm": ([hidden], 1.0, 0.2),
@@ -51,6 +62,8 @@ def entry_with_head(name: str) -> dict[str, Any]:
         "eh_proj": ([hidden, 2 * hidden], 0.0, (2 * hidden) ** -0.5),
         "shared_head.norm": ([hidden], 1.0, 0.2),
     }
+    if own is _ERNIE:
+        del extra["shared_head.norm"]
     tensors |= {f"{own.get(t, at + t)}.weight": made for t, made in extra.items()}
     return {**entry, "tensors": tensors}
 
