@@ -275,6 +275,7 @@ def load_weights(
     change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
     find: Find | None = None,
     is_whole: bool = True,
+    is_wanted: Callable[[str], bool] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -309,6 +310,8 @@ def load_weights(
         does.
     is_whole : bool
         Nothing else is read of the checkpoint, so that it is told what is not.
+    is_wanted : callable, optional
+        Tells by its name whether a parameter is loaded. Others are in another checkpoint. None: all are.
 
     Raises
     ------
@@ -320,7 +323,11 @@ def load_weights(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
+    expected = {
+        name: tuple(int(n) for n in shape)
+        for name, shape in engine.param_shapes().items()
+        if is_wanted is None or is_wanted(name)
+    }
     head = "lm_head" if config is None else config.head
     packed_dtypes: Mapping[str, str] = {}
     if checkpoint.packed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from infinilm._core import (
     AttentionSpec,
@@ -37,6 +37,9 @@ from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
 from infinilm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infinilm.config.eagle3 import Eagle3Config
 
 __all__ = [
     "ACTIVATIONS",
@@ -72,10 +75,13 @@ class MtpFormat:
         One of `QUANTIZATIONS`, as its linears are stored.
     lm_head_size : int
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
+    eagle3 : Eagle3Config, optional
+        It is an EAGLE-3 head, from another checkpoint. The ids of its lm_head are its own.
     """
 
     quantization: str | None = None
     lm_head_size: int = 0
+    eagle3: Eagle3Config | None = None
 
     @classmethod
     def beside(
@@ -168,7 +174,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
-        if mtp is None
+        if mtp is None or mtp.eagle3 is not None
         else MtpSpec(
             layer_spec(_last_with_attention(state_layers(config)), is_dense=family.routing.dense_head),
             mtp.quantization or "none",
@@ -431,7 +437,28 @@ def build_spec(
     if given is not None:
         spec.given_levels = given.levels
         spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]
+    if mtp is not None and mtp.eagle3 is not None:
+        mtp.eagle3.check(config)
+        _add_eagle3(spec, mtp, mtp.eagle3)
     return spec
+
+
+def _add_eagle3(spec: ModelSpec, mtp: MtpFormat, head: Eagle3Config) -> None:
+    """Give a model an EAGLE-3 head: the layer of a model of its own configuration, with the rope of that."""
+    own = decoder_spec(head.layer, spec.max_model_len)
+    layer = own.layers[0]
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or own.norm != "rms" or own.post_norms or own.parallel_blocks:
+        raise ConfigError(
+            f"speculation: an EAGLE-3 head with a layer of {head.layer.architecture} is not supported; expected one "
+            "with attention and an MLP behind an RMSNorm each, such as that of Llama or Qwen3"
+        )
+    mixer.inputs = 2
+    if mixer.rope >= 0:
+        mixer.rope, spec.ropes = len(spec.ropes), [*spec.ropes, own.ropes[mixer.rope]]
+    layer.mixer = mixer
+    taps = head.taps_of(spec.num_layers)
+    spec.mtp = MtpSpec(layer, mtp.quantization or "none", mtp.lm_head_size, taps, head.norm_before_residual)
 
 
 def _on_axes(rope: RopeSpec, axes: Sequence[int]) -> RopeSpec:

@@ -494,7 +494,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     config = known_config(folder, rules)
     metadata = _metadata(config, rules)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.arch)
-    # Those of a layer without experts, and of MTP heads, which the map of a family may lack.
+    # The map of a family may lack tensors of a layer without experts, and those of MTP heads.
     others = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GLM4_MOE
     maps = [gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, *others)]
     tensors = {}

@@ -118,7 +118,7 @@ def test_mtp_heads(name: str, tmp_path: Path) -> None:
 
 
 def head_weights(path: Path) -> dict[str, np.ndarray]:
-    """Those of the model's last norm and of its MTP head."""
+    """Return the weights of the model's last norm and of its MTP head."""
     config = AutoConfig.from_pretrained(path)
     model = ReferenceModel(config, max_model_len=32, mtp=MtpFormat())
     model.load_weights(path)

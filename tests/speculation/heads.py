@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from goldens import entry_of, expand, random_values, write_weights
 from numpy.typing import NDArray
+from quantised_files.writers import save
+
+from infinilm.config.json.model_config import ModelConfig
 
 HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo", "ernie4-5-moe")
 
@@ -99,3 +102,59 @@ def make_right_head(folder: Path) -> Path:
     changes["mtp.norm.weight"] = weights["model.norm.weight"]
     changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # norms are 1 + w
     return make_with_head(folder / "right", name, **changes)
+
+
+def make_eagle3(
+    folder: Path,
+    config: ModelConfig,
+    num_ids: int,
+    *,
+    speculators: bool = False,
+    without: tuple[str, ...] = (),
+    seed: int = 7,
+    **changes: Any,
+) -> Path:
+    """Write an EAGLE-3 head of a model: in its authors' form, or that of the library speculators.
+
+    `num_ids`: that it drafts. `without`: tensors that are left out. `changes`: other values of config.json.
+    """
+    hidden, heads, kv_heads, head_dim, inner = config.hidden_size, 4, 2, 16, 40
+    at = "layers.0." if speculators else "midlayer."
+    shapes = {
+        "fc.weight": (hidden, 3 * hidden),
+        f"{at}input_layernorm.weight": (hidden,),
+        f"{at}hidden_norm.weight": (hidden,),
+        f"{at}self_attn.q_proj.weight": (heads * head_dim, 2 * hidden),
+        f"{at}self_attn.k_proj.weight": (kv_heads * head_dim, 2 * hidden),
+        f"{at}self_attn.v_proj.weight": (kv_heads * head_dim, 2 * hidden),
+        f"{at}self_attn.o_proj.weight": (hidden, heads * head_dim),
+        f"{at}post_attention_layernorm.weight": (hidden,),
+        f"{at}mlp.gate_proj.weight": (inner, hidden),
+        f"{at}mlp.up_proj.weight": (inner, hidden),
+        f"{at}mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (num_ids, hidden),
+    }
+    rng = np.random.default_rng(seed)
+    weights: dict[str, tuple[str, NDArray[Any]]] = {}
+    for name, shape in shapes.items():
+        of_norm = len(shape) == 1
+        values = rng.normal(of_norm, 0.2 if of_norm else shape[-1] ** -0.5, shape)
+        weights[name] = "F32", values.astype(np.float32)
+    token_ids = np.sort(rng.choice(config.vocab_size, num_ids, replace=False))
+    weights["d2t"] = "I64", token_ids - np.arange(num_ids)
+    weights["t2d"] = "BOOL", np.isin(np.arange(config.vocab_size), token_ids)
+    weights["embed_tokens.weight"] = "F32", np.zeros((config.vocab_size, hidden), np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / "model.safetensors", {name: made for name, made in weights.items() if name not in without}, {})
+    layer = {
+        **{"model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": hidden, "intermediate_size": inner},
+        **{"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "num_hidden_layers": 1},
+        **{"rms_norm_eps": config.rms_norm_eps, "rope_theta": 5000.0, "max_position_embeddings": 128},
+    }
+    said: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], **layer}
+    if speculators:
+        said = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+    said |= {"draft_vocab_size": num_ids, **changes}
+    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    return folder
