@@ -39,7 +39,7 @@ class Eagle3Config:
     Attributes
     ----------
     layer : ModelConfig
-        Of a model of one layer, which is that of the head.
+        The configuration of a model of one layer, which is that of the head.
     vocab_size : int
         Ids that it drafts; a map in its files tells which ids of the vocabulary these are.
     norm_before_residual : bool
