@@ -3,13 +3,12 @@
 // and joined, embedding first. Behind its norm comes the lm_head of the model, or one of its own: these weights are
 // most of what a draft reads, and a draft needs neither all of their bits nor rare tokens.
 //
-// There are two kinds. In the one, the hidden state is that behind the last norm, and what is joined is projected to
-// the residual stream of the layer; a chain of drafts takes the head's own normed output as the next hidden state
-// (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, 2.2; the order of the two and what is normed are
-// those of the published checkpoints). In the other, EAGLE-3, the hidden state is a projection of the residual stream
-// at some layers side by side, which is the residual stream of the head, too; what is joined is what its attention
-// reads; and a chain takes the residual stream that the head leaves (Li et al., arXiv:2503.01840; vLLM's
-// llama_eagle3.py).
+// A head of DeepSeek's kind reads the hidden state behind the last norm and projects what is joined to the residual
+// stream of its layer. A chain of its drafts takes the head's own normed output as the next hidden state (DeepSeek-AI,
+// "DeepSeek-V3 Technical Report", arXiv:2412.19437, 2.2; the order of the two and what is normed are those of the
+// published checkpoints). The hidden state of an EAGLE-3 head is a projection of the residual stream at some layers,
+// side by side, and the residual stream of the head begins with it. Its attention reads what is joined, and a chain
+// takes the residual stream that the head leaves (Li et al., arXiv:2503.01840; vLLM's llama_eagle3.py).
 #pragma once
 
 #include "model/buffers.h"
