@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from infinilm._core import (
     AttentionSpec,
@@ -38,12 +38,10 @@ from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
 from infinilm.errors import ConfigError
 
-if TYPE_CHECKING:
-    from infinilm.config.eagle3 import Eagle3Config
-
 __all__ = [
     "ACTIVATIONS",
     "LONE_SUBLAYERS",
+    "Eagle3Config",
     "GivenEmbeddings",
     "MtpFormat",
     "build_spec",
@@ -63,6 +61,51 @@ QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
+
+
+NUM_TAPS = 3
+"""Layers that an EAGLE-3 head reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """An EAGLE-3 head.
+
+    Attributes
+    ----------
+    layer : ModelFields
+        The configuration of a model of one layer, which is that of the head.
+    vocab_size : int
+        Ids that it drafts; a map in its files tells which ids of the vocabulary these are.
+    norm_before_residual : bool
+        What it reads of the model is normed before it becomes its residual stream.
+    taps : tuple of int or None
+        Layers of the model at whose beginning it reads the residual stream. None: the usual ones.
+    """
+
+    layer: ModelFields
+    vocab_size: int
+    norm_before_residual: bool = False
+    taps: tuple[int, ...] | None = None
+
+    def taps_of(self, num_layers: int) -> list[int]:
+        """Layers of a model of so many at whose beginning it reads, in ascending order."""
+        return sorted(set(self.taps or (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))))
+
+    def check(self, config: ModelFields) -> None:
+        """Refuse a head that does not fit a model. ConfigError: its sizes are others, or there are no such layers."""
+        sizes = self.layer.hidden_size, config.hidden_size
+        if sizes[0] != sizes[1] or self.vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head has hidden_size {sizes[0]} and drafts {self.vocab_size} ids, and the "
+                f"model has hidden_size {sizes[1]} and {config.vocab_size} ids; take the head that was trained with "
+                "this model"
+            )
+        if len(taps := self.taps_of(config.num_hidden_layers)) != NUM_TAPS or taps[-1] > config.num_hidden_layers:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head reads layers {taps}; expected {NUM_TAPS} different ones of the "
+                f"{config.num_hidden_layers} of the model; take the head that was trained with this model"
+            )
 
 
 @dataclass(frozen=True, slots=True)

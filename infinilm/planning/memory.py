@@ -375,9 +375,9 @@ def _eagle3_format(
 ) -> MtpFormat:
     """How an EAGLE-3 head of a folder is kept beside a model of `quantization`."""
     from infinilm.checkpoint.eagle3 import has_lm_head
-    from infinilm.config.eagle3 import Eagle3Config
+    from infinilm.config.json.eagle3 import read_eagle3
 
-    head = Eagle3Config.from_pretrained(folder)
+    head = read_eagle3(folder)
     own = _quantization_of_head(settings.quantization, dtype=dtype, on_cpu=on_cpu)
     return MtpFormat(own or quantization, head.vocab_size if has_lm_head(folder) else 0, head)
 

@@ -11,7 +11,7 @@ import pytest
 from goldens import golden
 
 from infinilm import LLM, ConfigError, plan_memory
-from infinilm.config.eagle3 import Eagle3Config
+from infinilm.config.json.eagle3 import eagle3_config, read_eagle3
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.errors import InfinilmError, WeightError
@@ -91,7 +91,7 @@ def test_drafts_are_those_of_the_numpy_model(name: str, head: Path, plain: LLM, 
         token_ids = llm._ids_of_head
     if "tensor_parallel_size" not in settings:  # whose sums have another order
         assert told(answers) == told(plain.generate(ids, **GREEDY))
-    eagle3 = Eagle3Config.from_pretrained(head)
+    eagle3 = read_eagle3(head)
     form = MtpFormat(None, eagle3.vocab_size, eagle3)
     reference = ReferenceModel(plain.config, dtype="float64", max_model_len=96, mtp=form)
     reference.load_weights(golden(name), head)
@@ -127,9 +127,9 @@ def test_layers_that_are_read() -> None:
     said = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 16, "vocab_size": 8}
     said |= {"num_attention_heads": 2, "intermediate_size": 8}
     key = "eagle_aux_hidden_state_layer_ids"
-    assert Eagle3Config.from_dict(said).taps_of(32) == [2, 16, 29]
-    assert Eagle3Config.from_dict({**said, key: [1, 14, 27]}).taps_of(32) == [1, 14, 27]
-    assert Eagle3Config.from_dict({**said, "eagle_config": {key: [1, 14, 27]}}).taps_of(32) == [2, 15, 28]
+    assert eagle3_config(said).taps_of(32) == [2, 16, 29]
+    assert eagle3_config({**said, key: [1, 14, 27]}).taps_of(32) == [1, 14, 27]
+    assert eagle3_config({**said, "eagle_config": {key: [1, 14, 27]}}).taps_of(32) == [2, 15, 28]
 
 
 def test_settings() -> None:
@@ -180,7 +180,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_models_that_add_in_another_way(tmp_path: Path) -> None:
     config = config_of("cohere")
-    eagle3 = Eagle3Config.from_pretrained(make_eagle3(tmp_path, config, 50))
+    eagle3 = read_eagle3(make_eagle3(tmp_path, config, 50))
     with pytest.raises(ConfigError, match="an EAGLE-3 head needs a model whose sublayers begin with an RMSNorm"):
         drafting("cohere", tmp_path)
     with pytest.raises(ConfigError, match="nothing is drafted in a pipeline"):
