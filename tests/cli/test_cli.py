@@ -221,7 +221,8 @@ def test_speculation(folder: Path, how: str, capsys: pytest.CaptureFixture[str])
     [
         (
             "best",
-            "--speculation: expected a method among 'off', 'auto', 'lookup', 'mtp', 'eagle3', 'draft_model', got 'best'",
+            "--speculation: expected a method among 'off', 'auto', 'lookup', 'mtp', 'eagle3', 'draft_model', got "
+            "'best'",
         ),
         ('{"method": "lookup", "num_tokens": 99}', "--speculation: num_tokens must be an int in 1..15, got 99"),
         ('{"method"', "expected a method or a JSON object, got '{\"method\"'"),
