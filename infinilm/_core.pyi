@@ -184,7 +184,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -298,6 +298,13 @@ class AttentionSpec:
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def inputs(self) -> int:
+        """It reads rows of so many times hidden_size."""
+
+    @inputs.setter
+    def inputs(self, arg: int, /) -> None: ...
 
     @property
     def two_way(self) -> bool:
@@ -1039,7 +1046,7 @@ class LayerSpec:
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""
 
-    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0) -> None: ...
+    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False) -> None: ...
 
     @property
     def layer(self) -> LayerSpec:
@@ -1063,6 +1070,24 @@ class MtpSpec:
 
     @lm_head_size.setter
     def lm_head_size(self, arg: int, /) -> None: ...
+
+    @property
+    def taps(self) -> list[int]:
+        """
+        Layers at whose beginning an EAGLE-3 head reads the residual stream; empty: it reads the last norm.
+        """
+
+    @taps.setter
+    def taps(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def norm_before_residual(self) -> bool:
+        """
+        With taps: what it reads is normed before it becomes its residual stream.
+        """
+
+    @norm_before_residual.setter
+    def norm_before_residual(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

@@ -33,6 +33,7 @@ from infinilm.calls.scores import ScoreMethods
 from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.calls.verify import VerifyMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
+from infinilm.checkpoint.eagle3 import load_eagle3
 from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of, weights_fingerprint
 from infinilm.checkpoint.mapped import FileState
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
@@ -67,7 +68,7 @@ from infinilm.serving.tower import TowerEngine
 from infinilm.serving.turns import Turns
 from infinilm.signatures import name_keywords
 from infinilm.speculation.prediction import follow_prediction
-from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, SpeculationSetting, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
@@ -77,6 +78,8 @@ from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from infinilm.scheduling.sequence import Int32Array
 
 
 class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, VerifyMethods, OfThisProcess):
@@ -151,8 +154,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
         tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
         "mtp", "num_tokens": 3, "quantization": "auto", "vocab_size": None}``: how the head keeps its weights ("auto":
-        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "draft_model", "model": ...,
-        "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
+        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "eagle3", "model": ...,
+        "num_tokens": 3, "quantization": "auto"}``: an EAGLE-3 head of another checkpoint. Or ``{"method":
+        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
         that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and requests with a logits processor
         draft nothing. `SamplingParams.speculation` is that of a request, and its `prediction` is followed whatever is
         said here.
@@ -298,12 +302,17 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 stage=others.stage if others else None,
             )
             files: Mapping[Path, FileState] = {}
+            self._ids_of_head: Int32Array | None = None
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
                     files = checkpoint.states
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
+                if plan.eagle3:
+                    self._ids_of_head = load_eagle3(
+                        plan.eagle3, self._engine, spec, dtype=plan.dtype, progress=use_tqdm
+                    )
             self._engine.finish_loading()
             self._tower: TowerEngine | None = None
             if isinstance(plan.tower, TowerPlan):
@@ -318,9 +327,10 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
             self._draft: DraftModelEngine | None = None
-            self._mtp = drafting.model if plan.mtp and isinstance(drafting.model, MtpSettings) else None
+            self._mtp = drafting.model if plan.mtp and not isinstance(drafting.model, DraftModelSettings) else None
             if self._mtp is not None:
-                logger.info("the MTP head of %s drafts up to %d tokens", plan.path, self._mtp.num_tokens)
+                head = f"EAGLE-3 head {plan.eagle3}" if plan.eagle3 else f"MTP head of {plan.path}"
+                logger.info("the %s drafts up to %d tokens", head, self._mtp.num_tokens)
             if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
                 self._draft = DraftModelEngine(
@@ -758,7 +768,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         if self._draft is not None:
             settings["drafters"] += (self._draft.drafters(memory, settings["max_num_batched_tokens"]),)
         elif self._mtp is not None:
-            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens),)
+            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens, self._ids_of_head),)
         return Scheduler(
             memory.num_blocks,
             memory.block_size,

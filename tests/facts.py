@@ -44,6 +44,7 @@ WITHOUT_GOLDEN = {
         ),
         _OF_ENCODERS,
     ),
+    "AttentionSpec.inputs=set": "EAGLE-3 heads alone have it: tests/speculation/test_eagle3.py",
     "ModelSpec.given_levels=set": "only models that see have it, whose goldens have a tower: tests/golden_vision",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,

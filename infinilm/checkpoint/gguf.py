@@ -63,6 +63,8 @@ class GgufCheckpoint(MappedTensors):
         An architecture that is not supported.
     """
 
+    names: TensorNames
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = Path(path)
@@ -77,17 +79,17 @@ class GgufCheckpoint(MappedTensors):
             tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
             self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
             self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
-            self._names, self._order = self._layout(config)
+            self.names, self._order = self._layout(config)
         self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:
-        """The tensors of the model, without those of layers behind its last, which guess at later tokens."""
+        """The tensors of the model and of its first MTP head, which is the layer behind its last."""
         found: dict[str, TensorInfo] = {}
         for tensor in gguf.tensors.values():
             of_layer = _OF_LAYER.fullmatch(tensor.name)
             if self._is_scale(gguf, tensor.name, row):
                 continue
-            if tensor.name in _CONSUMED or (of_layer and num_layers <= int(of_layer[1]) < gguf_layers(gguf)):
+            if tensor.name in _CONSUMED or (of_layer and num_layers < int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
             if name in found:
@@ -134,6 +136,7 @@ class GgufCheckpoint(MappedTensors):
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
             renamed=self._row.renamed,
+            later_layers=True,
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
             norm_of_embedding="embed_norm" if "model.embed_norm.weight" in self.tensors else "",
             norm_of_layer="output_norm" if "output_norm" in modules else "",
@@ -155,10 +158,10 @@ class GgufCheckpoint(MappedTensors):
         """Find an engine's parameters, by their names and shapes."""
         config = ModelConfig.from_dict(self._config)
         layers = shapes_of(config)
-        by_head = rows_by_head(config, self._names) | (tiled_heads(config) if self._row.tiled_heads else {})
+        by_head = rows_by_head(config, self.names) | (tiled_heads(config) if self._row.tiled_heads else {})
         there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
         by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
-        return find_by_names(self._names, self._order, layers, expected, self.tensors, by_head)
+        return find_by_names(self.names, self._order, layers, expected, self.tensors, by_head)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""

@@ -172,28 +172,31 @@ def find_by_names(
     return FoundTensors(sources, shapes, others, of_heads)
 
 
-def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
-    """Whether files with tensors of these names have an MTP head in a layout that is read; None: whether any may."""
-    names = family_of(config.architecture).names
-    if stored is None or not (names.mtp or names.later_layers):
-        return bool(names.mtp or names.later_layers)
-    return all(_has_module_of_head(config, stored, module) for module in _OF_HEAD)
+def has_mtp_head(config: ModelConfig, stored: Collection[str] | None, names: TensorNames | None = None) -> bool:
+    """Whether files with tensors of these names have an MTP head in a layout that is read; None: whether any may.
+
+    `names`: how the files call what they hold; None: as the family of the model does.
+    """
+    of_family = family_of(config.architecture).names
+    if stored is None or not (of_family.mtp or of_family.later_layers):
+        return bool(of_family.mtp or of_family.later_layers)
+    return all(_has_module_of_head(config, stored, names, module) for module in _OF_HEAD)
 
 
-def has_mtp_lm_head(config: ModelConfig, stored: Collection[str]) -> bool:
-    """Whether files with tensors of these names, and with an MTP head, have an lm_head for it alone."""
-    return _has_module_of_head(config, stored, _LM_HEAD_OF_HEAD)
+def has_mtp_lm_head(config: ModelConfig, stored: Collection[str], names: TensorNames | None = None) -> bool:
+    """Whether files with an MTP head have an lm_head for it alone; the arguments are those of `has_mtp_head`."""
+    return _has_module_of_head(config, stored, names, _LM_HEAD_OF_HEAD)
 
 
-def _has_module_of_head(config: ModelConfig, stored: Collection[str], module: str) -> bool:
-    files = _Files(family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
+def _has_module_of_head(config: ModelConfig, stored: Collection[str], names: TensorNames | None, module: str) -> bool:
+    files = _Files(names or family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
     layer = f"layers.{config.num_hidden_layers}."
     name = files.tensor(_Parameter("", (), layer, module, "", "", module), module)
     return any(tensor.startswith(f"{name}.") for tensor in stored)
 
 
 # What an MTP head has besides a layer: files that lack any of it have what is left of a head.
-_OF_HEAD = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_OF_HEAD = ("enorm", "hnorm", "eh_proj")
 _LM_HEAD_OF_HEAD = "shared_head.head"  # an lm_head of its own; where files have none, the engine copies the model's
 
 
@@ -344,6 +347,18 @@ def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     return replace(source, end=parameter.shape[0]), shape
 
 
+def _norm_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the norm behind an MTP head in files that have none for it: it is that behind the model.
+
+    So it is in ERNIE 4.5 (FastDeploy, ernie4_5_mtp.py) and where GGUF files have no `nextn.shared_head_norm`.
+    """
+    if parameter.module != "shared_head.norm":
+        return None
+    if files.tensor(parameter, parameter.module) + parameter.kind in files.stored:
+        return None
+    return _outside(files, _parse(f"model.norm{parameter.kind}", parameter.shape, ()))
+
+
 def _projection_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     """Find the projection of an MTP head whose inputs files have in the other order: the hidden state first."""
     if parameter.module != "eh_proj" or not files.names.mtp_hidden_first:
@@ -461,6 +476,7 @@ _MATCHERS = (
     _norm_of_sum,
     _outside,
     _lm_head_of_head,
+    _norm_of_head,
     _projection_of_head,
     _head_by_head,
     _in_a_stack,

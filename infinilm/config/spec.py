@@ -41,6 +41,7 @@ from infinilm.errors import ConfigError
 __all__ = [
     "ACTIVATIONS",
     "LONE_SUBLAYERS",
+    "Eagle3Config",
     "GivenEmbeddings",
     "MtpFormat",
     "build_spec",
@@ -62,6 +63,51 @@ QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
 
+NUM_TAPS = 3
+"""Layers that an EAGLE-3 head reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """An EAGLE-3 head.
+
+    Attributes
+    ----------
+    layer : ModelFields
+        The configuration of a model of one layer, which is that of the head.
+    vocab_size : int
+        Ids that it drafts; a map in its files tells which ids of the vocabulary these are.
+    norm_before_residual : bool
+        What it reads of the model is normed before it becomes its residual stream.
+    taps : tuple of int or None
+        Layers of the model at whose beginning it reads the residual stream. None: the usual ones.
+    """
+
+    layer: ModelFields
+    vocab_size: int
+    norm_before_residual: bool = False
+    taps: tuple[int, ...] | None = None
+
+    def taps_of(self, num_layers: int) -> list[int]:
+        """Layers of a model of so many at whose beginning it reads, in ascending order."""
+        return sorted(set(self.taps or (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))))
+
+    def check(self, config: ModelFields) -> None:
+        """Refuse a head that does not fit a model. ConfigError: its sizes are others, or there are no such layers."""
+        sizes = self.layer.hidden_size, config.hidden_size
+        if sizes[0] != sizes[1] or self.vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head has hidden_size {sizes[0]} and drafts {self.vocab_size} ids, and the "
+                f"model has hidden_size {sizes[1]} and {config.vocab_size} ids; take the head that was trained with "
+                "this model"
+            )
+        if len(taps := self.taps_of(config.num_hidden_layers)) != NUM_TAPS or taps[-1] > config.num_hidden_layers:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head reads layers {taps}; expected {NUM_TAPS} different ones of the "
+                f"{config.num_hidden_layers} of the model; take the head that was trained with this model"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class MtpFormat:
     """How an MTP head keeps its weights.
@@ -72,10 +118,26 @@ class MtpFormat:
         One of `QUANTIZATIONS`, as its linears are stored.
     lm_head_size : int
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
+    eagle3 : Eagle3Config, optional
+        It is an EAGLE-3 head, from another checkpoint. The ids of its lm_head are its own.
     """
 
     quantization: str | None = None
     lm_head_size: int = 0
+    eagle3: Eagle3Config | None = None
+
+    @classmethod
+    def beside(
+        cls, model: str | None, own: str | None, *, num_ids: int, is_cut: bool = False, has_lm_head: bool = False
+    ) -> MtpFormat:
+        """The format of a head of the quantization `own` beside a model of another.
+
+        `num_ids`: those that it drafts. `is_cut`: they are not all of the vocabulary. `has_lm_head`: the checkpoint has
+        one for the head alone.
+        """
+        # The lm_head of a quantised model is of 8 bits.
+        has_fewer_bits = own == "int4" or (own is not None and model is None)
+        return cls(own or model, num_ids if has_lm_head or has_fewer_bits or is_cut else 0)
 
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
@@ -118,14 +180,15 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
-    def layer_spec(layer: int) -> LayerSpec:
+    def layer_spec(layer: int, *, is_dense: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
         mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
-        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not has_experts[layer]
+        of_experts = has_experts[layer] and not is_dense
+        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
             mixer,
             layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
-            experts if has_experts[layer] else None,
+            experts if of_experts else None,
             beside,
         )
 
@@ -154,9 +217,11 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         ropes=ropes.tables,
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
-        if mtp is None
+        if mtp is None or mtp.eagle3 is not None
         else MtpSpec(
-            layer_spec(_last_with_attention(state_layers(config))), mtp.quantization or "none", mtp.lm_head_size
+            layer_spec(_last_with_attention(state_layers(config)), is_dense=family.routing.dense_head),
+            mtp.quantization or "none",
+            mtp.lm_head_size,
         ),
     )
 
@@ -415,7 +480,28 @@ def build_spec(
     if given is not None:
         spec.given_levels = given.levels
         spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]
+    if mtp is not None and mtp.eagle3 is not None:
+        mtp.eagle3.check(config)
+        _add_eagle3(spec, mtp, mtp.eagle3)
     return spec
+
+
+def _add_eagle3(spec: ModelSpec, mtp: MtpFormat, head: Eagle3Config) -> None:
+    """Give a model an EAGLE-3 head: the layer of a model of its own configuration, with the rope of that."""
+    own = decoder_spec(head.layer, spec.max_model_len)
+    layer = own.layers[0]
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or own.norm != "rms" or own.post_norms or own.parallel_blocks:
+        raise ConfigError(
+            f"speculation: an EAGLE-3 head with a layer of {head.layer.architecture} is not supported; expected one "
+            "with attention and an MLP behind an RMSNorm each, such as that of Llama or Qwen3"
+        )
+    mixer.inputs = 2
+    if mixer.rope >= 0:
+        mixer.rope, spec.ropes = len(spec.ropes), [*spec.ropes, own.ropes[mixer.rope]]
+    layer.mixer = mixer
+    taps = head.taps_of(spec.num_layers)
+    spec.mtp = MtpSpec(layer, mtp.quantization or "none", mtp.lm_head_size, taps, head.norm_before_residual)
 
 
 def _on_axes(rope: RopeSpec, axes: Sequence[int]) -> RopeSpec:

@@ -29,6 +29,7 @@ using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Mlp, Exper
 struct Sublayer {
     Body body;
     std::optional<Site> norm_site;  // of the norm that it begins with, if it has one
+    Buffer reads = {};              // in place of the residual stream, if it is there
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
     bool shares_norm = false;   // it reads the norm of the sublayer before, and begins before that one ends

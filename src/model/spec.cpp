@@ -153,6 +153,14 @@ void validate(const ModelSpec& spec) {
         require_spec(spec.mtp->lm_head_size >= 0 && spec.mtp->lm_head_size <= spec.vocab_size,
                      "the lm_head of an MTP head has up to ", spec.vocab_size,
                      " outputs, as many as the vocabulary, got ", spec.mtp->lm_head_size);
+        const std::vector<int>& taps = spec.mtp->taps;
+        require_spec(std::ranges::is_sorted(taps, std::less_equal<>()) &&
+                         (taps.empty() || (taps.front() >= 0 && taps.back() <= spec.num_layers)),
+                     "taps of an EAGLE-3 head are layers in ascending order, from 0 to ", spec.num_layers);
+        require_spec(taps.empty() || (spec.norm == NormKind::rms && spec.pre_norms && !spec.parallel_blocks &&
+                                      spec.residual_multiplier == 1),
+                     "an EAGLE-3 head needs a model whose sublayers begin with an RMSNorm of their own, and add to the "
+                     "residual stream what they give");
         require_spec(!spec.own_vectors && !spec.layer_scalars,
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }

@@ -387,6 +387,7 @@ def layer_with(sliding_window):
             "score_cap": 0.0,
             "rope": 0,
             "q_rope": -1,
+            "inputs": 1,
             "kv_owner": -1,
             "qkv_bias": True,
             "out_bias": True,

@@ -237,14 +237,16 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3-5-dense"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-5-dense", *covering_goldens(IN_BFLOAT16)])
 def test_drafts(simulate: Run, models: str, name: str) -> None:
+    """With every fact that 16 bits have kernels for."""
     outcome = simulate("device_cases:drafts", name=name, folder=models, dtype="bfloat16")
     assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("right", "float32"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")]
+    ("name", "dtype"),
+    [("right", "float32"), ("eagle3", "bfloat16"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")],
 )
 def test_drafts_of_mtp_heads(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:mtp_heads", name=name, folder=str(tmp_path), dtype=dtype)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from goldens import GOLDENS, config_of, golden
 from quantised_files.conversion import resized
+from speculation.heads import make_with_head
 
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, interleave, quantised, write_folder
@@ -25,9 +26,10 @@ from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checkpoint.sources import Source
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.config import AutoConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.engine.infer_engine import InferEngine
 from infinilm.errors import ConfigError, WeightError
+from infinilm.models.reference.model import ReferenceModel
 from infinilm.planning.memory import plan_headers
 
 DEMO = resolve_model("demo")
@@ -85,6 +87,43 @@ def test_other_families(name: str, tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps(known_config(golden(name), rules)))
     path = convert_family(source, rules).write(tmp_path / "model.gguf")
     np.testing.assert_allclose(logits(path), logits(source), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3-5-text", "qwen3-next", "glm4-moe"])
+def test_mtp_heads(name: str, tmp_path: Path) -> None:
+    """A layer behind the last, whose norm may be that of the model: the weights are those of the checkpoint."""
+    pytest.importorskip("gguf")
+    rules, source = OTHER_FAMILIES[name], make_with_head(tmp_path / "source", name)
+    rules = replace(rules, keys=rules.keys | {"nextn_predict_layers": 1})
+    (source / "config.json").write_text(json.dumps(known_config(source, rules)))
+    file = convert_family(source, rules)
+    (norm,) = (tensor for tensor in file.tensors if tensor.endswith("nextn.shared_head_norm.weight"))
+    paths = [file.write(tmp_path / "model.gguf")]
+    del file.tensors[norm]
+    paths.append(file.write(tmp_path / "shared.gguf"))
+    expected = head_weights(source)
+    assert len(expected) > 10
+    for path in paths:
+        for parameter, values in head_weights(path).items():
+            own = "model.norm.weight" if path != paths[0] and "shared_head" in parameter else parameter
+            np.testing.assert_allclose(values, expected[own], rtol=1e-6, atol=1e-6, err_msg=parameter)
+    mtp = {"method": "mtp", "adaptive": False}
+    sampling: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "use_tqdm": False}
+    answers = []
+    for speculation in ("off", mtp, mtp | {"quantization": None}):
+        with LLM(paths[1], max_model_len=48, speculation=speculation, use_tqdm=False) as llm:
+            answers.append(llm.generate([IDS], **sampling)[0].outputs[0].token_ids)
+            assert (llm.metrics().num_draft_tokens > 0) == (speculation != "off")
+    assert answers[0] == answers[1] == answers[2]
+
+
+def head_weights(path: Path) -> dict[str, np.ndarray]:
+    """Return the weights of the model's last norm and of its MTP head."""
+    config = AutoConfig.from_pretrained(path)
+    model = ReferenceModel(config, max_model_len=32, mtp=MtpFormat())
+    model.load_weights(path)
+    ours = (f"model.layers.{config.num_hidden_layers}.", "model.norm")
+    return {parameter: np.asarray(v) for parameter, v in model.weights.items() if parameter.startswith(ours)}
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next"])

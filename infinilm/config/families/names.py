@@ -335,6 +335,12 @@ ERNIE_MOE = TensorNames(
         **_STACKED,
         "mlp.moe_statics.e_score_correction_bias": ("mlp.gate.e_score_correction_bias",),
     },
+    mtp={
+        "": "model.mtp_block.0.",
+        "enorm": "model.mtp_emb_norm.0",
+        "hnorm": "model.mtp_hidden_norm.0",
+        "eh_proj": "model.mtp_linear_proj.0",
+    },
     not_read=("model.mtp_",),
 )
 
