@@ -1,4 +1,4 @@
-"""What takes in the logits or the hidden states of a prompt, in chunks as they are computed."""
+"""`HiddenPool` and `PromptLogprobs` take in the states or the logits of a prompt, in chunks as they are computed."""
 
 from __future__ import annotations
 
