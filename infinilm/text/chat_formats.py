@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from infinilm.text.answer_marks import Edges
-from infinilm.text.call_readers import gemma_reader, read_python
+from infinilm.text.call_readers import gemma_reader
 from infinilm.text.harmony import HARMONY_MARKS
+from infinilm.text.python_calls import read_python
 from infinilm.text.reasoning import Marks, reasoning_marks
 from infinilm.text.tagged_calls import Tags
 from infinilm.text.tool_calls import ToolCallFormat
@@ -125,7 +126,13 @@ _LLAMA3 = ToolCallFormat(
     pattern='{"name": $NAME, "parameters": $ARGUMENTS}',
     between="; ",
 )
-_PYTHONIC = replace(_LLAMA3, name="pythonic", read=read_python, hidden=("<|python_start|>", "<|python_end|>"))
+_PYTHONIC = replace(
+    _LLAMA3,
+    name="pythonic",
+    read=read_python,
+    has_plain_values=True,  # templates for Llama 4 show all values as texts
+    hidden=("<|python_start|>", "<|python_end|>"),
+)
 _HARMONY = ToolCallFormat(
     "harmony",
     "<|channel|>",
@@ -202,6 +209,7 @@ _FUNCTION_GEMMA = replace(
     pattern='<start_function_call>{"name": $NAME, "arguments": $ARGUMENTS}<end_function_call>',
     read=gemma_reader("<escape>"),
     inner=("<escape>",),
+    has_plain_values=True,  # templates for it have the mark around all values
 )
 _LFM2 = ToolCallFormat(
     "lfm2",

@@ -63,6 +63,8 @@ class ToolCallFormat:
         An object has the name for its only key, and the arguments for its value.
     read : Reader, optional
         For calls that are read once they have ended, and not while they come.
+    has_plain_values : bool
+        In what `read` gives, texts may stand for values of other types, which the schema of a tool names.
     also : tuple of str
         What some of the models write instead of `begin`.
     inner : tuple of str
@@ -88,6 +90,7 @@ class ToolCallFormat:
     name_pattern: str = ""
     is_keyed: bool = False
     read: Reader | None = None
+    has_plain_values: bool = False
     also: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     has_channels: bool = False
@@ -220,7 +223,7 @@ class ToolCallParser:
             if self._at_start and stripped.startswith("{" if form.read is None else "["):
                 self._in_calls, self._at_start = form.read is None, False
                 if form.read is not None:
-                    self._call = WholeCalls(form.read, self._end, self._schemas, "", self.num_calls)
+                    self._call = self._whole_calls(form.read, self._end, "")
                 return
             if self._at_start and not final and (not stripped or any(h.startswith(stripped) for h in form.hidden)):
                 return  # only space so far, or a part of a mark
@@ -250,11 +253,14 @@ class ToolCallParser:
             return
         self._has_begun = False
         if form.read is not None:
-            self._call = WholeCalls(form.read, form.end, self._schemas, self._mark, self.num_calls)
+            self._call = self._whole_calls(form.read, form.end, self._mark)
         elif form.tags is None or text.startswith("{"):
             self._call = _Call(form, self._names, self._mark, self.num_calls)
         else:
             self._call = TaggedCall(form.tags, form.end, self._schemas, self._mark, self.num_calls)
+
+    def _whole_calls(self, read: Reader, end: str, mark: str) -> WholeCalls:
+        return WholeCalls(read, end, self._schemas, mark, self.num_calls, self._form.has_plain_values)
 
     def _read_between(self, final: bool) -> Iterator[ToolCallDelta]:
         """After a call: the end mark, another object, another mark, or content again."""

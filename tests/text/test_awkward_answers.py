@@ -253,6 +253,20 @@ ANSWERS = [
     ),
     Awkward("pythonic", "[run(command='it\\'s', count=1)]", "", (run(command="it's", count=1),)),
     Awkward("pythonic", "[1, 2]", "[1, 2]"),
+    # Templates show values of all types as texts: they are what the schema says, and texts where that is so or unknown.
+    Awkward(
+        "pythonic",
+        "[run(count=\"2\", command=\"3\", other=\"4\", files=\"['a']\", limit='null')]",
+        "",
+        (run(count=2, command="3", other="4", files=["a"], limit=None),),
+    ),
+    Awkward(
+        "functiongemma",
+        "<start_function_call>call:run{count:<escape>2<escape>,dry:<escape>True<escape>,ratio:<escape>much<escape>,"
+        "note:<escape>5<escape>}<end_function_call>",
+        "",
+        (run(count=2, dry=True, ratio="much", note="5"),),
+    ),
     # ---- Gemma: nested values, a name with a hyphen, thoughts without a line end, a call that the turn's end cuts ----
     Awkward(
         "gemma 4",
