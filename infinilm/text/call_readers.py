@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from infinilm.text.detokenize import overlap
-from infinilm.text.typed_values import typed_value, types_of
+from infinilm.text.typed_values import read_json, typed_value, types_of
 
 __all__ = ["Reader", "WholeCalls", "gemma_reader"]
 
@@ -112,7 +112,7 @@ def gemma_reader(quote: str) -> Reader:
     """Make the reader of `call:NAME{key:value}`, where texts stand between two quotes such as `<escape>`."""
 
     def read(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-        head = re.match(r"\s*call:([^{}\s]+)(?=\{)", text)
+        head = re.match(r"\s*(?:call)?:([^{}\s]+)(?=\{)", text)  # Gemma 4 forgets the first word now and then
         if head is None:
             return None
         value, place = _gemma_value(text, head.end(), quote, 0)
@@ -143,7 +143,17 @@ def _gemma_value(text: str, place: int, quote: str, depth: int) -> tuple[Any, in
     word = re.compile(r"[^,\]}\s]+").match(text, place)
     if word is None:
         raise ValueError(f"no value at {place}")
-    return json.loads({"None": "null", "True": "true", "False": "false"}.get(word[0], word[0])), word.end()
+    return _bare_value(word[0]), word.end()
+
+
+def _bare_value(word: str) -> Any:
+    """What stands without quotes: JSON, a word of Python, a number such as `108.`, or a text that lacks its quotes."""
+    if re.fullmatch(r"-?\d+\.", word):
+        return float(word)
+    try:
+        return read_json(word)
+    except ValueError:
+        return word
 
 
 def _gemma_object(text: str, place: int, quote: str, depth: int) -> tuple[dict[str, Any], int]:

@@ -87,6 +87,7 @@ class TaggedCall:
         self._value: list[str] = []  # pieces that are read and not given out
         self._behind = tags.value[1]  # what ends the value
         self._is_string = self._has_begun = False  # of the value
+        self._unseen: set[str] = set()  # arguments of the tool that have not come
 
     def push(self, text: str, final: bool) -> int:
         """Read what is certain; returns how many characters were read. `final`: no more text comes."""
@@ -135,6 +136,8 @@ class TaggedCall:
         if name not in self._schemas:
             self.is_broken = True
             return 0
+        properties = self._schemas[name].get("properties")
+        self._unseen = set(properties) if self._tags.has_lines and isinstance(properties, Mapping) else set()
         end = found.end() if behind else found.start()
         self._named, self._state, self.raw = name, "next", self.raw + text[:end]
         return end
@@ -174,6 +177,7 @@ class TaggedCall:
             self._is_string = kind != "false"
         else:
             self._is_string = types_of(self._key, root) == {"string"}
+        self._unseen.discard(self._key)
         self._arguments += self._separator() + json.dumps(self._key, ensure_ascii=False) + ": "
         self._arguments += '"' if self._is_string else ""
         self._has_arguments, self.raw = True, ""
@@ -193,8 +197,14 @@ class TaggedCall:
         mark = self._behind
         line_end = "\n" if self._tags.has_lines else ""
         place = text.find(mark, begin)
+        before, behind = self._tags.key
+        others = [f"\n{before}{key}{behind}" for key in self._unseen]
+        found = min((other for other in (text.find(mark, begin) for mark in others) if other >= 0), default=-1)
+        if found >= 0 and (place < 0 or found < place):  # models forget the end of a value now and then
+            place, mark = found, ""
         if place < 0:
             keep = max(overlap(text[begin:], mark), overlap(text[begin:], line_end + mark))
+            keep = max([keep, *(overlap(text[begin:], other) for other in others)])
             self._take(text[begin : len(text) - keep])
             self._has_begun = self._has_begun or begin > 0 or len(text) > keep
             return len(text) - keep

@@ -235,6 +235,8 @@ class ToolCallParser:
             yield ToolCallDelta(self._text[:place])
             if mark in form.hidden:
                 self._text, self._after_call = self._text[place + len(mark) :], True
+                if not form.begin and mark == form.hidden[0]:  # behind it calls may begin, also behind a text
+                    self._at_start, self._end = True, form.hidden[-1]
                 return
             self._text, self._in_calls = self._text[place + len(mark) :], True
             if mark in (form.begin, *form.also):

@@ -11,7 +11,7 @@ from typing import Any
 
 from infinilm.text.python_calls import read_value
 
-__all__ = ["typed_value", "types_of"]
+__all__ = ["read_json", "typed_value", "types_of"]
 
 _SPACE = " \t\r\n"
 _WORDS = {"True": True, "False": False, "None": None}  # as templates write them that convert values to text by Python
@@ -44,7 +44,7 @@ def typed_value(text: str, kinds: Collection[str]) -> Any:
     if kinds == {"string"}:
         return text
     # Templates that show lists and objects by Python's words teach models to write them so.
-    for read in (_read_json, *((read_value,) if kinds & {"array", "object"} and "string" not in kinds else ())):
+    for read in (read_json, *((read_value,) if kinds & {"array", "object"} and "string" not in kinds else ())):
         try:
             value = read(text.strip(_SPACE))
             # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
@@ -55,7 +55,8 @@ def typed_value(text: str, kinds: Collection[str]) -> Any:
     return text
 
 
-def _read_json(text: str) -> Any:
+def read_json(text: str) -> Any:
+    """A value in JSON, or one of Python's words for those of JSON. ValueError: it is none."""
     return _WORDS[text] if text in _WORDS else json.loads(text, parse_constant=_refuse)
 
 

@@ -104,7 +104,11 @@ ANSWERS = [
     ),
     Awkward("llama3", '{"type": "function", "name": "run", "parameters": {"count": 1}}', "", (run(count=1),)),
     Awkward("llama3", '<|python_tag|>{"name": "stop", "parameters": {}}', "", (STOP,)),
+    Awkward("llama3", 'Wait. <|python_tag|>{"name": "stop", "parameters": {}}', "Wait. ", (STOP,)),
     Awkward("llama3", '{"city": "Bern"}', '{"city": "Bern"}'),  # an answer in JSON
+    # vLLM takes JSON within a text for a call. Here it is text: a model is told to answer by the call alone, and an
+    # answer may well quote one.
+    Awkward("llama3", 'So: {"name": "stop", "parameters": {}}', 'So: {"name": "stop", "parameters": {}}'),
     Awkward(
         "hunyuan",
         '<think>\nI look.\n</think>\n<answer>\n<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>\n</answer>',
@@ -184,6 +188,18 @@ ANSWERS = [
     Awkward("qwen3 coder", coder(("command", "\n  a\n\n</function>\n")), "", (run(command="\n  a\n\n</function>\n"),)),
     Awkward("qwen3 coder", coder(("count", "many"), ("ratio", "NaN")), "", (run(count="many", ratio="NaN"),)),
     Awkward("qwen3 coder", "<function=stop>\n</function>", "", (STOP,)),
+    Awkward(  # without the end of a value: an argument that has not come begins on a line of its own
+        "qwen3 coder",
+        coder(("command", "ls")).replace("</parameter>\n", "<parameter=count>\n2\n</parameter>\n"),
+        "",
+        (run(command="ls", count=2),),
+    ),
+    Awkward(
+        "qwen3 coder",
+        coder(("count", "2"), ("command", "a\n<parameter=count>\n<parameter=other>b <parameter=note>")),
+        "",
+        (run(count=2, command="a\n<parameter=count>\n<parameter=other>b <parameter=note>"),),
+    ),
     Awkward("qwen3 coder", "I think.\n" + coder(("count", "1")), "", (run(count=1),), "I think.\n", "<think>\n"),
     Awkward(
         "glm",
@@ -252,11 +268,12 @@ ANSWERS = [
         (run(dry=True, limit=None), STOP),
     ),
     Awkward("pythonic", "[run(command='it\\'s', count=1)]", "", (run(command="it's", count=1),)),
+    Awkward("pythonic", "Wait. <|python_start|>[stop(), run(count=1)]<|python_end|>", "Wait. ", (STOP, run(count=1))),
     Awkward("pythonic", "[1, 2]", "[1, 2]"),
     # Templates show values of all types as texts: they are what the schema says, and texts where that is so or unknown.
     Awkward(
         "pythonic",
-        "[run(count=\"2\", command=\"3\", other=\"4\", files=\"['a']\", limit='null')]",
+        '[run(count="2", command="3", other="4", files="[\'a\']", limit=\'null\')]',
         "",
         (run(count=2, command="3", other="4", files=["a"], limit=None),),
     ),
@@ -277,6 +294,14 @@ ANSWERS = [
     Awkward("gemma 4", '<|tool_call>call:run{note:<|"|>a<|"|>}', "", (run(note="a"),)),
     Awkward("gemma 4", "<|tool_call>call:fs.list-all{}<tool_call|>", "", (("fs.list-all", {}),)),
     Awkward("gemma 4", "<|channel>thought<channel|>Hello", "Hello"),
+    Awkward("gemma 4", "<|tool_call>:run{count:1}<tool_call|>", "", (run(count=1),)),
+    Awkward(
+        "gemma 4",
+        "<|tool_call>call:run{ratio:108.,note:fast,files:[1.,x]}<tool_call|>",
+        "",
+        (run(ratio=108.0, note="fast", files=[1.0, "x"]),),
+    ),
+    Awkward("gemma 4", "<|tool_call>call:run no brace<tool_call|>", "<|tool_call>call:run no brace"),
     # ---- gpt-oss: the recipient in front, a preamble, two thoughts, tools that are none of the caller's ----
     Awkward(
         "harmony",
