@@ -292,6 +292,14 @@ _FUNCTIONARY = ToolCallFormat(
     pattern="<function=$TOOL>$ARGUMENTS</function>",
     between="",
 )
+_FUNCTIONARY32 = ToolCallFormat(
+    "functionary 3.2",
+    ">>>",
+    name_before="\n",
+    pattern="$TOOL\n$ARGUMENTS",
+    between=">>>",
+    text_head="all\n",
+)
 _MINICPM5 = ToolCallFormat(
     "minicpm 5",
     '<function name="',
@@ -426,6 +434,9 @@ CHAT_FORMATS = (
     ),
     ChatFormat("command r plus", ("Action:", "```json", "tool_name"), calls=_COMMAND_R_PLUS),
     ChatFormat("functionary", ("start_tag => `<function`",), calls=_FUNCTIONARY),  # of 3.1
+    ChatFormat(  # whose prompts end with `>>>`
+        "functionary 3.2", (">>>${recipient}",), calls=_FUNCTIONARY32, answer=Edges("all\n", "<|eot_id|>")
+    ),
     ChatFormat("minicpm 5", ('<function name="', '<param name="'), calls=_MINICPM5),
     ChatFormat("gigachat", ("<|function_call|>", "<|role_sep|>"), calls=_GIGACHAT),  # of 3.1
     ChatFormat("gigachat 3", ("function call", "<|role_sep|>", "<|message_sep|>"), calls=_GIGACHAT3),

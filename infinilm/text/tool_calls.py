@@ -75,6 +75,9 @@ class ToolCallFormat:
         What ids of calls look like: "short" are nine letters and digits, as the template refuses any other; "counted"
         are `functions.NAME:COUNT`, as the model itself writes and reads them, COUNT being over the conversation; "":
         they may be anything.
+    text_head : str
+        Where prompts end with `begin`, so that an answer begins with the name of a tool: what stands there before a
+        text; "": prompts do not end so.
     """
 
     name: str
@@ -95,6 +98,7 @@ class ToolCallFormat:
     inner: tuple[str, ...] = ()
     has_channels: bool = False
     ids: str = ""
+    text_head: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -157,17 +161,20 @@ class ToolCallParser:
     form : ToolCallFormat
     schemas : mapping of str to mapping
         JSON schemas of the parameters of the tools there are, by name; a call of any other is content.
+    prompt : str
+        As rendered: it may end with the mark of a call.
     """
 
-    def __init__(self, form: ToolCallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolCallFormat, schemas: Mapping[str, Mapping[str, Any]], prompt: str = "") -> None:
         self._form = form
         self._schemas = schemas
         self._names = frozenset(schemas)
         self._text = ""  # not yet read
         self._call: _Call | TaggedCall | WholeCalls | None = None  # being read
-        self._has_begun = False  # `begin` was read, and what follows says how the call is written
-        self._mark = form.begin  # as it was written
-        self._in_calls = False  # after `begin`
+        # `begin` was read, and what follows says how the call is written.
+        self._has_begun = bool(form.text_head) and prompt.endswith(form.begin)
+        self._mark = ""  # `begin`, as it was written in the answer
+        self._in_calls = self._has_begun  # after `begin`
         self._at_start = True  # nothing but space and a hidden mark has come
         self._end = form.end  # or the hidden mark that ends calls without a mark of their own
         self._after_call = False  # space here separates, and is no content
@@ -428,7 +435,14 @@ class _Call:
             self._plain_name = True
             self._begin_value("arguments")
             self._read_value(char)
-        elif (char == "\n" and not self._form.name_pattern) or len(self._value) > _MAX_HEAD:
+        elif len(self._value) > _MAX_HEAD:
+            self.is_broken = True
+        elif self._form.name_before == "\n":  # what is no line with the name of a tool is known to be text at once
+            name, line_end, space = "".join([*self._value, char]).partition("\n")
+            self.is_broken = bool(space.strip(_SPACE)) or not any(
+                other == name or (not line_end and other.startswith(name)) for other in self._names
+            )
+        elif char == "\n" and not self._form.name_pattern:
             self.is_broken = True
         if self._state == "name":
             self._value.append(char)

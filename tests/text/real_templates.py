@@ -35,6 +35,7 @@ FORMATS = {
     "deepseek v3.1": ["deepseek-ai-DeepSeek-V3.1"],
     "deepseek v3.2": ["deepseek-ai-DeepSeek-V3.2"],
     "functionary": ["meetkai-functionary-medium-v3.1"],
+    "functionary 3.2": ["meetkai-functionary-medium-v3.2"],
     "functiongemma": ["vllm-functiongemma"],
     "gemma 4": ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "trl-gemma4_v5", "vllm-gemma4"],
     "gigachat": ["GigaChat3.1-10B-A1.8B"],
@@ -121,7 +122,6 @@ PLAIN = {
     "deepseek-ai-DeepSeek-V4-Flash-0731": _NO_FAMILY,
     "muse-glimmer": _NO_FAMILY,
     "tencent-Hy3": _NO_FAMILY,
-    "meetkai-functionary-medium-v3.2": "the mark of a first call is in the prompt, and texts have one as well",
 }
 """The others, and why they are no row."""
 

@@ -223,6 +223,10 @@ TABLE = [
         "Wait.\n",
         BOTH,
     ),
+    Said("functionary 3.2", "all\nIt rains.", "", "It rains."),
+    Said("functionary 3.2", f"weather\n{CITY}>>>time\n{{}}", "", "", BOTH),
+    Said("functionary 3.2", f"all\nWait.\n>>>weather\n{CITY}\n", "", "Wait.\n", ONE),
+    Said("functionary 3.2", "weather is\n>>> x", "", "weather is\n>>> x"),
     Said("functionary", f"<function=weather>{CITY}</function><function=time>{{}}</function>", "", "", BOTH),
     Said(
         "minicpm 5",
@@ -255,10 +259,15 @@ TABLE = [
 ]
 
 
+def prompt_of(row: ChatFormat) -> str:
+    """What prompts end with, where an answer is read behind it."""
+    return row.calls.begin if row.calls is not None and row.calls.text_head else ""
+
+
 def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Reasoning, content and calls of a text that comes in pieces; arguments as text."""
     maker = ChoiceMaker(
-        "",
+        prompt_of(row),
         reasoning=row.reasoning,
         form=row.calls,
         schemas=SCHEMAS,

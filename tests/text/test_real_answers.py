@@ -260,6 +260,9 @@ WRITTEN: dict[str, Written] = {
     "Qwen3-Coder": Written(TEXT, "", *CODER),
     "Qwen3.5-4B": Written(f"\n</think>\n\n{TEXT}", THOUGHT, *(f"\n</think>\n\n{text}" for text in CODER)),
     "StepFun3.5-Flash": Written(f"\n</think>\n{TEXT}", THOUGHT, *(f"\n</think>\n{text}" for text in CODER)),
+    "meetkai-functionary-medium-v3.2": Written(
+        f"all\n{TEXT}", "", *around("", "\n>>>", "", *(f"{name}\n{ARGUMENTS[i]}" for i, name in enumerate(NAMES)))
+    ),
     "vllm-functiongemma": Written(TEXT, "", *around("", "", "", *ESCAPED)),
     "vllm-hunyuan_a13b": Written(
         f"<answer>\n{TEXT}\n</answer>",
