@@ -349,6 +349,7 @@ class _Call:
         self.is_done = self.is_broken = self.is_cut = False
         self._arguments: list[str] = []  # not given out yet
         self._has_arguments = False
+        self._has_others = False  # objects under keys that say nothing here, which a model may mean for arguments
         self._plain_name = False  # it stood before the object, which is the arguments
         self._state = "start"  # then name, or next, key, colon, value, next ...
         self._key = ""
@@ -410,7 +411,8 @@ class _Call:
         elif self._state == "next" and char == ",":
             return
         elif self._state == "next" and char == "}":
-            self.is_done, self.is_broken = self.name is not None, self.name is None
+            self.is_done = self.name is not None and (self._has_arguments or not self._has_others)
+            self.is_broken = not self.is_done
         elif self._state == "colon" and char == ":":
             if self._form.is_keyed and self.name is None:
                 self._set_name(self._key)
@@ -506,6 +508,8 @@ class _Call:
                 self._arguments, self._has_arguments = [value], True
         elif self._is_arguments() and value is not None and not isinstance(value, dict):
             self.is_broken = True
+        elif isinstance(value, (dict, list)) and not self._is_arguments():
+            self._has_others = True
         self.is_done = self._plain_name and not self.is_broken
         if self.is_told and not self.is_broken:
             self._raw = []
