@@ -126,6 +126,26 @@ ANSWERS = [
         (STOP,),
     ),
     Awkward("command r7b", "<|START_THINKING|>I look.<|END_THINKING|>", reasoning="I look."),
+    Awkward(  # citations, which a caller has asked for
+        "command r7b",
+        "<|START_RESPONSE|>It <co>rains</co: 0:[1],1:[0,2]> in <co>Bern</co: 0:[1]>.<|END_RESPONSE|>",
+        "It <co>rains</co: 0:[1],1:[0,2]> in <co>Bern</co: 0:[1]>.",
+    ),
+    Awkward(  # ERNIE's answer behind a thought, and calls behind it
+        "ernie 4.5",
+        'I look.\n</think>\n\n\n<response>\nWait.\n</response>\n\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n',
+        "Wait.",
+        (STOP,),
+        "I look.\n",
+        "<think>\n",
+    ),
+    Awkward(
+        "olmo 3",
+        '<think>I look.</think><function_calls>run(note="a", dry=true)\nstop()</function_calls>',
+        "",
+        (run(note="a", dry=True), STOP),
+        "I look.",
+    ),
     Awkward(
         "apertus",
         '<|tools_prefix|>[{"run": {"files": [1, "b"]}}, {"stop": {}}]<|tools_suffix|>',

@@ -169,6 +169,16 @@ def test_variables_of_templates(file: str) -> None:
         assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
 
 
+def test_citations_are_asked_for_by_name() -> None:
+    """Otherwise the content of an answer has no marks of them."""
+    for file, switch in (
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", {"enable_citations": True}),
+        ("Cohere2MoE", {"grounding": "enabled"}),
+    ):
+        assert "<co>" not in str(outcome(file, [QUESTION], TOOLS))
+        assert "<co>" in str(outcome(file, [QUESTION], TOOLS, **switch))
+
+
 @pytest.mark.parametrize("file", present(ALL))
 def test_contents_in_parts(file: str) -> None:
     """They are those of transformers where the template reads parts of all roles, and otherwise joined by line ends."""
