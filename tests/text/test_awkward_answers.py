@@ -133,7 +133,8 @@ ANSWERS = [
     ),
     Awkward(  # ERNIE's answer behind a thought, and calls behind it
         "ernie 4.5",
-        'I look.\n</think>\n\n\n<response>\nWait.\n</response>\n\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n',
+        "I look.\n</think>\n\n\n<response>\nWait.\n</response>\n\n\n"
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n',
         "Wait.",
         (STOP,),
         "I look.\n",
