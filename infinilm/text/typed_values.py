@@ -25,7 +25,7 @@ def types_of(key: str, schema: Mapping[str, Any]) -> set[str]:
     key : str
         The name of the argument.
     schema : mapping
-        That of all arguments.
+        JSON schema of all arguments, an object.
     """
     properties = schema.get("properties")
     return _kinds(properties.get(key) if isinstance(properties, Mapping) else None, schema)

@@ -207,7 +207,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 # They read functions in a form of their own, and so render nothing of what transformers passes on.
 WITH_TOOLS_OF_THEIR_OWN = ("fireworks-ai-llama-3-firefunction-v2", "CohereForAI-c4ai-command-r-plus-tool_use")
 
-# What these write in a history is not what models write.
+# Templates that write a history otherwise than models write, and how.
 WRITTEN_OTHERWISE = {
     "vllm-gemma3_pythonic": "no commas between arguments",
     "vllm-llama3.2_pythonic": "texts without quotes",
