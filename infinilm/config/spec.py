@@ -33,6 +33,7 @@ from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
+from infinilm.config.sublayers.position_bias import position_bias_spec
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
@@ -112,7 +113,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
-    mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    mlp = partial(MlpSpec, gated=family.gated_mlp, down_bias=family.down_bias, activation=activation)
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
@@ -152,6 +153,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
+        position_bias=position_bias_spec(family.position_bias, config.num_attention_heads, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
         if mtp is None

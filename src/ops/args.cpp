@@ -138,10 +138,13 @@ AttentionArgs attention_args(const AttentionParams& p) {
             .cu_seqlens_q = p.cu_seqlens_q.as<const int32_t>(),
             .context_lens = p.context_lens.as<const int32_t>(),
             .sinks = p.sinks.as<const float>(),
+            .position_bias =
+                p.position_bias ? p.position_bias.as<const float>() + p.position_bias.shape(1) / 2 : nullptr,
             .out = p.out.data(),
             .q_stride = p.q.stride(0),
             .out_stride = p.out.stride(0),
             .block_table_stride = p.block_table.stride(0),
+            .position_bias_stride = stride(p.position_bias, 0),
             .num_seqs = count(p.context_lens.shape(0)),
             .num_heads = count(p.q.shape(1)),
             .num_kv_heads = count(p.k_cache.shape(1)),
