@@ -22,7 +22,17 @@ from infinilm.errors import ConfigError, RequestError, did_you_mean
 from infinilm.files import read_json, read_json_list, read_optional_json
 from infinilm.gguf.file import is_gguf, open_gguf, reading
 
-__all__ = ["POOLINGS", "SIMILARITIES", "Dense", "Module", "TextRules", "VectorRecipe", "read_modules", "text_rules"]
+__all__ = [
+    "POOLINGS",
+    "SIMILARITIES",
+    "Dense",
+    "Module",
+    "TextRules",
+    "VectorRecipe",
+    "num_pooled",
+    "read_modules",
+    "text_rules",
+]
 
 POOLINGS = ("mean", "cls", "last", "max", "weightedmean", "mean_sqrt_len")
 """How the hidden states of a text become one: see `infinilm.requests.reducers.HiddenPool`."""
@@ -47,6 +57,12 @@ _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": 
 _KNOWN_TASKS: Mapping[str, tuple[Any, ...]] = {
     "transformer_task": ("feature-extraction", "text-generation"),
     "module_output_name": ("token_embeddings", "causal_logits"),
+    "query_expansion": (),
+}
+# The same of a Transformer that is alone, as a cross-encoder is: it gives the scores of labels.
+_SCORE_TASKS: Mapping[str, tuple[Any, ...]] = {
+    "transformer_task": ("sequence-classification",),
+    "module_output_name": ("scores",),
     "query_expansion": (),
 }
 _MODULES_FILE = "modules.json"
@@ -88,7 +104,7 @@ class VectorRecipe:
     Attributes
     ----------
     pooling : str
-        One of `POOLINGS`.
+        One of `POOLINGS`, or several joined by "+": see `infinilm.requests.reducers.HiddenPool`.
     dense : tuple of Dense
         What the pooled vector goes through, in order.
     normalize : bool
@@ -147,9 +163,9 @@ class VectorRecipe:
         modules = read_modules(model)
         return _of_folder(model, modules, hidden_size) if modules else cls()
 
-    def size(self, hidden_size: int) -> int:
-        """Elements of a vector that is not cut."""
-        return self.dense[-1].out_features if self.dense else hidden_size
+    def size(self, hidden_size: int, pooling: str | None = None) -> int:
+        """Elements of a vector that is not cut, of this pooling or of the checkpoint's own."""
+        return self.dense[-1].out_features if self.dense else hidden_size * num_pooled(pooling or self.pooling)
 
     def prompt(self, name: str | None) -> str:
         """The text that stands before a text; None: the default. RequestError: there is none of that name."""
@@ -171,6 +187,11 @@ class VectorRecipe:
     def has_dimension(self, size: int) -> bool:
         """Whether the checkpoint says that vectors may be cut to this size."""
         return self.any_dimension or size in self.dimensions
+
+
+def num_pooled(pooling: str) -> int:
+    """How many hidden states a pooling leaves of a text: as many as are joined."""
+    return pooling.count("+") + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +273,8 @@ def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> Ve
             )
     if modules[0].kind != "Transformer" or any(module.kind == "Transformer" for module in modules[1:]):
         raise ConfigError(f"{path}: expected a Transformer first and no other one, got {_kinds(modules)}")
+    if len(modules) == 1 and _gives_scores(modules[0]):
+        return VectorRecipe(**_transformer_of(modules[0], _SCORE_TASKS) | _prompts(model))
     said: dict[str, Any] = {"normalize": False, "dense": (), "source": _MODULES_FILE}
     if (count := sum(module.kind in ("Pooling", "LogitScore") for module in modules)) != 1:
         raise ConfigError(f"{path}: expected one Pooling, or a LogitScore, got {count}: {_kinds(modules)}")
@@ -262,7 +285,7 @@ def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> Ve
         if "pooling" not in said and module.kind in ("Dense", "Normalize"):
             raise ConfigError(f"{path}: {module.kind} before the Pooling is not supported, got {_kinds(modules)}")
         said |= _READERS[module.kind](module, size, said)
-        size = said["dense"][-1].out_features if said["dense"] else hidden_size
+        size = said["dense"][-1].out_features if said["dense"] else hidden_size * num_pooled(said.get("pooling", ""))
     return VectorRecipe(**said | _prompts(model) | _dimensions(model))
 
 
@@ -270,10 +293,19 @@ def _kinds(modules: tuple[Module, ...]) -> str:
     return ", ".join(module.kind for module in modules)
 
 
+def _gives_scores(transformer: Module) -> bool:
+    task = read_optional_json(transformer.folder / "sentence_bert_config.json").get("transformer_task")
+    return task in _SCORE_TASKS["transformer_task"]
+
+
 def _transformer(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
+    return _transformer_of(module, _KNOWN_TASKS)
+
+
+def _transformer_of(module: Module, tasks: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     path = module.folder / "sentence_bert_config.json"
     values = read_optional_json(path)
-    for key, known in _KNOWN_TASKS.items():
+    for key, known in tasks.items():
         if values.get(key) not in (None, *known):
             expected = " or ".join(map(repr, known)) or "null"
             raise ConfigError(f"{path}: {key} is {short_repr(values[key])}; only {expected} is supported")
@@ -296,15 +328,15 @@ def _pooling(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, An
     else:
         modes = [mode for key, mode in _OLD_POOLINGS.items() if values.get(key)] or ["mean"]
     others = [key for key in values if key.startswith("pooling_mode_") and key not in _OLD_POOLINGS and values[key]]
-    if len(modes) != 1 or modes[0] not in POOLINGS or others:
+    if not modes or any(mode not in POOLINGS for mode in modes) or others:
         got = others[0] if others else " and ".join(map(str, modes))
-        raise ConfigError(f"{path}: pooling is {got!r:.80}; supported is one of {', '.join(POOLINGS)}")
+        raise ConfigError(f"{path}: pooling is {got!r:.80}; supported are {', '.join(POOLINGS)}, and several of these")
     if not values.get("include_prompt", True):
         raise ConfigError(f"{path}: include_prompt is false, and tokens of prompts cannot be left out of the pooling")
     width = values.get("embedding_dimension", values.get("word_embedding_dimension", size))
     if width != size:
         raise ConfigError(f"{path}: pools vectors of {short_repr(width)} elements, and the model gives {size}")
-    return {"pooling": modes[0]}
+    return {"pooling": "+".join(modes)}
 
 
 def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
