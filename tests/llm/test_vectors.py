@@ -261,11 +261,6 @@ IDENTITY = "torch.nn.modules.linear.Identity"
         (["Transformer", "Pooling", "Normalize", "Dense"], {}, "nothing may follow Normalize"),
         (
             ["Transformer", "Pooling"],
-            {"1_Pooling/config.json": POOLED | {"pooling_mode_cls_token": True}},
-            "cls and mean",
-        ),
-        (
-            ["Transformer", "Pooling"],
             {"1_Pooling/config.json": {"pooling_mode": "attention"}},
             "'attention'; supported",
         ),
