@@ -18,11 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
-from infinilm.errors import ConfigError, RequestError, did_you_mean
+from infinilm.errors import ConfigError, RequestError, WeightError, did_you_mean
 from infinilm.files import read_json, read_json_list, read_optional_json
 from infinilm.gguf.file import is_gguf, open_gguf, reading
 
 __all__ = [
+    "GGUF_DENSE",
     "POOLINGS",
     "SIMILARITIES",
     "Dense",
@@ -65,6 +66,8 @@ _SCORE_TASKS: Mapping[str, tuple[Any, ...]] = {
     "module_output_name": ("scores",),
     "query_expansion": (),
 }
+GGUF_DENSE = ("dense_2", "dense_3")
+"""Linears behind the pooling of EmbeddingGemma, as llama.cpp's converter calls them; they have no bias."""
 _MODULES_FILE = "modules.json"
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -79,18 +82,22 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear that a pooled vector goes through, with its weights in `folder`/model.safetensors.
+    """A linear that a pooled vector goes through.
 
     Attributes
     ----------
-    folder : Path
+    place : Path
+        A folder, with its weights in model.safetensors; or a GGUF file.
+    name : str
+        Of its tensors, up to ".weight" and ".bias".
     in_features, out_features : int
     bias : bool
     activation : str
         "identity", "tanh", "relu", "gelu" or "sigmoid".
     """
 
-    folder: Path
+    place: Path
+    name: str
     in_features: int
     out_features: int
     bias: bool
@@ -159,7 +166,7 @@ class VectorRecipe:
             A file is damaged, or asks for what is not supported.
         """
         if is_gguf(model):
-            return _of_gguf(model)
+            return _of_gguf(model, hidden_size)
         modules = read_modules(model)
         return _of_folder(model, modules, hidden_size) if modules else cls()
 
@@ -252,16 +259,27 @@ def _module(path: Path, entry: Any) -> Module:
     return Module(kind.rpartition(".")[2], path.parent / place)
 
 
-def _of_gguf(model: Path) -> VectorRecipe:
+def _of_gguf(model: Path, hidden_size: int) -> VectorRecipe:
+    dense: list[Dense] = []
     with reading(model):
-        metadata = open_gguf(model).metadata
+        gguf = open_gguf(model)
+        for name in GGUF_DENSE:
+            if (tensor := gguf.tensors.get(f"{name}.weight")) is None:
+                continue
+            size = dense[-1].out_features if dense else hidden_size
+            if len(tensor.shape) != 2 or tensor.shape[1] != size:
+                raise WeightError(f"{model}: {name}.weight is {list(tensor.shape)}, and what comes before gives {size}")
+            dense.append(Dense(model, name, size, tensor.shape[0], False, "identity"))
+        metadata = gguf.metadata
         key = f"{metadata['general.architecture']}.pooling_type"
         kind = metadata.get(key, 0)
     if type(kind) is not int or not 0 <= kind < len(_GGUF_POOLINGS):
         told = "a reranker with a head of its own" if kind == 4 else f"{kind!r:.80}"
         raise ConfigError(f"{model}: {key} is {told}; supported are 1 (mean), 2 (cls) and 3 (last)")
     pooling = _GGUF_POOLINGS[kind]
-    return VectorRecipe() if pooling is None else VectorRecipe(pooling, source=f"{key} of {model.name}")
+    if pooling is None:
+        return VectorRecipe(dense=tuple(dense))
+    return VectorRecipe(pooling, tuple(dense), source=f"{key} of {model.name}")
 
 
 def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> VectorRecipe:
@@ -358,7 +376,7 @@ def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]
     ):
         if values.get(key) not in (None, neutral):
             raise ConfigError(f"{path}: {key} is {short_repr(values[key])}; only {neutral!r} is supported")
-    return {"dense": (*said["dense"], Dense(module.folder, sizes[0], sizes[1], bias, activation))}
+    return {"dense": (*said["dense"], Dense(module.folder, "linear", sizes[0], sizes[1], bias, activation))}
 
 
 def _logit_score(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
