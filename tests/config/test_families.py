@@ -356,6 +356,7 @@ def test_build_spec_fills_every_field():
         "layer_scalars": False,
         "own_vectors": None,
         "embedding_sum": None,
+        "position_bias": None,
     }
 
 
