@@ -16,7 +16,6 @@ _REASONS = {
     "it is an encoder whose math is not computed": (
         "albert camembert clip convbert deberta debertav2 electra ernie esm gte layoutlm longformer siglip"
     ),
-    "its positions are relative biases of attention, which are not computed": "mpnet",
     "it has an encoder and a decoder, and only decoders are computed": (
         "bart bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5 "
         "t5gemma udop umt5 whisper"
@@ -25,7 +24,7 @@ _REASONS = {
         "codestralmamba falconmamba jamba mamba mamba2 plamo2 recurrentgemma rwkv rwkv5 rwkv6 rwkv7 xlstm zamba zamba2"
     ),
     "its positions are learned, and only those of RoPE are computed": ("biogpt ctrl gpt2 gptbigcode gptneo opt xglm"),
-    "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon jinabert mpt",
+    "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon mpt",
     "it makes pictures or reads them, and no text": "beit convnext deit detr dinov2 resnet sam segformer swin vit",
 }
 _REASON_OF = {word: reason for reason, words in _REASONS.items() for word in words.split()}

@@ -22,6 +22,7 @@ from infinilm._core import (
     MlpSpec,
     ModelSpec,
     MtpSpec,
+    PositionBiasSpec,
     RopeSpec,
     ShortConvSpec,
 )
@@ -61,6 +62,8 @@ QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
+
+_MOST_POSITIONS = 2**20  # that a bias by distance is listed for
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
-        position_bias=position_bias_spec(family.position_bias, config.num_attention_heads, max_model_len),
+        position_bias=_position_bias(family, config, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
         if mtp is None
@@ -186,6 +189,15 @@ def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | No
     if not num_positions and not config.type_vocab_size:
         return None
     return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
+
+
+def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> PositionBiasSpec | None:
+    """Return what is added to scores by distance; a text that is longer than learned positions is refused by the engine.
+
+    Nothing is listed for longer ones, whatever length is asked for.
+    """
+    longest = min(max_model_len, longest_text(config), _MOST_POSITIONS)
+    return position_bias_spec(family.position_bias, config.num_attention_heads, longest)
 
 
 def _last_with_attention(has_state: Sequence[bool]) -> int:

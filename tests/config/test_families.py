@@ -254,7 +254,6 @@ def test_lookups_name_what_is_unknown():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mpnet", "its positions are relative biases"),
         ("deberta-v2", "it is an encoder"),
         ("whisper", "it has an encoder and a decoder"),
         ("t5", "it has an encoder and a decoder"),
@@ -299,7 +298,7 @@ def test_classes_with_the_layers_of_a_family() -> None:
         spec = build_spec(config, dtype="float32", max_model_len=8)
         assert spec.tie_word_embeddings is (head != "lm_head" or config.tie_word_embeddings)
     for name in (
-        "MPNetModel",
+        "DebertaV2Model",
         "LlamaForMaskedLM",
         "ForSequenceClassification",
         "Model",

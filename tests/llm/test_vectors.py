@@ -103,7 +103,7 @@ def test_poolings_that_are_joined(folder: Path, tmp_path: Path, llm: LLM, old: b
     want = np.concatenate([llm.embed(TEXTS, kind, normalize=False) for kind in ("cls", "mean")], axis=1)
     np.testing.assert_array_equal(llm.embed(TEXTS, "cls+mean", normalize=False), want)
     assert llm.embed(TEXTS, "cls+mean", dimensions=SIZE + 3).shape == (4, SIZE + 3)
-    with pytest.raises(RequestError, match="pooling: expected one of .* joined by"):
+    with pytest.raises(RequestError, match=r"pooling: expected one of .* joined by"):
         llm.embed("x", "cls+middle")
     with open_llm(tmp_path) as model:
         np.testing.assert_allclose(model.embed(TEXTS), want[:, ::-1], rtol=1e-6)
