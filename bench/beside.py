@@ -5,8 +5,9 @@ waits.
 
 CHAT and EMBEDDER are folders of models, such as bench.synthetic and bench.encoders make. `infinilm serve CHAT --model
 vectors=EMBEDDER` answers streams of completions, each of --tokens tokens behind a prompt of 64, one after the other; a
-model without a tokenizer tells all tokens at the end of one, and then they count. In a round the streams run alone, then beside one request after the other for the vectors of 64 passages and a query of 12
-tokens every 0.2 s. Told are the tokens a second of both, as a ratio within each round, and the times of queries.
+model without a tokenizer tells all tokens at the end of one, and then they count. In a round the streams run alone,
+then beside one request after the other for the vectors of 64 passages and a query of 12 tokens every 0.2 s. Told are
+the tokens a second of both, as a ratio within each round, and the times of queries.
 """
 
 from __future__ import annotations

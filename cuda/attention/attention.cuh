@@ -348,8 +348,7 @@ __device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < first_key(end[i / 2]) - begin || key >= min(end[i / 2], limit) - begin)
-                scores[j][i] = -INFINITY;
+            if (key < first_key(end[i / 2]) - begin || key >= min(end[i / 2], limit) - begin) scores[j][i] = -INFINITY;
         }
 }
 

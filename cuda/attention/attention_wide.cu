@@ -70,10 +70,10 @@ __device__ __forceinline__ WideItem wide_item(const AttentionKernelArgs& p) {
 // What a block has to do, in shared memory: in its loop there are no registers for it.
 template <class Shape>
 struct WideTile {
-    int seq, begin, end;            // keys that any row of the block sees; end 0: it has no rows
-    int key_parts, parts;           // of a chunk
-    int row_ends[Shape::kRows];     // of the keys that each row sees, as far as there are some; rows beyond the last are
-                                    // like it
+    int seq, begin, end;         // keys that any row of the block sees; end 0: it has no rows
+    int key_parts, parts;        // of a chunk
+    int row_ends[Shape::kRows];  // of the keys that each row sees, as far as there are some; rows beyond the last are
+                                 // like it
     int half_ends[Shape::kHalves];  // of the keys that any of a half's rows sees; 0: it has none
     int all_begins[Shape::kHalves], all_ends[Shape::kHalves];  // keys that all rows of a half see
     // By all threads.

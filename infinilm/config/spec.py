@@ -192,9 +192,9 @@ def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | No
 
 
 def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> PositionBiasSpec | None:
-    """Return what is added to scores by distance; a text that is longer than learned positions is refused by the engine.
+    """Return what is added to scores by distance; None: nothing.
 
-    Nothing is listed for longer ones, whatever length is asked for.
+    The engine refuses texts that are longer than the learned positions, so nothing is listed for their distances.
     """
     longest = min(max_model_len, longest_text(config), _MOST_POSITIONS)
     return position_bias_spec(family.position_bias, config.num_attention_heads, longest)

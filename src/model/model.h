@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "model/embedding_sum.h"
-#include "model/position_bias.h"
 #include "model/mtp_head.h"
+#include "model/position_bias.h"
 #include "model/stream.h"
 #include "model/sublayers/attention.h"
 #include "model/sublayers/delta.h"

@@ -25,8 +25,7 @@ void PositionBias::prepare(Backend& backend) {
         const int64_t head = i / distances, column = i % distances;
         all.as<float>()[i] =
             learned ? learned.as<const float>()[spec_.buckets[static_cast<size_t>(column)] * num_heads + head]
-                    : -spec_.slopes[static_cast<size_t>(head)] *
-                          static_cast<float>(std::abs(column - distances / 2));
+                    : -spec_.slopes[static_cast<size_t>(head)] * static_cast<float>(std::abs(column - distances / 2));
     }
     by_distance_ = backend.allocate(all.dtype(), all.shape());
     backend.copy(all, by_distance_);

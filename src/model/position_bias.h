@@ -1,5 +1,6 @@
-// A bias of scores by distance: of buckets of distances, as in T5 and MPNet, or ALiBi. All layers share it. When weights
-// are prepared it becomes a row for each head with a number for each distance, so that attention looks up neighbours.
+// A bias of scores by distance: of buckets of distances, as in T5 and MPNet, or ALiBi. All layers share it. When
+// weights are prepared it becomes a row for each head with a number for each distance, so that attention looks up
+// neighbours.
 #pragma once
 
 #include "model/position_bias_spec.h"

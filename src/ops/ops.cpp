@@ -232,8 +232,9 @@ void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
 static void check_position_bias(OpCheck& check, const AttentionParams& p) {
     check.tensor("position_bias", p.position_bias, {"num_heads", "distances"}, DType::float32);
     check.contiguous("position_bias", p.position_bias);
-    check.require(check["distances"] % 2 == 1, "position_bias: as many distances before a query as behind it and 0 are ",
-                  "an odd number, got ", check["distances"]);
+    check.require(check["distances"] % 2 == 1,
+                  "position_bias: as many distances before a query as behind it and 0 are ", "an odd number, got ",
+                  check["distances"]);
     if (!readable(p.context_lens)) return;
     for (int64_t s = 0; s < p.context_lens.shape(0); ++s) {
         const int64_t context = p.context_lens.as<const int32_t>()[s * p.context_lens.stride(0)];

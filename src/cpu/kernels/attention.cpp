@@ -156,8 +156,8 @@ static void score_group(const Block& b, int64_t first, int64_t row, int64_t coun
 // Adds what the head's table says of the distance from the row's query to each key. Scores are times log2(e).
 static void add_position_bias(const Block& b, int64_t row) {
     const Interval keys = b.keys(row);
-    const float* const of_chunk = b.a.position_bias + b.w.row[row].head * b.a.position_bias_stride +
-                                  b.chunk * chunk_keys - b.position(row);
+    const float* const of_chunk =
+        b.a.position_bias + b.w.row[row].head * b.a.position_bias_stride + b.chunk * chunk_keys - b.position(row);
     float* const s = b.scores(row);
     const vec log2e = set1(0x1.715476p0f);
     int64_t k = keys.begin;

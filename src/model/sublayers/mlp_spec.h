@@ -10,7 +10,7 @@ struct MlpSpec {
     int intermediate_size = 0;
     bool bias = false;       // of all linears
     bool down_bias = false;  // of down alone
-    bool gated = true;  // down(activation(gate) * up); else down(activation(up))
+    bool gated = true;       // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
