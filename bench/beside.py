@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Client:
 def run(port: int, tokens: int, streams: int, seconds: float, beside: bool) -> Client:
     """One phase: what the client has counted in so many seconds, the first of which does not count."""
     client = Client(port, tokens)
-    work = [(client.stream, (i,)) for i in range(streams)]
+    work: list[tuple[Callable[..., None], tuple[int, ...]]] = [(client.stream, (i,)) for i in range(streams)]
     work += [(client.passages, ()), (client.queries, ())] if beside else []
     threads = [threading.Thread(target=call, args=args, daemon=True) for call, args in work]
     for thread in threads:
