@@ -70,9 +70,11 @@ def position_bias(s: Step, spec: PositionBiasSpec) -> Array:
     """What is added to scores, [num_heads, 2 * max_model_len - 1]: a column for each distance from a query to a key."""
     if spec.num_buckets:
         table: Array = s.weight("model.relative_attention_bias")  # [num_buckets, num_heads]
-        return table[np.array(spec.buckets)].T
+        learned: Array = table[np.array(spec.buckets)].T
+        return learned
     reach = s.spec.max_model_len - 1
-    return -np.outer(np.array(spec.slopes, s.dtype), np.abs(np.arange(-reach, reach + 1)).astype(s.dtype))
+    slopes: Array = -np.outer(np.array(spec.slopes, s.dtype), np.abs(np.arange(-reach, reach + 1)).astype(s.dtype))
+    return slopes
 
 
 def attend(
