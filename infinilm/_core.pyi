@@ -134,7 +134,7 @@ class Backend:
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None) -> None: ...
 
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
@@ -595,7 +595,7 @@ class MambaSpec:
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(self, intermediate_size: int = 0, bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def intermediate_size(self) -> int: ...
@@ -604,10 +604,18 @@ class MlpSpec:
     def intermediate_size(self, arg: int, /) -> None: ...
 
     @property
-    def bias(self) -> bool: ...
+    def bias(self) -> bool:
+        """Of all linears."""
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def down_bias(self) -> bool:
+        """Of down alone."""
+
+    @down_bias.setter
+    def down_bias(self, arg: bool, /) -> None: ...
 
     @property
     def gated(self) -> bool:
@@ -790,6 +798,34 @@ class EmbeddingSumSpec:
 
     @num_types.setter
     def num_types(self, arg: int, /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+class PositionBiasSpec:
+    """What is added to scores of attention by the distance of a key."""
+
+    def __init__(self, slopes: Sequence[float] = ..., num_buckets: int = 0, buckets: Sequence[int] = ...) -> None: ...
+
+    @property
+    def slopes(self) -> list[float]:
+        """[num_heads] times the distance is taken off; empty: rows are learned."""
+
+    @slopes.setter
+    def slopes(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def num_buckets(self) -> int:
+        """Learned rows; 0: there are slopes."""
+
+    @num_buckets.setter
+    def num_buckets(self, arg: int, /) -> None: ...
+
+    @property
+    def buckets(self) -> list[int]:
+        """[2 * max_model_len - 1]: the learned row of each distance."""
+
+    @buckets.setter
+    def buckets(self, arg: Sequence[int], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -1094,7 +1130,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1255,6 +1291,13 @@ class ModelSpec:
 
     @ropes.setter
     def ropes(self, arg: Sequence[RopeSpec], /) -> None: ...
+
+    @property
+    def position_bias(self) -> PositionBiasSpec | None:
+        """What is added to scores by the distance of a key."""
+
+    @position_bias.setter
+    def position_bias(self, value: PositionBiasSpec | None) -> None: ...
 
     @property
     def given_levels(self) -> int:

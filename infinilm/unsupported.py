@@ -171,7 +171,7 @@ REFUSED: tuple[Refused, ...] = (
         "FalconForCausalLM BloomForCausalLM MptForCausalLM",
         "positions by ALiBi (`alibi`), or q, k and v side by side in one tensor",
         "LlamaForCausalLM",
-        "jinabert refact",
+        "refact",
     ),
     Refused(
         "MiniCPMV",
@@ -210,11 +210,6 @@ REFUSED: tuple[Refused, ...] = (
         "Gemma3ForCausalLM",
         "bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5gemma "
         "t5encoder udop umt5",
-    ),
-    Refused(
-        "MPNetModel",
-        "positions that are relative biases of attention",
-        "BertModel",
     ),
     Refused(
         "DebertaV2Model ElectraModel AlbertModel",

@@ -27,6 +27,7 @@ from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, STACKED, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
+from infinilm.pooling.recipe import GGUF_DENSE
 
 __all__ = ["GgufCheckpoint"]
 
@@ -37,7 +38,9 @@ _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
 _TENSOR = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias)?")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
-_CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
+_CONSUMED = frozenset(  # by config.json, and by what follows the pooling
+    f"{name}.weight" for name in ("rope_freqs", "rope_factors_long", "rope_factors_short", *GGUF_DENSE)
+)
 _BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
 _FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
 _READABLE = frozenset(_PLAIN.values())
@@ -92,6 +95,11 @@ class GgufCheckpoint(MappedTensors):
             if tensor.name in _CONSUMED or (of_layer and num_layers < int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
+            if (
+                name.endswith(".mlp.gate_up_proj.weight")
+                and f"blk.{name.split('.')[2]}.ffn_gate.weight" in gguf.tensors
+            ):
+                name = name.replace("gate_up_proj", "up_proj")  # older files of Jina v2 have both apart
             if name in found:
                 raise WeightError(f"{tensor.file}: two tensors are {name!r}, one of them {tensor.name!r}")
             if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:

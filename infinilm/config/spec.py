@@ -22,6 +22,7 @@ from infinilm._core import (
     MlpSpec,
     ModelSpec,
     MtpSpec,
+    PositionBiasSpec,
     RopeSpec,
     ShortConvSpec,
 )
@@ -33,6 +34,7 @@ from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
+from infinilm.config.sublayers.position_bias import position_bias_spec
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
@@ -61,6 +63,8 @@ QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
+
+_MOST_POSITIONS = 2**20  # that a bias by distance is listed for
 
 
 NUM_TAPS = 3
@@ -174,7 +178,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
-    mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    mlp = partial(MlpSpec, gated=family.gated_mlp, down_bias=family.down_bias, activation=activation)
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
@@ -215,6 +219,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
+        position_bias=_position_bias(family, config, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
         if mtp is None or mtp.eagle3 is not None
@@ -249,6 +254,15 @@ def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | No
     if not num_positions and not config.type_vocab_size:
         return None
     return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
+
+
+def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> PositionBiasSpec | None:
+    """Return what is added to scores by distance; None: nothing.
+
+    The engine refuses texts that are longer than the learned positions, so nothing is listed for their distances.
+    """
+    longest = min(max_model_len, longest_text(config), _MOST_POSITIONS)
+    return position_bias_spec(family.position_bias, config.num_attention_heads, longest)
 
 
 def _last_with_attention(has_state: Sequence[bool]) -> int:

@@ -119,6 +119,7 @@ Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap
             .lora_inner = {},
             .lora_delta = {},
             .ropes = {},
+            .position_bias = model_.position_bias ? TensorView(model_.position_bias->by_distance()) : TensorView(),
             .x = buffers_.tensor(model_.stream.x, num_tokens),
             .normed = buffers_.tensor(model_.stream.normed, num_tokens)};
 }

@@ -102,6 +102,7 @@ Model::Model(const ModelSpec& spec)
                                        .dtype = DType::float32}));
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
+    if (spec.position_bias) position_bias.emplace(spec);
     if (spec.tower) tower.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
     if (spec.mtp) {
@@ -126,6 +127,7 @@ void Model::declare(ParamTable& table) {
         vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "");
     if (own_vectors) own_vectors->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
+    if (position_bias) position_bias->declare(table);
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
@@ -160,6 +162,7 @@ void Model::prepare(Backend& backend) {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->prepare(backend);
+    if (position_bias) position_bias->prepare(backend);
     if (tower) tower->prepare(backend);
     if (spec.tie_word_embeddings) lm_head.prepared = embed_tokens.prepared;
 }
@@ -173,6 +176,7 @@ void Model::clear() {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->clear();
+    if (position_bias) position_bias->clear();
     if (tower) tower->clear();
     lm_head.prepared = {};  // where it is tied, the table does not have it
 }

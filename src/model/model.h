@@ -8,6 +8,7 @@
 
 #include "model/embedding_sum.h"
 #include "model/mtp_head.h"
+#include "model/position_bias.h"
 #include "model/stream.h"
 #include "model/sublayers/attention.h"
 #include "model/sublayers/delta.h"
@@ -86,6 +87,7 @@ public:
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
     std::optional<EmbeddingSum> embedding_sum;
+    std::optional<PositionBias> position_bias;
     std::optional<Tower> tower;
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     VectorWeights norm;          // [hidden_size]

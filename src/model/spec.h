@@ -10,6 +10,7 @@
 
 #include "core/dtype.h"
 #include "model/embedding_sum_spec.h"
+#include "model/position_bias_spec.h"
 #include "model/sublayers/attention_spec.h"
 #include "model/sublayers/delta_spec.h"
 #include "model/sublayers/experts_spec.h"
@@ -167,6 +168,7 @@ struct ModelSpec {
     std::optional<EmbeddingSumSpec> embedding_sum;
     std::optional<TowerSpec> tower;  // it embeds patches of images, and gives rows that stand for some of them each
     std::vector<RopeSpec> ropes;
+    std::optional<PositionBiasSpec> position_bias;  // of the scores of all layers
     // Levels of embeddings that steps are given in place of those of token ids: the first is the embedding, and each
     // other one is added to what a layer leaves, from the first layer on. 0: steps are given none. See Given.
     int given_levels = 0;
@@ -203,6 +205,7 @@ struct ModelSpec {
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");
         f("ropes", &ModelSpec::ropes, "");
+        f("position_bias", &ModelSpec::position_bias, "What is added to scores by the distance of a key.");
         f("given_levels", &ModelSpec::given_levels,
           "Levels of embeddings that steps are given: the embedding, then what is added behind layers; 0: none.");
         f("layers", &ModelSpec::layers, "[num_layers]");

@@ -47,6 +47,7 @@ struct Step {
     const Buffers& buffers;
     TensorView lora_inner, lora_delta;  // scratch of LoraParams, in steps with adapters
     std::span<const TensorView> ropes;  // [num_tokens, rotary_dim] float32: cosines and sines of each rope
+    TensorView position_bias;           // [num_heads, distances] float32, of all layers; or absent: see PositionBias
     Tensor x, normed;                   // [num_tokens, hidden_size]: the residual stream, and its norm
     int layer = -1;                     // that runs; -1: none
 

@@ -194,6 +194,9 @@ struct AttentionParams {
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
+    // [num_heads, 2 * n - 1] float32: added to the score of a query at position p and a key at position k, by column
+    // n - 1 + k - p, behind score_cap; no sequence is longer than n. Or absent.
+    TensorView position_bias = {};
     float softmax_scale;
     float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all

@@ -256,7 +256,6 @@ def test_lookups_name_what_is_unknown():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mpnet", "relative biases"),
         ("deberta-v2", "other encoders"),
         ("whisper", "an encoder beside the decoder"),
         ("t5", "an encoder beside the decoder"),
@@ -315,7 +314,7 @@ def test_classes_with_the_layers_of_a_family() -> None:
         spec = build_spec(config, dtype="float32", max_model_len=8)
         assert spec.tie_word_embeddings is (head != "lm_head" or config.tie_word_embeddings)
     for name in (
-        "MPNetModel",
+        "DebertaV2Model",
         "LlamaForMaskedLM",
         "ForSequenceClassification",
         "Model",
@@ -372,6 +371,7 @@ def test_build_spec_fills_every_field():
         "layer_scalars": False,
         "own_vectors": None,
         "embedding_sum": None,
+        "position_bias": None,
     }
 
 
@@ -397,7 +397,7 @@ def layer_with(sliding_window):
             "v_norm": False,
             "out_multiplier": 1,
         },
-        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", **ONE},
+        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
         "experts": None,
         "mixer_beside": None,
         "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": []},
@@ -409,7 +409,7 @@ def test_build_spec_of_experts():
     config = make("qwen2_moe", num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1], norm_topk_prob=True)
     config.moe_intermediate_size, config.shared_expert_intermediate_size = 24, 20
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
+    mlp = {"bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE}
     assert written["layers"][0]["experts"] == {
         "count": 6,
         "top_k": 2,
@@ -433,7 +433,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
     config = make("glm4_moe", n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2)
     config.moe_intermediate_size, config.routed_scaling_factor = 24, 2.5
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
+    mlp = {"bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE}
     assert written["layers"][1]["experts"] == {
         "count": 8,
         "top_k": 3,

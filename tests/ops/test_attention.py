@@ -47,6 +47,7 @@ class Case:
     score_cap: float = 0
     sinks: bool = False
     two_way: bool = False
+    position_bias: bool = False
 
     @property
     def softmax_scale(self) -> float:
@@ -64,6 +65,9 @@ class Values:
         self.case, self.dtype = case, dtype
         # Some far below the scores, some far above.
         self.sinks = (rng.standard_normal(heads) * 8).astype(np.float32) if case.sinks else None
+        longest = max(c for c, _ in case.sequences) + case.seed % 3
+        bias = rng.standard_normal((heads, 2 * longest - 1)) * 4
+        self.position_bias = bias.astype(np.float32) if case.position_bias else None
         self.q = [support.activations(rng, n, heads, case.head_dim) for _, n in case.sequences]
         kept = "float32" if dtype == "int8" else dtype
         self.k = [support.stored(rng, kept, c, kv_heads, case.head_dim) for c, _ in case.sequences]
@@ -88,6 +92,7 @@ class Values:
                 self.case.score_cap,
                 None if self.sinks is None else self.sinks.astype(np.float64),
                 two_way=self.case.two_way,
+                position_bias=None if self.position_bias is None else self.position_bias.astype(np.float64),
             )
             for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
             if len(q)
@@ -163,6 +168,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
         case.score_cap,
         None if values.sinks is None else framed(values.sinks),
         case.two_way,
+        None if values.position_bias is None else framed(values.position_bias),
     )
     return np.split(out.check(), edges[1:-1])
 
@@ -210,6 +216,7 @@ def cases(**limits: Any) -> Any:
         support.pads,
         st.sampled_from((0.0, 0.0, 0.5, 50.0)),
         st.booleans(),
+        position_bias=st.booleans(),
     )
 
 

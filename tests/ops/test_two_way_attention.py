@@ -34,6 +34,7 @@ def cases(lengths: tuple[int, ...], longest_whole: int = LONGEST) -> st.SearchSt
         score_cap=st.sampled_from((0.0, 0.0, 4.0)),
         sinks=st.booleans(),
         two_way=st.just(True),
+        position_bias=st.booleans(),
     )
 
 

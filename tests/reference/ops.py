@@ -261,6 +261,7 @@ def attention(
     sinks: F64 | None = None,
     chunked: bool = False,
     two_way: bool = False,
+    position_bias: F64 | None = None,
 ) -> tuple[F64, F64]:
     """Attention of one sequence, the queries being the last of its positions; causal unless it is two_way.
 
@@ -269,6 +270,7 @@ def attention(
     multiple of sliding_window on; two_way: also p + 1 .. p + sliding_window - 1, or all). Returns out
     [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error in
     the scores is multiplied by. sinks [num_heads]: join the softmax of each query's scores, without a value.
+    position_bias [num_heads, 2 * n - 1]: column n - 1 + key - p is added to the score of a key, behind score_cap.
     """
     queries, num_heads, _ = q.shape
     context, num_kv_heads, _ = k.shape
@@ -279,6 +281,8 @@ def attention(
         scores = soft_cap(scores, score_cap)
     position = (context - queries + np.arange(queries))[:, None]
     key = np.arange(context)[None, :]
+    if position_bias is not None:
+        scores = scores + position_bias[:, position_bias.shape[1] // 2 + key - position]
     seen = key < position + (sliding_window or context) if two_way else key <= position
     if sliding_window > 0:
         seen &= key >= position // sliding_window * sliding_window if chunked else key > position - sliding_window

@@ -43,6 +43,7 @@ __all__ = [
     "HYPERCLOVAX",
     "IDEFICS3",
     "INTERNLM2",
+    "JINA_V2",
     "JINA_V3",
     "KIMI_K25",
     "LFM2",
@@ -56,6 +57,7 @@ __all__ = [
     "MISTRAL_OWN",
     "MIXTRAL",
     "MODERN_BERT",
+    "MPNET",
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
@@ -472,6 +474,25 @@ BERT = TensorNames(
 )
 
 ROBERTA = replace(BERT, prefixes=(("roberta.", ""),), heads=("pooler.", "roberta.pooler.", "lm_head."))
+
+MPNET = replace(
+    BERT,
+    prefixes=(("mpnet.", ""),),
+    outside={**_BERT_OUTSIDE, "relative_attention_bias": "encoder.relative_attention_bias"},
+    renamed={
+        **_BERT_RENAMED,
+        **{f"self_attn.{part}_proj": f"attention.attn.{part}" for part in "qkvo"},
+        "post_attention_layernorm": "attention.LayerNorm",
+    },
+    heads=("pooler.", "mpnet.pooler.", "lm_head."),
+)
+
+JINA_V2 = replace(
+    BERT,
+    joined={"mlp.gated_layers": _GATE_UP["mlp.gate_up_proj"]},
+    renamed={**_BERT_RENAMED, "mlp.down_proj": "mlp.wo"},
+    norm_of_layer="mlp.layernorm",
+)
 
 # As Mistral AI's own tools have them in consolidated.safetensors; RoPE turns neighbours there. In latent attention and
 # experts, names are those of Mistral Large 3 (vLLM's mistral_large_3.py). A router

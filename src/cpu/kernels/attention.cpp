@@ -153,6 +153,20 @@ static void score_group(const Block& b, int64_t first, int64_t row, int64_t coun
     });
 }
 
+// Adds what the head's table says of the distance from the row's query to each key. Scores are times log2(e).
+static void add_position_bias(const Block& b, int64_t row) {
+    const Interval keys = b.keys(row);
+    const float* const of_chunk =
+        b.a.position_bias + b.w.row[row].head * b.a.position_bias_stride + b.chunk * chunk_keys - b.position(row);
+    float* const s = b.scores(row);
+    const vec log2e = set1(0x1.715476p0f);
+    int64_t k = keys.begin;
+    for (; k + width <= keys.end; k += width) store(s + k, fma(load(of_chunk + k), log2e, load(s + k)));
+    if (k == keys.end) return;
+    const int rest = (int)(keys.end - k);
+    store_partial(s + k, fma(load_partial(of_chunk + k, rest), log2e, load_partial(s + k, rest)), rest);
+}
+
 // Finds the largest score of a row; in whole vectors of lanes, those of keys that it does not see become -infinity.
 static void find_largest(const Block& b, int64_t row) {
     const Interval keys = b.keys(row);
@@ -163,6 +177,7 @@ static void find_largest(const Block& b, int64_t row) {
         const float cap = b.a.score_cap * 0x1.715476p0f;
         for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
     }
+    if (b.a.position_bias) add_position_bias(b, row);
     const auto hide = [&](int64_t k) {
         store(s + k, keep_lanes(load(s + k), keys.begin - k, keys.end - k, -__builtin_inff()));
     };

@@ -47,7 +47,6 @@ struct AttentionSpec {
     AttentionSpec local(Shard shard) const;
     CacheSpec cache() const;
     CostSpec cost() const { return {.of_pair = int64_t{2} * q_dim()}; }
-    const char* only_on_cpus() const { return two_way && sliding_window > 0 ? "a window in both directions" : nullptr; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>

@@ -50,6 +50,7 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                                      .context_lens = s.batch.context_lens,
                                      .out = out,
                                      .sinks = sinks,
+                                     .position_bias = s.position_bias,
                                      .softmax_scale = own.softmax_scale,
                                      .score_cap = own.score_cap,
                                      .sliding_window = own.cache.sliding_window,
