@@ -12,22 +12,36 @@ from vision import ENTRIES, expected_of, pictures_of
 
 from infinilm.config.towers import TowerConfig
 from infinilm.errors import ConfigError, RequestError
-from infinilm.images.processor import ImageProcessor, merge_order, smart_size
+from infinilm.images.processor import ImageProcessor, merge_order
+from infinilm.images.sizes import smart_size
 
 SETTINGS: dict[str, Any] = ENTRIES["qwen3-vl"]["preprocessor"]
 
 
 def make(settings: dict[str, Any] = SETTINGS, max_pixels: int = 1 << 20) -> ImageProcessor:
-    sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
-    return ImageProcessor.from_settings(settings, **sizes, max_pixels=max_pixels)
+    return processor_of("qwen3-vl", settings, max_pixels)
+
+
+def processor_of(name: str, settings: dict[str, Any] | None = None, max_pixels: int = 1 << 20) -> ImageProcessor:
+    config = TowerConfig.from_config(ENTRIES[name]["config"])
+    assert config is not None
+    return ImageProcessor.from_settings(
+        ENTRIES[name]["preprocessor"] if settings is None else settings,
+        rule=config.family.resize,
+        side=config.side,
+        patch_size=config.patch_size,
+        temporal_patch_size=config.temporal_patch_size,
+        merge_size=config.merge_size,
+        max_pixels=max_pixels,
+    )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_patches_are_those_of_transformers(name: str) -> None:
     """Bit for bit, also where a picture is resized."""
     for i, picture in enumerate(pictures_of(name)):
-        patches = make(ENTRIES[name]["preprocessor"]).prepare(picture, "a picture")
-        assert patches.grid == tuple(expected_of(name)[f"grid_{i}"].tolist())
+        patches = processor_of(name).prepare(picture, "a picture")
+        assert [*patches.grid, *patches.tiles] == expected_of(name)[f"grid_{i}"].tolist()
         assert hashlib.sha256(patches.pixels.tobytes()).hexdigest() == ENTRIES[name]["digests"][i]
 
 
@@ -69,7 +83,9 @@ def test_the_table_of_positions_is_stretched_to_the_corners(rows: int, columns: 
     config = TowerConfig.from_config(ENTRIES["qwen3-vl"]["config"])
     assert config is not None
     places = merge_order((rows, columns), 1)
-    taps, weights = config.positions_of(places, (rows, columns))
+    taps_and_weights = config.positions_of(places, (rows, columns))
+    assert taps_and_weights is not None
+    taps, weights = taps_and_weights
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     table = np.mgrid[: config.side, : config.side].reshape(2, -1)
     got = (table[:, taps] * weights).sum(-1)
