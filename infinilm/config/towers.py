@@ -25,7 +25,10 @@ from infinilm.config.spec import ACTIVATIONS, GivenEmbeddings
 from infinilm.config.sublayers.layer_shapes import LayerShape
 from infinilm.errors import ConfigError
 
-__all__ = ["TOWERS", "Linear", "TowerConfig", "TowerFamily", "TowerPlace"]
+__all__ = ["KEPT_ROWS_BYTES", "TOWERS", "Linear", "TowerConfig", "TowerFamily", "TowerPlace"]
+
+KEPT_ROWS_BYTES = 256 << 20
+"""Bytes of rows of pictures that are kept in host memory, so that a picture that comes again costs no tower."""
 
 _ROPE_THETA = 10000.0
 

@@ -9,7 +9,7 @@ from typing import Any
 from infinilm import _core
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checks import DTYPES
-from infinilm.config.towers import TowerConfig, TowerPlace
+from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig, TowerPlace
 from infinilm.errors import ConfigError
 from infinilm.images.processor import ImageProcessor
 from infinilm.logs import logger
@@ -38,7 +38,7 @@ class TowerPlan:
     num_blocks : int
         Blocks of the cache that keys and values of a step pass through.
     weight_bytes, workspace_bytes : int
-        The workspace has the cache in it.
+        The workspace has the cache in it, and on a CPU the rows of pictures that were seen.
     """
 
     config: TowerConfig
@@ -118,6 +118,7 @@ def plan_tower(
     steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)
     workspace += spec.kv_bytes_per_token(dtype) * num_blocks * BLOCK_SIZE
+    workspace += KEPT_ROWS_BYTES if device == "cpu" else 0
     kept = stored if device == "cpu" and dtype == "float32" else dtype
     weights = _core.weight_bytes(spec, kept if kept in DTYPES else "float32")
     return TowerPlan(config, processor, spec, place, max_patches, num_blocks, weights, workspace)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.config.towers import TowerConfig
+from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig
 from infinilm.errors import RequestError
 from infinilm.images import ImageProcessor, MediaRules, Patches, open_image
 from infinilm.requests.placeholders import TEXTS
@@ -25,8 +25,6 @@ __all__ = ["PictureReader", "PlacedPrompt"]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 RunTower = Callable[[Sequence[Patches]], Sequence[Float32Array]]
-
-_KEPT_BYTES = 256 << 20
 
 
 class PlacedPrompt(list[int]):
@@ -161,7 +159,7 @@ class PictureReader:
             for own, rows in zip(new, self._run_tower(new) if new else (), strict=True):
                 found[own.digest] = self._seen[own.digest] = _Seen(next(self._numbers), rows)
                 self._num_bytes += rows.nbytes
-            while self._num_bytes > _KEPT_BYTES:
+            while self._num_bytes > KEPT_ROWS_BYTES:
                 self._num_bytes -= self._seen.popitem(last=False)[1].rows.nbytes
             return [found[own.digest] for own in patches]
 
@@ -267,4 +265,5 @@ class PictureReader:
             parts.append((position + at).astype(np.int32))
             done, position = done + count, position + max(rows, columns)
         add_text(num_tokens)
-        return np.concatenate(parts, axis=1), position - num_tokens
+        num_axes = max(self._config.rope_axes) + 1  # a model may turn no frequency by columns
+        return np.concatenate(parts, axis=1)[:num_axes], position - num_tokens

@@ -83,7 +83,8 @@ def test_towers_and_answers_are_those_of_transformers(name: str, isa: str, monke
         assert output.prompt_logprobs is not None
         got = [next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry]
         wanted = log_probs(logits)[np.arange(len(ids) - 1), ids[1:]]
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=4e-5 * np.abs(logits).max())
+        # The error of the rows is in it, which layers of sharp attention and experts make several times larger.
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=8e-5 * np.abs(logits).max())
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +157,12 @@ def test_prefixes_know_pictures_by_what_they_show(llm: LLM, monkeypatch: pytest.
     assert sum(runs) <= 2  # the third has both the tower's rows and its keys and values
 
 
-def test_ranks_and_hooks(llm: LLM) -> None:
-    prompts = [prompt(i) for i in range(4)]
-    wanted = [tokens for tokens, _ in sampled(llm, prompts)]
-    with load(tensor_parallel_size=2) as two:
-        assert [tokens for tokens, _ in sampled(two, prompts)] == wanted
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_write_the_same(name: str) -> None:
+    """The first of them has the tower."""
+    with load(name, tensor_parallel_size=2) as two:
+        answers = sampled(two, [prompt(i, name) for i in range(4)])
+    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in alone_of(name)]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -269,3 +271,30 @@ def test_random_weights_and_the_memory_plan() -> None:
         assert llm.memory.weight_bytes > text.memory.weight_bytes
         assert llm.memory.workspace_bytes > text.memory.workspace_bytes
         assert len(llm.generate(prompt(3), max_tokens=2, ignore_eos=True)[0].outputs[0].token_ids) == 2
+
+
+def test_line_ends_beside_a_picture_are_one_token_with_its_own() -> None:
+    """As in transformers, which tokenises a prompt after it has put in what stands for pictures."""
+    tokens, picture = ENTRIES["gemma3"]["tokens"], pictures_of("gemma3")[0]
+    begin, end, one = tokens["<start_of_image>"], tokens["<end_of_image>"], [tokens["<image_soft_token>"]] * 9
+    lines = [0, *(tokens["\n" * count] for count in range(1, 5))]
+    shown = [begin, *one, end]
+    with load("gemma3") as llm:
+        for ids, expected in (
+            ([3, begin, 4], [3, lines[2], *shown, lines[2], 4]),
+            ([3, lines[1], begin, lines[2], 4], [3, lines[3], *shown, lines[4], 4]),
+            ([begin, begin], [lines[2], *shown, lines[4], *shown, lines[2]]),
+            ([3, lines[2], begin], [3, lines[4], *shown, lines[2]]),
+        ):
+            placed = llm.place_images(ids, [picture] * ids.count(begin))
+            assert placed == expected
+            assert llm.generate(placed, max_tokens=1, temperature=0)[0].prompt_token_ids == expected
+        with pytest.raises(RequestError, match="<image_soft_token> stands for what a picture shows; write <start_of"):
+            llm.place_images([3, begin, one[0]], [picture])
+
+
+def test_a_picture_that_no_step_can_hold_is_refused_with_both_numbers() -> None:
+    with load("gemma3", max_num_batched_tokens=12) as llm:
+        with pytest.raises(RequestError, match=r"9 tokens, which one step must compute.* at most 8 .*max_num_batched"):
+            llm.generate(prompt(0, "gemma3"), max_tokens=1)
+        llm.generate(prompt(2, "gemma3"), max_tokens=1)
