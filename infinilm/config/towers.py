@@ -87,7 +87,7 @@ class TowerFamily:
         Which frequencies turn by the row of a patch, and which by its column: each axis has all of half as many
         ("halves"), or every second one ("turns"); or none turns.
     gated, bias, patch_bias, patch_norm : bool
-        Of the MLP; of all linears of layers; of what embeds patches.
+        Whether the MLP has a gate, linears of layers a bias, and what embeds patches a bias and a norm behind it.
     resize : str
         How pictures are resized and cut: see `infinilm.images.sizes`.
     text : str
@@ -376,7 +376,7 @@ class TowerConfig:
     levels : tuple of int
         Layers whose results the first layers of the model of texts take besides.
     norm_eps, merger_eps : float
-        Of the norms of the layers, and of those behind them.
+        What norms of the layers add, and what those behind them add.
     rope_theta : float
         The base of the frequencies that turn, where any do.
     merger_biases : tuple of bool

@@ -381,7 +381,7 @@ class Scheduler:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
             most = min(self._most_tokens(choice, sequence, num_computed), chunk)
-            # What is taken whole may be more than what is left, if nothing else is computed.
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
             budget = choice.budget if choice.sequences or not is_whole else self.max_num_batched_tokens
             count = min(most, budget, room)
             if is_whole and count < chunk:
@@ -412,7 +412,7 @@ class Scheduler:
             chunk, is_whole = _chunk_of(sequence, num_cached)
             if self._whole_prompts:
                 chunk, is_whole = sequence.num_tokens, True
-            # What is taken whole may be more than what is left, if nothing else is computed.
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
             budget = self.max_num_batched_tokens if is_whole and is_alone else choice.budget
             count = min(self._most_tokens(choice, sequence, num_cached), chunk, budget)
             if is_whole and count < chunk:  # the next step has room

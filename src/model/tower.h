@@ -56,7 +56,7 @@ private:
     const TowerSpec spec_;
     const int64_t hidden_size_;
     const float layer_eps_;        // of the norms of layers and of patches
-    Buffer inner_[2];              // [num_tokens, what is enough for what the linears of mergers give], in turn
+    Buffer inner_[2];              // [num_tokens, enough for a linear of a merger], in turn
     Buffer apart_;                 // [num_tokens, hidden_size]: patches by their places in a row, where there is a mean
     Buffer result_;                // [num_tokens, what is enough for the result]
     LinearWeights patches_;        // [hidden_size, patch_dim]

@@ -55,7 +55,7 @@ class ReferenceTower:
         Parameters
         ----------
         patches : sequence of numpy.ndarray
-            Of each image, [num_patches, patch_dim], those that are merged being neighbours.
+            The patches of each image, [num_patches, patch_dim], those that are merged being neighbours.
         places : sequence of numpy.ndarray
             Row and column of each patch, [2, num_patches].
         positions : sequence of (numpy.ndarray, numpy.ndarray) or None
