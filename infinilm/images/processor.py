@@ -42,8 +42,8 @@ class Patches:
     Attributes
     ----------
     pixels : float32 array, [num_tiles * num_patches, patch_dim]
-        Of each tile in the order of `merge_order`. The numbers of a patch are those of a convolution: channel, frame,
-        row, column.
+        The patches of each tile are in the order of `merge_order`. The numbers of a patch are those of a convolution:
+        channel, frame, row, column.
     grid : (int, int)
         Rows and columns of patches of a tile.
     digest : bytes
