@@ -60,6 +60,7 @@ from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
+from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
 from infinilm.serving.prefix_exchange import PrefixExchange
@@ -396,7 +397,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             max_open,
             self._adapters,
             self._receipts,
-            self._picture_reader(plan.tower, media),
+            self._picture_reader(plan.tower, media, max_num_batched_tokens),
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
@@ -430,15 +431,19 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             given=plan.tower.config.given if isinstance(plan.tower, TowerPlan) else None,
         )
 
-    def _picture_reader(self, tower: TowerPlan | str, media: MediaRules | None) -> PictureReader | str:
+    def _picture_reader(
+        self, tower: TowerPlan | str, media: MediaRules | None, max_num_batched_tokens: int
+    ) -> PictureReader | str:
         """What puts pictures into prompts, or why there is none."""
         if self._tower is None or isinstance(tower, str):
             return str(tower)
-        placeholder = f"token {tower.config.image_token_id}"
-        if self.tokenizer.available:
-            placeholder = self.tokenizer.id_to_token(tower.config.image_token_id) or placeholder
         rules = MediaRules() if media is None else media
-        return PictureReader(tower.config, tower.processor, self._tower, rules, tower.max_patches, placeholder)
+        # Sequences that decode have a token each of the step that computes a picture whole.
+        of_a_step = tokens_of_a_step(max_num_batched_tokens, self.memory.max_num_seqs, self.num_stages)
+        max_span = of_a_step - self.memory.max_num_seqs
+        return PictureReader(
+            tower.config, tower.processor, self._tower, rules, tower.max_patches, max_span, self.tokenizer
+        )
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:

@@ -446,12 +446,18 @@ class Scheduler:
                 break
             num_computed = int(num_computed_of[sequence.slot])
             room = self.blocks.room(sequence.slot) - num_computed
+            chunk, is_whole = _chunk_of(sequence, num_computed)
+            least = chunk if is_whole else 1
             # At least one sequence must make progress.
-            while room <= 0 and not choice.sequences and not self._in_flight and self.running[-1] is not sequence:
+            while room < least and not choice.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
-            most = self._most_tokens(choice, sequence, num_computed)
-            count = min(most, choice.budget, room)
+            most = min(self._most_tokens(choice, sequence, num_computed), chunk)
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
+            budget = choice.budget if choice.sequences or not is_whole else self.max_num_batched_tokens
+            count = min(most, budget, room)
+            if is_whole and count < chunk:
+                count = 0
             if count > 0:
                 self._add_chunk(choice, sequence, count)
             if count < most:
@@ -475,10 +481,13 @@ class Scheduler:
             num_known, state = self._states.find(chain, blocks.starts(chain))
             chain = chain[:num_known]
             num_cached = num_known * blocks.block_size
-            # A whole prompt may be longer than what is left, if nothing else is computed.
-            budget = self.max_num_batched_tokens if self._whole_prompts and is_alone else choice.budget
-            count = min(self._most_tokens(choice, sequence, num_cached), budget)
-            if self._whole_prompts and count < sequence.num_tokens:  # the next step has room
+            chunk, is_whole = _chunk_of(sequence, num_cached)
+            if self._whole_prompts:
+                chunk, is_whole = sequence.num_tokens, True
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
+            budget = self.max_num_batched_tokens if is_whole and is_alone else choice.budget
+            count = min(self._most_tokens(choice, sequence, num_cached), chunk, budget)
+            if is_whole and count < chunk:  # the next step has room
                 return
             needed = blocks.blocks_for(num_cached + count) - num_known
             if not is_alone and needed > blocks.headroom(chain):
@@ -487,7 +496,7 @@ class Scheduler:
             self._enter_slot(sequence, chain, state, now)
             choice.admitted.append(sequence)
             room = blocks.room(sequence.slot) - num_cached
-            count = min(count, 0 if self._whole_prompts and room < count else room)
+            count = min(count, 0 if is_whole and room < count else room)
             if count <= 0:  # only while other sequences hold all blocks
                 self._preempt(sequence)
                 choice.admitted.pop()
@@ -574,3 +583,8 @@ class Scheduler:
         self.waiting.move_to_end(sequence, last=False)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+
+def _chunk_of(sequence: Sequence, begin: int) -> tuple[int, bool]:
+    """See `GivenTokens.chunk`."""
+    return (NO_LIMIT, False) if sequence.given is None else sequence.given.chunk(begin)

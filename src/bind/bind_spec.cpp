@@ -247,6 +247,7 @@ void bind_spec(nb::module_& m) {
     bind_fields<EmbeddingSumSpec>(m, "EmbeddingSumSpec", "What is added to the embedding of a token.");
     bind_fields<PositionBiasSpec>(m, "PositionBiasSpec",
                                   "What is added to scores of attention by the distance of a key.");
+    bind_fields<MergerLinear>(m, "MergerLinear", "One of the linears that make a row of the result of a tower.");
     bind_fields<TowerSpec>(m, "TowerSpec", "What an encoder of images has besides its layers.");
     bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
     bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");

@@ -202,6 +202,9 @@ struct AttentionParams {
     int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
     bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
     bool two_way = false;  // it also sees keys p + 1 .. p + sliding_window - 1; 0: all that the sequence has
+    // [num_seqs] int32, or absent: where it is not 0, queries of the sequence see all keys behind them, too, in any
+    // window. So the tokens of an image see each other in some models of texts.
+    TensorView two_way_seqs = {};
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array

@@ -266,7 +266,9 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     check.require(p.sliding_window > 0 || !p.chunked, "chunked: sliding_window, the size of a chunk, must be positive");
-    check.require(!p.two_way || !p.chunked, "two_way: attention in chunks of sliding_window goes one way");
+    if (p.two_way_seqs) check.tensor("two_way_seqs", p.two_way_seqs, {"num_seqs"}, DType::int32);
+    check.require(!(p.two_way || p.two_way_seqs) || !p.chunked,
+                  "two_way: attention in chunks of sliding_window goes one way");
     if (readable(p.cu_seqlens_q))
         check_sequences(check, {.block_table = p.block_table,
                                 .cu_seqlens_q = p.cu_seqlens_q,

@@ -48,6 +48,7 @@ class Case:
     sinks: bool = False
     two_way: bool = False
     position_bias: bool = False
+    two_way_seqs: tuple[bool, ...] = ()  # of each sequence
 
     @property
     def softmax_scale(self) -> float:
@@ -93,8 +94,9 @@ class Values:
                 None if self.sinks is None else self.sinks.astype(np.float64),
                 two_way=self.case.two_way,
                 position_bias=None if self.position_bias is None else self.position_bias.astype(np.float64),
+                sees_end=bool(self.case.two_way_seqs) and self.case.two_way_seqs[s],
             )
-            for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
+            for s, (q, k, v) in enumerate(zip(self.q, self.exact("k"), self.exact("v"), strict=True))
             if len(q)
         ]  # fmt: skip
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
@@ -169,6 +171,7 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
         None if values.sinks is None else framed(values.sinks),
         case.two_way,
         None if values.position_bias is None else framed(values.position_bias),
+        framed(np.array([case.two_way_seqs[s] for s, _, _ in chunks], np.int32)) if case.two_way_seqs else None,
     )
     return np.split(out.check(), edges[1:-1])
 

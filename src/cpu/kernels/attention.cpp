@@ -107,7 +107,7 @@ struct Block {
         chunk = index;
         const int64_t first = chunk * chunk_keys;
         for (int64_t row = 0; row < rows(); ++row) {  // relative to the chunk; both ends grow with the token
-            const Interval visible = visible_keys(a, position(row), seq.context);
+            const Interval visible = visible_keys(a, seq.seq, position(row), seq.context);
             w.row[row].keys = {smaller(larger(visible.begin - first, 0), chunk_keys),
                                larger(smaller(visible.end - first, chunk_keys), 0)};
         }
@@ -386,14 +386,14 @@ static void write_row(const CpuAttentionArgs& a, const Results& row, int64_t hea
 static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
 
 // The chunks that the query at `position` takes part in.
-static Interval visible_chunks(const CpuAttentionArgs& a, int64_t position, int64_t context) {
-    const Interval keys = visible_keys(a, position, context);
+static Interval visible_chunks(const CpuAttentionArgs& a, const Cursor& seq, int64_t position) {
+    const Interval keys = visible_keys(a, seq.seq, position, seq.context);
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
 
 // Where to leave the results of the strip: among the totals if this is the first chunk for all of its rows.
 static Results choose_results(const Block& b) {
-    auto first_chunk = [&](int64_t row) { return visible_chunks(b.a, b.position(row), b.seq.context).begin; };
+    auto first_chunk = [&](int64_t row) { return visible_chunks(b.a, b.seq, b.position(row)).begin; };
     const bool is_total =
         !b.seq.split && first_chunk(b.strip.begin) == b.chunk && first_chunk(b.strip.end - 1) == b.chunk;
     return is_total ? b.w.totals.from(b.strip.begin, b.dim) : b.w.of_chunk;
@@ -403,7 +403,7 @@ static Results choose_results(const Block& b) {
 static void keep_chunk(const Block& b) {
     if (b.results.sums != b.w.of_chunk.sums) return;
     for (int64_t row = b.strip.begin; row < b.strip.end; ++row) {
-        const Interval chunks = visible_chunks(b.a, b.position(row), b.seq.context);
+        const Interval chunks = visible_chunks(b.a, b.seq, b.position(row));
         if (b.chunk < chunks.begin || b.chunk >= chunks.end) continue;
         const Results part = b.results.from(row - b.strip.begin, b.dim), total = b.w.totals.from(row, b.dim);
         if (b.seq.split) {
@@ -503,8 +503,8 @@ static void run_item(const CpuAttentionArgs& a, const Workspace& w, const Cursor
             group_size(a),
             padded_dim(a)};
     b.name_rows();
-    Interval chunks = {visible_chunks(a, b.position(0), seq.context).begin,
-                       visible_chunks(a, b.position(b.rows() - 1), seq.context).end};
+    Interval chunks = {visible_chunks(a, seq, b.position(0)).begin,
+                       visible_chunks(a, seq, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
         if (chunk < chunks.begin || chunk >= chunks.end) return;
@@ -559,7 +559,7 @@ void attention_merge(const CpuAttentionArgs& args, Share share) {
         for (int64_t row = 0; row < seq.num_queries * args.num_heads; ++row) {
             if (count++ % share.count != share.index) continue;
             const int64_t query = row / args.num_heads, head = row % args.num_heads;
-            const Interval chunks = visible_chunks(args, seq.context - seq.num_queries + query, seq.context);
+            const Interval chunks = visible_chunks(args, seq, seq.context - seq.num_queries + query);
             const Results total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);

@@ -118,6 +118,7 @@ struct CpuRopeStoreArgs : QkNormRopeStoreArgs {
 
 struct CpuAttentionArgs : AttentionArgs {
     const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
+    const int32_t* two_way_seqs;       // [num_seqs] or null, see AttentionParams
     Element cache_element;
     int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it
