@@ -107,7 +107,8 @@ class LabelMethods:
         Raises
         ------
         RequestError
-            The model has no labels, a prompt can never be served, or there is no such activation; nothing has run then.
+            The model has no labels, a text is empty, a prompt can never be served, or there is no such activation;
+            nothing has run then.
 
         Examples
         --------

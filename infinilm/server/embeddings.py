@@ -69,11 +69,10 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()
-    vectors = service.llm.vectors
     with bad_request("model" if settings["dimensions"] is None else "dimensions"):
-        vectors.check(**settings)
+        service.llm.check_vectors(**settings)
     with bad_request("prompt_name"):
-        rules = vectors.recipe.rules(prompt_name, truncate)
+        rules = service.llm.vectors.recipe.rules(prompt_name, truncate)
     prompts = service.prompts("input", given, _MAX_INPUTS, rules=rules)
     limit = min(rules.max_tokens or service.llm.max_model_len, service.llm.max_model_len)
     for i, ids in enumerate(prompts):

@@ -89,6 +89,12 @@ def test_what_a_model_with_labels_refuses(labelled: LLM, llm: LLM) -> None:
         labelled.classify("the", activation="relu")
     with pytest.raises(RequestError, match="shorten"):
         labelled.classify([[3] * 500])
+    with pytest.raises(RequestError, match="prompt 1: expected a text that is not empty"):
+        labelled.classify(["the", ""], truncate=True)
+    with pytest.raises(RequestError, match=r"prompt 0: expected a text or a flat list of token ids"):
+        labelled.classify([("the", "ant")])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match=r"gives scores of labels and makes no vectors: use classify\(\)"):
+        labelled.embed("the")
     assert labelled.classify([[3] * 500], truncate=True) == labelled.classify([[3] * 128])
     with pytest.raises(RequestError, match="LlamaForCausalLM has no labels"):
         llm.classify("the")

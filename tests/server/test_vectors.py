@@ -126,6 +126,10 @@ def test_what_an_embedder_refuses(embedder: LLM) -> None:
                 "-1 or at least 1",
             ),
             ("/v1/embeddings", {"input": "x" * 300}, "input", "this server holds 128"),
+            ("/v1/embeddings", {"input": ["x", ""]}, "input", "input[1]: expected a text that is not empty"),
+            ("/v1/embeddings", {"input": "", "prompt_name": "query"}, "input", "expected a text that is not empty"),
+            ("/v1/embeddings", {"input": ["x", []]}, "input", "empty"),
+            ("/pooling", {"input": ""}, "input", "expected a text that is not empty"),
             ("/v1/rerank", {"query": "x", "documents": ["y"]}, "documents", "makes vectors and reads no pairs"),
             ("/classify", {"input": "x"}, "model", "LlamaModel has no labels"),
         ):
@@ -171,6 +175,10 @@ def test_score(reranker: LLM) -> None:
         each = ask(host, "/v1/score", text_1=[QUERY] * len(DOCUMENTS), text_2=DOCUMENTS)
         assert each["data"] == one_to_all["data"] and each["object"] == "list"
         assert ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS[0])["data"][0]["score"] == by_index[0]
+        assert refused(host, "/score", text_1="", text_2=DOCUMENTS)[0] == "text_1"
+        assert refused(host, "/score", text_1=QUERY, text_2=["x", ""])[0] == "text_2[1]"
+        for path in ("/v1/embeddings", "/pooling"):
+            assert "makes no vectors: use rerank()" in refused(host, path, input="x")[1]
         assert refused(host, "/score", text_1=[QUERY] * 2, text_2=DOCUMENTS)[0] == "text_1"
 
 
@@ -187,3 +195,13 @@ def test_classify(labelled: LLM) -> None:
         raw = ask(host, "/classify", input=[3, 4], activation="identity")
         assert raw["data"][0]["probs"] == list(labelled.classify([3, 4], activation="identity")[0].scores)
         assert "has 3: use classify" in refused(host, "/rerank", query=QUERY, documents=DOCUMENTS)[1]
+        for body, message in (
+            ({"input": ""}, "input: expected a text that is not empty"),
+            ({"input": ["the", ""]}, "input[1]: expected a text that is not empty"),
+            ({"input": [[]]}, "empty"),
+            ({"input": [["the", "ant"]]}, "a text, a list of token ids, or a list of either"),
+            ({"input": "x" * 300}, "shorten"),
+        ):
+            got = refused(host, "/classify", **body)
+            assert got[0] == "input" and message in got[1], got
+        assert "makes no vectors: use classify()" in refused(host, "/v1/embeddings", input="x")[1]
