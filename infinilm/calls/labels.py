@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
-from infinilm.checkpoint.heads import HostStep, activate, read_label_scores
+from infinilm.checkpoint.heads import HostStep, activate, random_label_scores, read_label_scores
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
@@ -45,10 +45,15 @@ class LabelScorer:
     pooling: str
 
     @classmethod
-    def from_model(cls, model: Path, config: ModelConfig) -> LabelScorer:
-        """Read the labels and the head of a checkpoint. ConfigError, WeightError: the files do not have them."""
+    def from_model(cls, model: Path, config: ModelConfig, seed: int | None = None) -> LabelScorer:
+        """Read the labels and the head of a checkpoint, which is random if there is a `seed`.
+
+        ConfigError, WeightError: the files do not have them.
+        """
         family = family_of(config.architecture)
         recipe = LabelRecipe.from_model(model, family.label_head.pooling)
+        if seed is not None:
+            return cls(recipe, random_label_scores(family, len(recipe.names), config, seed), recipe.pooling)
         with open_checkpoint(model) as checkpoint:
             steps = read_label_scores(checkpoint, family, len(recipe.names), config)
         return cls(recipe, steps, recipe.pooling)

@@ -14,6 +14,9 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from infinilm import LLM, AutoLlamaModel, AutoModelForCausalLM, ConfigError, HookRegistry, ReferenceModel, RequestError
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.pack_writer import pack_model
+from infinilm.checkpoint.quantised.writer import quantise_model
 from llm.vector_files import write_json, write_modules, write_pooling
 
 VECTORS = [name for name in ENTRIES if "scores" not in expected_of(name)]
@@ -155,6 +158,34 @@ def test_labels_agree_with_transformers(kind: str, tmp_path: Path) -> None:
         labels = ENTRIES[kind]["config"]["id2label"]
         assert results[0].labels == tuple(labels[str(i)] for i in range(len(labels)))
     assert_near(np.array([result.scores for result in results]), expected["scores"])
+
+
+def test_packed_and_quantised_folders(name: str, folder: Path, tmp_path: Path) -> None:
+    """Of a model whose lm_head is not its embedding, too, since an encoder has none."""
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    write_json(source / "config.json", ENTRIES[name]["config"] | {"tie_word_embeddings": False})
+    prompts = prompts_of(name)
+    with open_llm(pack_model(source, tmp_path / "packed", use_tqdm=False)) as packed, open_llm(folder) as llm:
+        want = llm.embed(prompts, "mean")
+        np.testing.assert_array_equal(packed.embed(prompts, "mean"), want)
+    made = quantise_model(source, tmp_path / "int8", "w8a16", use_tqdm=False)
+    with Checkpoint(made) as checkpoint:
+        assert all("layer" in stored for stored in checkpoint.tensors if stored.endswith("weight_scale"))
+    with open_llm(made) as quantised:
+        assert (quantised.embed(prompts, "mean") * want).sum(1).min() > 0.95
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_random_weights_have_labels(kind: str, tmp_path: Path) -> None:
+    """Of config.json alone; they follow from the seed."""
+    write_json(tmp_path / "config.json", ENTRIES[kind]["config"])
+    scores = []
+    for seed in (1, 1, 2):
+        with open_llm(tmp_path, load_format="dummy", seed=seed) as llm:
+            scores.append([result.scores for result in llm.classify(prompts_of(kind), activation="identity")])
+    assert scores[0] == scores[1] != scores[2]
+    assert np.isfinite(scores).all() and np.std(scores[0]) > 0
 
 
 @pytest.fixture(scope="module")
