@@ -17,7 +17,7 @@ from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.outputs import Classification
-from infinilm.pooling.labels import SCORE_ACTIVATIONS, LabelRecipe
+from infinilm.pooling.labels import LabelRecipe, check_activation
 from infinilm.pooling.recipe import text_rules
 from infinilm.requests.prompts import Prompts, RequestMaker
 from infinilm.requests.reducers import HiddenPool
@@ -163,10 +163,7 @@ class LabelMethods:
             )
         if not self._has_all_stages:
             raise RequestError("labels need all stages of the model in one process")
-        if activation not in (None, *SCORE_ACTIVATIONS):
-            raise RequestError(
-                f"activation: expected one of {', '.join(SCORE_ACTIVATIONS)}, or None, got {activation!r:.80}"
-            )
+        check_activation(activation)
         return self._labels
 
     def _states(self, reduced: list[tuple[Any, Any, HiddenPool]]) -> Float32Array:

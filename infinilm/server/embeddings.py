@@ -65,6 +65,11 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
         "normalize": body.take("normalize", boolean),
         "dimensions": body.take("dimensions", integer(1)),
     }
+    is_used = body.take("use_activation", boolean)  # vLLM's word for the scaling of vectors
+    if is_used is not None:
+        if settings["normalize"] is not None:
+            raise ApiError("use_activation: leave it out where normalize is given", param="use_activation")
+        settings["normalize"] = is_used
     prompt_name = body.take("prompt_name", some_text)
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
