@@ -237,6 +237,7 @@ async def _at_once(
     async def response() -> Response:
         with bad_request(param):
             result = await work()
+        service.metrics.count_prompts(num_tokens)
         return await asyncio.to_thread(lambda: JSONResponse(answer(result)))  # many vectors take time
 
     with service.admitted(num_tokens):

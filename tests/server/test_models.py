@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -143,6 +144,8 @@ def test_a_process_with_a_chat_model_an_embedder_and_a_reranker(folders: dict[st
         assert post("/v1/load_lora_adapter", model="embed", lora_name="a", lora_path="a").status_code == 403
         assert httpx.get(f"{server.url}/replica", headers=headers).status_code == 404
         metrics = httpx.get(f"{server.url}/metrics", headers=headers).text
+        for name in ("chat", "embed", "rank"):
+            assert re.search(rf'infinilm:prompt_tokens_total{{model_name="{name}"}} [1-9]', metrics), name
         assert metrics.count("# TYPE infinilm:generation_tokens_total") == 1
         assert 'infinilm:model_loaded{model_name="rank"} 1.0' in metrics
         for name in ("chat", "embed", "rank"):
