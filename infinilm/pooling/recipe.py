@@ -89,7 +89,7 @@ class Dense:
     place : Path
         A folder, with its weights in model.safetensors; or a GGUF file.
     name : str
-        Of its tensors, up to ".weight" and ".bias".
+        The names of its tensors, up to ".weight" and ".bias".
     in_features, out_features : int
     bias : bool
     activation : str

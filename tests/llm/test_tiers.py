@@ -215,6 +215,20 @@ def test_a_full_disk(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_a_program_that_closes_nothing(model: Path, tmp_path: Path) -> None:
+    """What it has computed is kept when the interpreter ends, without a word."""
+    program = f"""
+from infinilm import LLM
+from infinilm.scheduling import scheduler
+scheduler.SEGMENT_BLOCKS = 1
+llm = LLM({str(model)!r}, disk_cache={str(tmp_path)!r}, use_tqdm=False)
+llm.generate([{prompts()[0]!r}], max_tokens=1, use_tqdm=False)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert len(DiskTier(tmp_path, 1 << 30).files()) == 4
+
+
 WRITER = """
 import sys
 import numpy as np

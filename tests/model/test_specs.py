@@ -32,7 +32,9 @@ def test_fields_by_position_and_by_name() -> None:
 
 
 def test_fields_that_cannot_be() -> None:
-    with pytest.raises(TypeError, match="MlpSpec has no field 'bais'; it has intermediate_size, bias, gated, activat"):
+    with pytest.raises(
+        TypeError, match="MlpSpec has no field 'bais'; it has intermediate_size, bias, down_bias, gated"
+    ):
         _core.MlpSpec(bais=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="MlpSpec: bias: expected bool, got 'x'"):
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
