@@ -161,7 +161,7 @@ def test_labels_agree_with_transformers(kind: str, tmp_path: Path) -> None:
 
 
 def test_packed_and_quantised_folders(name: str, folder: Path, tmp_path: Path) -> None:
-    """Of a model whose lm_head is not its embedding, too, since an encoder has none."""
+    """An encoder has no lm_head, whatever its configuration says of one beside the embedding."""
     source = tmp_path / "source"
     shutil.copytree(folder, source)
     write_json(source / "config.json", ENTRIES[name]["config"] | {"tie_word_embeddings": False})
@@ -178,7 +178,7 @@ def test_packed_and_quantised_folders(name: str, folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_random_weights_have_labels(kind: str, tmp_path: Path) -> None:
-    """Of config.json alone; they follow from the seed."""
+    """A folder with config.json alone has a head of labels, too, which follows from the seed."""
     write_json(tmp_path / "config.json", ENTRIES[kind]["config"])
     scores = []
     for seed in (1, 1, 2):
