@@ -86,7 +86,7 @@ class ChoiceMaker:
         self._splitter = (
             ReasoningSplitter.after(prompt, reasoning, ends, reasoning[0] in stray) if reasoning is not None else None
         )
-        self._answer = AnswerMarks(answer) if answer is not None else None
+        self._answer = AnswerMarks.after(prompt, answer) if answer is not None else None
         self._parser = ToolCallParser(form, schemas or {}, prompt) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
         self._stray = TextFilter(stray) if stray else None

@@ -23,6 +23,8 @@ import pytest
 from hypothesis import given, strategies as st
 from llm import tiny
 from llm.support import PATIENCE
+from text.agent_families import ANSWER, FAMILIES, THOUGHT
+from text.real_templates import FOLDER, read
 
 from cli.support import PROGRAM, run, wait_until_at_rest
 from infinilm import LLM, Constraint
@@ -339,6 +341,26 @@ def test_calls_of_one_message(
         script.append(call("unknown", "{}"))  # a call of no tool is what the model said
         assert run("chat", "How is it?", *options, "--hide-reasoning") == 0
         assert capsys.readouterr().out == f"{call('unknown', '{}')}\n"
+
+
+@pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_families(
+    told: tuple[list[str], list[str | Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
+) -> None:
+    """In the formats that agents use most: thoughts apart, a call, its result, an answer."""
+    script, options = told
+    shown = FAMILIES[family]
+    (tmp_path / "tools.jinja").write_text(shown.head + read(shown.template))
+    script += [shown.weather, shown.answer]
+    assert chat(monkeypatch, "How is it?\nRain\n", *options, "--max-model-len", "4096") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f'weather({{"city": "Zürich"}})\n{ANSWER}\n'
+    assert captured.err.count(THOUGHT) == 2 * shown.thinks
 
 
 def test_a_call_that_is_cut_short_is_shown_and_asks_for_no_result(capsys: pytest.CaptureFixture[str]) -> None:
