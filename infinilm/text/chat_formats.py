@@ -270,6 +270,7 @@ _INTERNLM = ToolCallFormat(
     "internlm",
     "<|action_start|><|plugin|>",
     "<|action_end|>",
+    also=("<|action_start|> <|plugin|>",),  # SGLang's test/registered/unit/function_call/test_internlm_detector.py
     pattern='<|action_start|><|plugin|>\n{"name": $NAME, "parameters": $ARGUMENTS}<|action_end|>',
     between="",
 )

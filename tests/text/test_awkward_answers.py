@@ -103,6 +103,19 @@ ANSWERS = [
         "Wait.",
         (STOP,),
     ),
+    Awkward("internlm", 'A <|action_start|> <|plugin|>\n{"name": "stop"}<|action_end|>', "A ", (STOP,)),
+    # SGLang passes on the calls behind one of a tool that is none. Here the list is content from there on, as written.
+    Awkward(
+        "mistral",
+        '[TOOL_CALLS][{"name": "rm", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+        '[TOOL_CALLS][{"name": "rm", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+    ),
+    Awkward(
+        "hermes",
+        '<tool_call>{"name": "rm"}</tool_call>\n<tool_call>{"name": "stop"}</tool_call>',
+        '<tool_call>{"name": "rm"}</tool_call>\n',
+        (STOP,),
+    ),
     Awkward("llama3", '{"type": "function", "name": "run", "parameters": {"count": 1}}', "", (run(count=1),)),
     Awkward("llama3", '<|python_tag|>{"name": "stop", "parameters": {}}', "", (STOP,)),
     Awkward("llama3", 'Wait. <|python_tag|>{"name": "stop", "parameters": {}}', "Wait. ", (STOP,)),
