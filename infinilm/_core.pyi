@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import numpy
 from numpy.typing import NDArray
 
+
 class Tensor:
     """
     An n-dimensional array that shares memory with its owner; exchanges with other libraries through DLPack.
@@ -13,6 +14,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
     @property
     def strides(self) -> tuple[int, ...]:
         """In elements."""
@@ -39,7 +41,9 @@ class Tensor:
         """
 
     def __dlpack__(self, **kwargs: object) -> Any: ...
+
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
     def __repr__(self) -> str: ...
 
 def from_numpy(array: object, dtype: str | None = None) -> Tensor:
@@ -75,9 +79,7 @@ def cuda_free_bytes(device: int) -> int:
 def default_num_threads() -> int:
     """Cores this process may use, no more than its cgroups' quota."""
 
-def measure_cpu_limits(
-    num_threads: int = 0, compute_dtype: str = "float32", buffer_bytes: int = 1073741824
-) -> tuple[float, float]:
+def measure_cpu_limits(num_threads: int = 0, compute_dtype: str = 'float32', buffer_bytes: int = 1073741824) -> tuple[float, float]:
     """
     Measured read bandwidth in bytes/s and arithmetic peak in flop/s. buffer_bytes: what is read, 64 MiB to 1 GiB.
     """
@@ -87,261 +89,81 @@ class Backend:
     The ops of one device, for tests and experiments; one thread at a time.
     """
 
-    def __init__(self, device: str, isa: str = "", num_threads: int = 0, compute_dtype: str = "float32") -> None: ...
-    def prepare_linear(
-        self,
-        parts: Sequence[tuple[Tensor, Tensor | None]],
-        kind: str = "plain",
-        head_dim: int = 0,
-        quantization: str = "none",
-        types: Sequence[str] = [],
-    ) -> PreparedLinear:
+    def __init__(self, device: str, isa: str = '', num_threads: int = 0, compute_dtype: str = 'float32') -> None: ...
+
+    def prepare_linear(self, parts: Sequence[tuple[Tensor, Tensor | None]], kind: str = 'plain', head_dim: int = 0, quantization: str = 'none', types: Sequence[str] = []) -> PreparedLinear:
         """
         parts: weight and bias of each. types: of parts that are blocks, as load_param takes them.
         """
 
-    def adopt_linear(
-        self,
-        panels: Tensor,
-        scales: Tensor | None,
-        out_features: Sequence[int],
-        in_features: int,
-        kind: str = "plain",
-        head_dim: int = 0,
-    ) -> PreparedLinear:
+    def adopt_linear(self, panels: Tensor, scales: Tensor | None, out_features: Sequence[int], in_features: int, kind: str = 'plain', head_dim: int = 0) -> PreparedLinear:
         """A linear of the tensors of another one; out_features: of each part."""
 
     def unpack_linear(self, linear: PreparedLinear, part: int = 0) -> Tensor: ...
-    def linear(
-        self,
-        x: Tensor,
-        weight: PreparedLinear,
-        out: Tensor,
-        residual: Tensor | None = None,
-        norm: Tensor | None = None,
-        scratch: Tensor | None = None,
-        eps: float = 0.0,
-        activation: str = "silu",
-    ) -> None:
+
+    def linear(self, x: Tensor, weight: PreparedLinear, out: Tensor, residual: Tensor | None = None, norm: Tensor | None = None, scratch: Tensor | None = None, eps: float = 0.0, activation: str = 'silu') -> None:
         """With norm ([in_features]): of rms_norm(x); scratch is as large as x."""
 
     def head_linear(self, x: Tensor, weight: PreparedLinear, out: Tensor) -> None:
         """x: [num_tokens, num_heads, in_features]; weight: by_head."""
 
-    def lora(
-        self,
-        x: Tensor,
-        parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]],
-        out: Tensor,
-        inner: Tensor,
-        delta: Tensor,
-    ) -> None:
+    def lora(self, x: Tensor, parts: Sequence[tuple[PreparedLinear, PreparedLinear, float, Tensor]], out: Tensor, inner: Tensor, delta: Tensor) -> None:
         """parts: (a, b, scale, rows) of each adapter; out is changed in place."""
 
-    def embedding(
-        self,
-        ids: Tensor,
-        table: Tensor,
-        out: Tensor,
-        first_id: int | None = None,
-        quantization: str = "none",
-        multiplier: float = 1.0,
-    ) -> None:
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor, first_id: int | None = None, quantization: str = 'none', multiplier: float = 1.0) -> None:
         """
         table: [vocab_size, hidden_size], prepared for this call, or the rows of it from first_id on.
         """
 
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None
-    ) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, mean_square: Tensor | None = None) -> None: ...
+
     def mean_square(self, x: Tensor, out: Tensor, multiplier: float = 1.0) -> None: ...
-    def add_rms_norm(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor | None,
-        out: Tensor,
-        eps: float,
-        multiplier: float = 1.0,
-        scale: float = 1.0,
-    ) -> None: ...
-    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = "silu", up: Tensor | None = None) -> None: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, out: Tensor, eps: float, multiplier: float = 1.0, scale: float = 1.0) -> None: ...
+
+    def act_mul(self, gate_up: Tensor, out: Tensor, activation: str = 'silu', up: Tensor | None = None) -> None: ...
+
     def soft_cap(self, x: Tensor, cap: float) -> None:
         """x = cap * tanh(x / cap), in place."""
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None: ...
+
     def sum_parts(self, parts: Tensor, out: Tensor) -> None: ...
-    def rope_table(
-        self,
-        positions: Tensor,
-        inv_freq: Tensor,
-        attention_factor: float,
-        cos_sin: Tensor,
-        scale_beta: float = 0.0,
-        scale_positions: int = 1,
-        axes: Tensor | None = None,
-    ) -> None: ...
-    def qk_norm_rope_store_kv(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor | None,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        slot_mapping: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor | None,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        eps: float,
-        k_scales: Tensor | None = None,
-        v_scales: Tensor | None = None,
-        v_norm: Tensor | None = None,
-        q_turned: Tensor | None = None,
-    ) -> None: ...
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor | None,
-        block_table: Tensor,
-        cu_seqlens_q: Tensor,
-        context_lens: Tensor,
-        out: Tensor,
-        softmax_scale: float,
-        sliding_window: int = 0,
-        k_scales: Tensor | None = None,
-        v_scales: Tensor | None = None,
-        score_cap: float = 0.0,
-        sinks: Tensor | None = None,
-        two_way: bool = False,
-        position_bias: Tensor | None = None,
-        two_way_seqs: Tensor | None = None,
-    ) -> None: ...
-    def route(
-        self,
-        logits: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        scoring: str = "softmax",
-        normalize: bool = False,
-        scale: float = 1.0,
-        correction_bias: Tensor | None = None,
-        num_groups: int = 1,
-        top_groups: int = 1,
-        expert_scales: Tensor | None = None,
-        group_best: int = 2,
-    ) -> None: ...
-    def experts(
-        self,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Sequence[PreparedLinear],
-        down: Sequence[PreparedLinear],
-        out: Tensor,
-        inner: Tensor,
-        parts: Tensor,
-        shared: Tensor | None = None,
-        shared_gate: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> None:
+
+    def rope_table(self, positions: Tensor, inv_freq: Tensor, attention_factor: float, cos_sin: Tensor, scale_beta: float = 0.0, scale_positions: int = 1, axes: Tensor | None = None) -> None: ...
+
+    def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
+
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None, two_way_seqs: Tensor | None = None) -> None: ...
+
+    def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Sequence[PreparedLinear], down: Sequence[PreparedLinear], out: Tensor, inner: Tensor, parts: Tensor, shared: Tensor | None = None, shared_gate: Tensor | None = None, residual: Tensor | None = None) -> None:
         """gate_up, down: [num_experts], put together for this call."""
 
-    def causal_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        state: Tensor,
-        cu_seqlens_q: Tensor,
-        state_in: Tensor,
-        state_out: Tensor,
-        out: Tensor,
-        state_tokens: Tensor | None = None,
-        gate_in: Tensor | None = None,
-        gate_out: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> None: ...
-    def delta_rule(
-        self,
-        qkv: Tensor,
-        z: Tensor,
-        a: Tensor,
-        b: Tensor,
-        decay_rate: Tensor,
-        dt_bias: Tensor,
-        norm: Tensor,
-        state: Tensor,
-        cu_seqlens_q: Tensor,
-        state_in: Tensor,
-        state_out: Tensor,
-        gates: Tensor,
-        out: Tensor,
-        num_k_heads: int,
-        eps: float,
-        state_tokens: Tensor | None = None,
-    ) -> None: ...
-    def selective_scan(
-        self,
-        xbc: Tensor,
-        dt: Tensor,
-        decay_rate: Tensor,
-        dt_bias: Tensor,
-        skip: Tensor,
-        state: Tensor,
-        cu_seqlens_q: Tensor,
-        state_in: Tensor,
-        state_out: Tensor,
-        gates: Tensor,
-        out: Tensor,
-        num_groups: int,
-        dt_multiplier: float = 1.0,
-        dt_min: float = 0.0,
-        dt_max: float = 3.4028234663852886e38,
-        state_tokens: Tensor | None = None,
-    ) -> None: ...
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor | None,
-        out: Tensor,
-        group_size: int,
-        eps: float,
-        norm_first: bool = False,
-        gate_multiplier: float = 1.0,
-    ) -> None: ...
-    def find_best(
-        self,
-        logits: Tensor,
-        best: Tensor,
-        ids: Tensor,
-        first_id: int = 0,
-        allowed: Tensor | None = None,
-        allowed_row: Tensor | None = None,
-    ) -> None: ...
+    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, out: Tensor, state_tokens: Tensor | None = None, gate_in: Tensor | None = None, gate_out: Tensor | None = None, bias: Tensor | None = None) -> None: ...
+
+    def delta_rule(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor, decay_rate: Tensor, dt_bias: Tensor, norm: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_k_heads: int, eps: float, state_tokens: Tensor | None = None) -> None: ...
+
+    def selective_scan(self, xbc: Tensor, dt: Tensor, decay_rate: Tensor, dt_bias: Tensor, skip: Tensor, state: Tensor, cu_seqlens_q: Tensor, state_in: Tensor, state_out: Tensor, gates: Tensor, out: Tensor, num_groups: int, dt_multiplier: float = 1.0, dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, state_tokens: Tensor | None = None) -> None: ...
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor | None, out: Tensor, group_size: int, eps: float, norm_first: bool = False, gate_multiplier: float = 1.0) -> None: ...
+
+    def find_best(self, logits: Tensor, best: Tensor, ids: Tensor, first_id: int = 0, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
+
     def log_probs(self, logits: Tensor, drawn: Tensor, num_logprobs: Tensor, ids: Tensor, logprobs: Tensor) -> None: ...
-    def sample(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        random_val: Tensor,
-        ids: Tensor,
-        token_ids: Tensor | None = None,
-        allowed: Tensor | None = None,
-        allowed_row: Tensor | None = None,
-    ) -> None: ...
+
+    def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, random_val: Tensor, ids: Tensor, token_ids: Tensor | None = None, allowed: Tensor | None = None, allowed_row: Tensor | None = None) -> None: ...
 
 class PreparedLinear:
     """Weights of a linear in a backend's own form."""
 
     @property
     def in_features(self) -> int: ...
+
     @property
     def out_features(self) -> int: ...
+
     @property
     def tensors(self) -> tuple[Tensor | None, Tensor | None]:
         """
@@ -351,18 +173,10 @@ class PreparedLinear:
 def uniform(seed: int, position: int) -> float:
     """The uniform draw in [0, 1) of a request's seed at a position."""
 
-def fill_uniform(
-    seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu")],
-) -> None:
+def fill_uniform(seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """uniform() for many requests at once."""
 
-def change_logits(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu")],
-    penalties: Annotated[NDArray[numpy.float32], dict(shape=(3), order="C", device="cpu", writable=False)],
-    tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order="C", device="cpu", writable=False)],
-) -> None:
+def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], penalties: Annotated[NDArray[numpy.float32], dict(shape=(3), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order='C', device='cpu', writable=False)]) -> None:
     """
     What penalties [3] and tokens [num_changes, 3], as Batch has them for each row, change in logits [vocab_size], in place.
     """
@@ -370,208 +184,217 @@ def change_logits(
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(
-        self,
-        num_heads: int = 0,
-        num_kv_heads: int = 0,
-        head_dim: int = 0,
-        softmax_scale: float = 0.0,
-        score_cap: float = 0.0,
-        sliding_window: int = 0,
-        chunked: bool = False,
-        rope: int = -1,
-        q_rope: int = -1,
-        kv_owner: int = -1,
-        qkv_bias: bool = False,
-        out_bias: bool = False,
-        sinks: bool = False,
-        output_gate: bool = False,
-        qk_norm: str = "none",
-        v_norm: bool = False,
-        out_multiplier: float = 1.0,
-        inputs: int = 1,
-        two_way: bool = False,
-    ) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
+
     @property
     def num_heads(self) -> int: ...
+
     @num_heads.setter
     def num_heads(self, arg: int, /) -> None: ...
+
     @property
     def num_kv_heads(self) -> int: ...
+
     @num_kv_heads.setter
     def num_kv_heads(self, arg: int, /) -> None: ...
+
     @property
     def head_dim(self) -> int: ...
+
     @head_dim.setter
     def head_dim(self, arg: int, /) -> None: ...
+
     @property
     def softmax_scale(self) -> float: ...
+
     @softmax_scale.setter
     def softmax_scale(self, arg: float, /) -> None: ...
+
     @property
     def score_cap(self) -> float:
         """Scores s become score_cap * tanh(s / score_cap); 0: they stay."""
 
     @score_cap.setter
     def score_cap(self, arg: float, /) -> None: ...
+
     @property
     def sliding_window(self) -> int:
         """Keys that a token sees; 0: all."""
 
     @sliding_window.setter
     def sliding_window(self, arg: int, /) -> None: ...
+
     @property
     def chunked(self) -> bool:
         """The window begins where the position is a multiple of its size."""
 
     @chunked.setter
     def chunked(self, arg: bool, /) -> None: ...
+
     @property
     def rope(self) -> int:
         """An index into ModelSpec.ropes; -1: none."""
 
     @rope.setter
     def rope(self, arg: int, /) -> None: ...
+
     @property
     def q_rope(self) -> int:
         """What turns q, where that is another; else -1."""
 
     @q_rope.setter
     def q_rope(self, arg: int, /) -> None: ...
+
     @property
     def kv_owner(self) -> int:
         """The earlier layer whose keys and values it reads; -1: it has its own."""
 
     @kv_owner.setter
     def kv_owner(self, arg: int, /) -> None: ...
+
     @property
     def qkv_bias(self) -> bool: ...
+
     @qkv_bias.setter
     def qkv_bias(self, arg: bool, /) -> None: ...
+
     @property
     def out_bias(self) -> bool: ...
+
     @out_bias.setter
     def out_bias(self, arg: bool, /) -> None: ...
+
     @property
     def sinks(self) -> bool:
         """Each head has a number that joins the softmax of its scores."""
 
     @sinks.setter
     def sinks(self, arg: bool, /) -> None: ...
+
     @property
     def output_gate(self) -> bool:
         """Its result is multiplied by the sigmoid of a linear."""
 
     @output_gate.setter
     def output_gate(self, arg: bool, /) -> None: ...
+
     @property
     def qk_norm(self) -> str:
         """none, head, all, head_behind_rope or turned_heads."""
 
     @qk_norm.setter
     def qk_norm(self, arg: str, /) -> None: ...
+
     @property
     def v_norm(self) -> bool:
         """RMSNorm of each head of v, without weight."""
 
     @v_norm.setter
     def v_norm(self, arg: bool, /) -> None: ...
+
     @property
     def out_multiplier(self) -> float:
         """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def inputs(self) -> int:
         """It reads rows of so many times hidden_size."""
 
     @inputs.setter
     def inputs(self, arg: int, /) -> None: ...
+
     @property
     def two_way(self) -> bool:
         """Tokens see those behind them, too, as encoders do."""
 
     @two_way.setter
     def two_way(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class LatentSpec:
     """Attention whose keys and values are made of a latent of each token."""
 
-    def __init__(
-        self,
-        num_heads: int = 0,
-        q_rank: int = 0,
-        kv_rank: int = 0,
-        rope_dim: int = 0,
-        nope_dim: int = 0,
-        v_dim: int = 0,
-        norm_eps: float = 0.0,
-        softmax_scale: float = 0.0,
-        rope: int = -1,
-        latent_bias: bool = False,
-        out_bias: bool = False,
-    ) -> None: ...
+    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, latent_bias: bool = False, out_bias: bool = False) -> None: ...
+
     @property
     def num_heads(self) -> int: ...
+
     @num_heads.setter
     def num_heads(self, arg: int, /) -> None: ...
+
     @property
     def q_rank(self) -> int:
         """0: queries are made of the hidden state."""
 
     @q_rank.setter
     def q_rank(self, arg: int, /) -> None: ...
+
     @property
     def kv_rank(self) -> int: ...
+
     @kv_rank.setter
     def kv_rank(self, arg: int, /) -> None: ...
+
     @property
     def rope_dim(self) -> int:
         """Elements of a query that RoPE turns."""
 
     @rope_dim.setter
     def rope_dim(self, arg: int, /) -> None: ...
+
     @property
     def nope_dim(self) -> int:
         """And what it does not."""
 
     @nope_dim.setter
     def nope_dim(self, arg: int, /) -> None: ...
+
     @property
     def v_dim(self) -> int:
         """Elements of a heads values."""
 
     @v_dim.setter
     def v_dim(self, arg: int, /) -> None: ...
+
     @property
     def norm_eps(self) -> float:
         """Epsilon in the norms of latents."""
 
     @norm_eps.setter
     def norm_eps(self, arg: float, /) -> None: ...
+
     @property
     def softmax_scale(self) -> float: ...
+
     @softmax_scale.setter
     def softmax_scale(self, arg: float, /) -> None: ...
+
     @property
     def rope(self) -> int:
         """An index into ModelSpec.ropes."""
 
     @rope.setter
     def rope(self, arg: int, /) -> None: ...
+
     @property
     def latent_bias(self) -> bool:
         """The linears that make latents have biases."""
 
     @latent_bias.setter
     def latent_bias(self, arg: bool, /) -> None: ...
+
     @property
     def out_bias(self) -> bool: ...
+
     @out_bias.setter
     def out_bias(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
+
     @property
     def query_dim(self) -> int:
         """A head of a query."""
@@ -583,36 +406,43 @@ class LatentSpec:
 class DeltaSpec:
     """A causal convolution and the gated delta rule."""
 
-    def __init__(
-        self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0
-    ) -> None: ...
+    def __init__(self, num_k_heads: int = 0, num_v_heads: int = 0, k_dim: int = 0, v_dim: int = 0, conv_size: int = 0) -> None: ...
+
     @property
     def num_k_heads(self) -> int:
         """Heads of q and k."""
 
     @num_k_heads.setter
     def num_k_heads(self, arg: int, /) -> None: ...
+
     @property
     def num_v_heads(self) -> int: ...
+
     @num_v_heads.setter
     def num_v_heads(self, arg: int, /) -> None: ...
+
     @property
     def k_dim(self) -> int:
         """Elements of a head of q and k."""
 
     @k_dim.setter
     def k_dim(self, arg: int, /) -> None: ...
+
     @property
     def v_dim(self) -> int: ...
+
     @v_dim.setter
     def v_dim(self, arg: int, /) -> None: ...
+
     @property
     def conv_size(self) -> int:
         """Tokens that the convolution sees."""
 
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
+
     def __repr__(self) -> str: ...
+
     @property
     def k_size(self) -> int:
         """All heads of q, or of k."""
@@ -625,125 +455,135 @@ class ShortConvSpec:
     """A convolution over the last tokens, between two gates."""
 
     def __init__(self, channels: int = 0, conv_size: int = 0) -> None: ...
+
     @property
     def channels(self) -> int: ...
+
     @channels.setter
     def channels(self, arg: int, /) -> None: ...
+
     @property
     def conv_size(self) -> int:
         """Tokens that the convolution sees."""
 
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class MambaSpec:
     """A causal convolution and the state space of Mamba-2."""
 
-    def __init__(
-        self,
-        num_heads: int = 0,
-        head_dim: int = 0,
-        num_groups: int = 0,
-        state_dim: int = 0,
-        conv_size: int = 0,
-        conv_bias: bool = False,
-        proj_bias: bool = False,
-        norm: str = "behind_gate",
-        dt_min: float = 0.0,
-        dt_max: float = 3.4028234663852886e38,
-        gate_multiplier: float = 1.0,
-        x_multiplier: float = 1.0,
-        b_multiplier: float = 1.0,
-        c_multiplier: float = 1.0,
-        dt_multiplier: float = 1.0,
-        out_multiplier: float = 1.0,
-    ) -> None: ...
+    def __init__(self, num_heads: int = 0, head_dim: int = 0, num_groups: int = 0, state_dim: int = 0, conv_size: int = 0, conv_bias: bool = False, proj_bias: bool = False, norm: str = 'behind_gate', dt_min: float = 0.0, dt_max: float = 3.4028234663852886e+38, gate_multiplier: float = 1.0, x_multiplier: float = 1.0, b_multiplier: float = 1.0, c_multiplier: float = 1.0, dt_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+
     @property
     def num_heads(self) -> int:
         """Heads of x."""
 
     @num_heads.setter
     def num_heads(self, arg: int, /) -> None: ...
+
     @property
     def head_dim(self) -> int:
         """Elements of a head of x."""
 
     @head_dim.setter
     def head_dim(self, arg: int, /) -> None: ...
+
     @property
     def num_groups(self) -> int:
         """Groups of heads with the same B and C."""
 
     @num_groups.setter
     def num_groups(self, arg: int, /) -> None: ...
+
     @property
     def state_dim(self) -> int:
         """Elements of a group of B, or of C."""
 
     @state_dim.setter
     def state_dim(self, arg: int, /) -> None: ...
+
     @property
     def conv_size(self) -> int:
         """Tokens that the convolution sees."""
 
     @conv_size.setter
     def conv_size(self, arg: int, /) -> None: ...
+
     @property
     def conv_bias(self) -> bool: ...
+
     @conv_bias.setter
     def conv_bias(self, arg: bool, /) -> None: ...
+
     @property
     def proj_bias(self) -> bool:
         """Whether both linears have one."""
 
     @proj_bias.setter
     def proj_bias(self, arg: bool, /) -> None: ...
+
     @property
     def norm(self) -> str:
         """RMSNorm of each group of heads: none, behind_gate or before_gate."""
 
     @norm.setter
     def norm(self, arg: str, /) -> None: ...
+
     @property
     def dt_min(self) -> float:
         """The least step."""
 
     @dt_min.setter
     def dt_min(self, arg: float, /) -> None: ...
+
     @property
     def dt_max(self) -> float: ...
+
     @dt_max.setter
     def dt_max(self, arg: float, /) -> None: ...
+
     @property
     def gate_multiplier(self) -> float:
         """Multiplies the gate that the first linear makes."""
 
     @gate_multiplier.setter
     def gate_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def x_multiplier(self) -> float: ...
+
     @x_multiplier.setter
     def x_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def b_multiplier(self) -> float: ...
+
     @b_multiplier.setter
     def b_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def c_multiplier(self) -> float: ...
+
     @c_multiplier.setter
     def c_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def dt_multiplier(self) -> float: ...
+
     @dt_multiplier.setter
     def dt_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def out_multiplier(self) -> float:
         """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
     def __repr__(self) -> str: ...
+
     @property
     def size(self) -> int:
         """All heads of x."""
@@ -755,289 +595,306 @@ class MambaSpec:
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(
-        self,
-        intermediate_size: int = 0,
-        bias: bool = False,
-        down_bias: bool = False,
-        gated: bool = True,
-        activation: str = "silu",
-        in_multiplier: float = 1.0,
-        out_multiplier: float = 1.0,
-    ) -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+
     @property
     def intermediate_size(self) -> int: ...
+
     @intermediate_size.setter
     def intermediate_size(self, arg: int, /) -> None: ...
+
     @property
     def bias(self) -> bool:
         """Of all linears."""
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
     @property
     def down_bias(self) -> bool:
         """Of down alone."""
 
     @down_bias.setter
     def down_bias(self, arg: bool, /) -> None: ...
+
     @property
     def gated(self) -> bool:
         """down(activation(gate) * up); else down(activation(up))."""
 
     @gated.setter
     def gated(self, arg: bool, /) -> None: ...
+
     @property
     def activation(self) -> str: ...
+
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
     @property
     def in_multiplier(self) -> float:
         """Multiplies the norm that it reads."""
 
     @in_multiplier.setter
     def in_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def out_multiplier(self) -> float:
         """Multiplies what it adds."""
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(
-        self,
-        count: int = 0,
-        top_k: int = 0,
-        expert: MlpSpec = ...,
-        shared: MlpSpec | None = None,
-        shared_gate: bool = False,
-        router_bias: bool = False,
-        scoring: str = "softmax",
-        correction_bias: bool = False,
-        norm_topk_prob: bool = False,
-        scale: float = 1.0,
-        num_groups: int = 1,
-        top_groups: int = 1,
-        group_best: int = 2,
-        weigh_inputs: bool = False,
-    ) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False) -> None: ...
+
     @property
     def count(self) -> int: ...
+
     @count.setter
     def count(self, arg: int, /) -> None: ...
+
     @property
     def top_k(self) -> int:
         """Experts that compute a token."""
 
     @top_k.setter
     def top_k(self, arg: int, /) -> None: ...
+
     @property
     def expert(self) -> MlpSpec:
         """Each of them."""
 
     @expert.setter
     def expert(self, arg: MlpSpec, /) -> None: ...
+
     @property
     def shared(self) -> MlpSpec | None:
         """One that all tokens go to."""
 
     @shared.setter
     def shared(self, value: MlpSpec | None) -> None: ...
+
     @property
     def shared_gate(self) -> bool:
         """Its result is weighed by the sigmoid of a logit."""
 
     @shared_gate.setter
     def shared_gate(self, arg: bool, /) -> None: ...
+
     @property
     def router_bias(self) -> bool: ...
+
     @router_bias.setter
     def router_bias(self, arg: bool, /) -> None: ...
+
     @property
     def scoring(self) -> str: ...
+
     @scoring.setter
     def scoring(self, arg: str, /) -> None: ...
+
     @property
     def correction_bias(self) -> bool:
         """Added to scores for the choice alone."""
 
     @correction_bias.setter
     def correction_bias(self, arg: bool, /) -> None: ...
+
     @property
     def norm_topk_prob(self) -> bool: ...
+
     @norm_topk_prob.setter
     def norm_topk_prob(self, arg: bool, /) -> None: ...
+
     @property
     def scale(self) -> float:
         """Multiplies the weights of a token's experts."""
 
     @scale.setter
     def scale(self, arg: float, /) -> None: ...
+
     @property
     def num_groups(self) -> int: ...
+
     @num_groups.setter
     def num_groups(self, arg: int, /) -> None: ...
+
     @property
     def top_groups(self) -> int:
         """A token's experts are those of its best groups."""
 
     @top_groups.setter
     def top_groups(self, arg: int, /) -> None: ...
+
     @property
     def group_best(self) -> int:
         """Experts of a group that say how good it is."""
 
     @group_best.setter
     def group_best(self, arg: int, /) -> None: ...
+
     @property
     def weigh_inputs(self) -> bool:
         """An expert reads the token times its weight."""
 
     @weigh_inputs.setter
     def weigh_inputs(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class OwnVectorsSpec:
     """Vectors that a token has for each layer."""
 
-    def __init__(self, size: int = 0, vocab_size: int = 0, activation: str = "silu") -> None: ...
+    def __init__(self, size: int = 0, vocab_size: int = 0, activation: str = 'silu') -> None: ...
+
     @property
     def size(self) -> int:
         """Elements of the vector for one layer."""
 
     @size.setter
     def size(self, arg: int, /) -> None: ...
+
     @property
     def vocab_size(self) -> int:
         """Rows of the table."""
 
     @vocab_size.setter
     def vocab_size(self, arg: int, /) -> None: ...
+
     @property
     def activation(self) -> str: ...
+
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class EmbeddingSumSpec:
     """What is added to the embedding of a token."""
 
     def __init__(self, num_positions: int = 0, position_offset: int = 0, num_types: int = 0) -> None: ...
+
     @property
     def num_positions(self) -> int:
         """Learned positions; 0: there are none."""
 
     @num_positions.setter
     def num_positions(self, arg: int, /) -> None: ...
+
     @property
     def position_offset(self) -> int:
         """The learned position of a text's first token."""
 
     @position_offset.setter
     def position_offset(self, arg: int, /) -> None: ...
+
     @property
     def num_types(self) -> int:
         """Types of tokens; 0: there are none."""
 
     @num_types.setter
     def num_types(self, arg: int, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class PositionBiasSpec:
     """What is added to scores of attention by the distance of a key."""
 
     def __init__(self, slopes: Sequence[float] = ..., num_buckets: int = 0, buckets: Sequence[int] = ...) -> None: ...
+
     @property
     def slopes(self) -> list[float]:
         """[num_heads] times the distance is taken off; empty: rows are learned."""
 
     @slopes.setter
     def slopes(self, arg: Sequence[float], /) -> None: ...
+
     @property
     def num_buckets(self) -> int:
         """Learned rows; 0: there are slopes."""
 
     @num_buckets.setter
     def num_buckets(self, arg: int, /) -> None: ...
+
     @property
     def buckets(self) -> list[int]:
         """[2 * max_model_len - 1]: the learned row of each distance."""
 
     @buckets.setter
     def buckets(self, arg: Sequence[int], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class MergerLinear:
     """One of the linears that make a row of the result of a tower."""
 
     def __init__(self, size: int = 0, bias: bool = False, activated: bool = False) -> None: ...
+
     @property
     def size(self) -> int:
         """Outputs."""
 
     @size.setter
     def size(self, arg: int, /) -> None: ...
+
     @property
     def bias(self) -> bool: ...
+
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
     @property
     def activated(self) -> bool:
         """The activation of the tower is behind it."""
 
     @activated.setter
     def activated(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(
-        self,
-        patch_dim: int = 0,
-        patch_bias: bool = False,
-        patch_norm: bool = False,
-        num_positions: int = 0,
-        merged_patches: int = 1,
-        pooled: bool = False,
-        pooled_norm_offset: float = 0.0,
-        merger: Sequence[MergerLinear] = ...,
-        activation: str = "gelu",
-        eps: float = 0.0,
-        levels: Sequence[int] = ...,
-    ) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, num_positions: int = 0, merged_patches: int = 1, pooled: bool = False, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., activation: str = 'gelu', eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
+
     @property
     def patch_dim(self) -> int:
         """Numbers of a patch."""
 
     @patch_dim.setter
     def patch_dim(self, arg: int, /) -> None: ...
+
     @property
     def patch_bias(self) -> bool: ...
+
     @patch_bias.setter
     def patch_bias(self, arg: bool, /) -> None: ...
+
     @property
     def patch_norm(self) -> bool:
         """A norm of what embeds patches takes its place."""
 
     @patch_norm.setter
     def patch_norm(self, arg: bool, /) -> None: ...
+
     @property
     def num_positions(self) -> int:
         """Rows of the table of learned positions; 0: there are none."""
 
     @num_positions.setter
     def num_positions(self, arg: int, /) -> None: ...
+
     @property
     def merged_patches(self) -> int:
         """Neighbouring patches that become one row of the result."""
 
     @merged_patches.setter
     def merged_patches(self, arg: int, /) -> None: ...
+
     @property
     def pooled(self) -> bool:
         """
@@ -1046,72 +903,80 @@ class TowerSpec:
 
     @pooled.setter
     def pooled(self, arg: bool, /) -> None: ...
+
     @property
     def pooled_norm_offset(self) -> float:
         """Added to the weight of this norm."""
 
     @pooled_norm_offset.setter
     def pooled_norm_offset(self, arg: float, /) -> None: ...
+
     @property
     def merger(self) -> list[MergerLinear]:
         """The linears that make a row; the last one gives it."""
 
     @merger.setter
     def merger(self, arg: Sequence[MergerLinear], /) -> None: ...
+
     @property
     def activation(self) -> str:
         """Behind those of these linears that say so."""
 
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
     @property
     def eps(self) -> float:
         """Of the norms behind the layers."""
 
     @eps.setter
     def eps(self, arg: float, /) -> None: ...
+
     @property
     def levels(self) -> list[int]:
         """Layers whose results are merged, too."""
 
     @levels.setter
     def levels(self, arg: Sequence[int], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class RopeSpec:
     """A table of rotations."""
 
-    def __init__(
-        self,
-        inv_freq: Sequence[float] = ...,
-        attention_factor: float = 1.0,
-        scale_beta: float = 0.0,
-        scale_positions: int = 1,
-        scale_offset: int = 0,
-        axes: Sequence[int] = ...,
-    ) -> None: ...
+    def __init__(self, inv_freq: Sequence[float] = ..., attention_factor: float = 1.0, scale_beta: float = 0.0, scale_positions: int = 1, scale_offset: int = 0, axes: Sequence[int] = ...) -> None: ...
+
     @property
     def inv_freq(self) -> list[float]:
         """[rotary_dim / 2]"""
 
     @inv_freq.setter
     def inv_freq(self, arg: Sequence[float], /) -> None: ...
+
     @property
     def attention_factor(self) -> float: ...
+
     @attention_factor.setter
     def attention_factor(self, arg: float, /) -> None: ...
+
     @property
     def scale_beta(self) -> float: ...
+
     @scale_beta.setter
     def scale_beta(self, arg: float, /) -> None: ...
+
     @property
     def scale_positions(self) -> int: ...
+
     @scale_positions.setter
     def scale_positions(self, arg: int, /) -> None: ...
+
     @property
     def scale_offset(self) -> int: ...
+
     @scale_offset.setter
     def scale_offset(self, arg: int, /) -> None: ...
+
     @property
     def axes(self) -> list[int]:
         """
@@ -1120,44 +985,40 @@ class RopeSpec:
 
     @axes.setter
     def axes(self, arg: Sequence[int], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class CacheSpec:
     """What a layer keeps of the tokens before, and how its heads read it."""
 
-    def __init__(
-        self,
-        kind: str = "paged",
-        num_heads: int = 0,
-        num_kv_heads: int = 0,
-        head_dim: int = 0,
-        value_dim: int = 0,
-        sliding_window: int = 0,
-        chunked: bool = False,
-        two_way: bool = False,
-        owner: int = -1,
-        states: Sequence[Sequence[int]] = ...,
-    ) -> None: ...
+    def __init__(self, kind: str = 'paged', num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, value_dim: int = 0, sliding_window: int = 0, chunked: bool = False, two_way: bool = False, owner: int = -1, states: Sequence[Sequence[int]] = ...) -> None: ...
+
     @property
     def kind(self) -> str: ...
+
     @kind.setter
     def kind(self, arg: str, /) -> None: ...
+
     @property
     def num_heads(self) -> int:
         """That read rows of blocks; 0: there are none."""
 
     @num_heads.setter
     def num_heads(self, arg: int, /) -> None: ...
+
     @property
     def num_kv_heads(self) -> int: ...
+
     @num_kv_heads.setter
     def num_kv_heads(self, arg: int, /) -> None: ...
+
     @property
     def head_dim(self) -> int:
         """Elements of a key."""
 
     @head_dim.setter
     def head_dim(self, arg: int, /) -> None: ...
+
     @property
     def value_dim(self) -> int:
         """
@@ -1166,52 +1027,62 @@ class CacheSpec:
 
     @value_dim.setter
     def value_dim(self, arg: int, /) -> None: ...
+
     @property
     def sliding_window(self) -> int:
         """Tokens that a token sees; 0: all."""
 
     @sliding_window.setter
     def sliding_window(self, arg: int, /) -> None: ...
+
     @property
     def chunked(self) -> bool: ...
+
     @chunked.setter
     def chunked(self, arg: bool, /) -> None: ...
+
     @property
     def two_way(self) -> bool:
         """A token sees rows of those behind it, too."""
 
     @two_way.setter
     def two_way(self, arg: bool, /) -> None: ...
+
     @property
     def owner(self) -> int:
         """The earlier layer whose keys and values a shared cache reads."""
 
     @owner.setter
     def owner(self, arg: int, /) -> None: ...
+
     @property
     def states(self) -> list[list[int]]:
         """The shapes of the tensors of a state; empty: there is none."""
 
     @states.setter
     def states(self, arg: Sequence[Sequence[int]], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class CostSpec:
     """The work of a sublayer that mixes tokens, besides its linears."""
 
     def __init__(self, of_pair: int = 0, of_token: int = 0) -> None: ...
+
     @property
     def of_pair(self) -> int:
         """Multiplications for each query and each key that it sees."""
 
     @of_pair.setter
     def of_pair(self, arg: int, /) -> None: ...
+
     @property
     def of_token(self) -> int:
         """Multiplications and additions for each token, whatever came before."""
 
     @of_token.setter
     def of_token(self, arg: int, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class LayerSpec:
@@ -1219,38 +1090,37 @@ class LayerSpec:
     The sublayers of a layer: a mixer or two side by side, then an MLP, experts, or both.
     """
 
-    def __init__(
-        self,
-        mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None,
-        mlp: MlpSpec | None = None,
-        experts: ExpertsSpec | None = None,
-        mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None,
-    ) -> None: ...
+    def __init__(self, mixer: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None, mlp: MlpSpec | None = None, experts: ExpertsSpec | None = None, mixer_beside: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None = None) -> None: ...
+
     @property
     def mixer(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
         """What mixes a token with those before it."""
 
     @mixer.setter
     def mixer(self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None) -> None: ...
+
     @property
     def mlp(self) -> MlpSpec | None: ...
+
     @mlp.setter
     def mlp(self, value: MlpSpec | None) -> None: ...
+
     @property
     def experts(self) -> ExpertsSpec | None:
         """In place of the MLP, or beside it."""
 
     @experts.setter
     def experts(self, value: ExpertsSpec | None) -> None: ...
+
     @property
     def mixer_beside(self) -> AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None:
         """A mixer of another kind, which reads the same norm."""
 
     @mixer_beside.setter
-    def mixer_beside(
-        self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None
-    ) -> None: ...
+    def mixer_beside(self, value: AttentionSpec | LatentSpec | DeltaSpec | ShortConvSpec | MambaSpec | None) -> None: ...
+
     def __repr__(self) -> str: ...
+
     @property
     def cache(self) -> CacheSpec:
         """What its mixers keep of the tokens before."""
@@ -1262,26 +1132,22 @@ class LayerSpec:
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""
 
-    def __init__(
-        self,
-        layer: LayerSpec = ...,
-        quantization: str = "none",
-        lm_head_size: int = 0,
-        taps: Sequence[int] = ...,
-        norm_before_residual: bool = False,
-    ) -> None: ...
+    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False) -> None: ...
+
     @property
     def layer(self) -> LayerSpec:
         """It counts as the one behind the last."""
 
     @layer.setter
     def layer(self, arg: LayerSpec, /) -> None: ...
+
     @property
     def quantization(self) -> str:
         """How the linears of the head are kept."""
 
     @quantization.setter
     def quantization(self, arg: str, /) -> None: ...
+
     @property
     def lm_head_size(self) -> int:
         """
@@ -1290,6 +1156,7 @@ class MtpSpec:
 
     @lm_head_size.setter
     def lm_head_size(self, arg: int, /) -> None: ...
+
     @property
     def taps(self) -> list[int]:
         """
@@ -1298,6 +1165,7 @@ class MtpSpec:
 
     @taps.setter
     def taps(self, arg: Sequence[int], /) -> None: ...
+
     @property
     def norm_before_residual(self) -> bool:
         """
@@ -1306,88 +1174,77 @@ class MtpSpec:
 
     @norm_before_residual.setter
     def norm_before_residual(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(
-        self,
-        dtype: str = "float32",
-        quantization: str = "none",
-        vocab_size: int = 0,
-        hidden_size: int = 0,
-        num_layers: int = 0,
-        max_model_len: int = 0,
-        rms_norm_eps: float = 0.0,
-        norm: str = "rms",
-        pre_norms: bool = True,
-        post_norms: bool = False,
-        stream_norms: str = "none",
-        parallel_blocks: bool = False,
-        norm_offset: float = 0.0,
-        embedding_multiplier: float = 1.0,
-        residual_multiplier: float = 1.0,
-        logit_multiplier: float = 1.0,
-        logit_cap: float = 0.0,
-        lm_head: bool = True,
-        tie_word_embeddings: bool = False,
-        layer_scalars: bool = False,
-        own_vectors: OwnVectorsSpec | None = None,
-        embedding_sum: EmbeddingSumSpec | None = None,
-        tower: TowerSpec | None = None,
-        ropes: Sequence[RopeSpec] = ...,
-        position_bias: PositionBiasSpec | None = None,
-        given_levels: int = 0,
-        layers: Sequence[LayerSpec] = ...,
-        mtp: MtpSpec | None = None,
-    ) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+
     @property
     def dtype(self) -> str:
         """What the engine computes in."""
 
     @dtype.setter
     def dtype(self, arg: str, /) -> None: ...
+
     @property
     def quantization(self) -> str: ...
+
     @quantization.setter
     def quantization(self, arg: str, /) -> None: ...
+
     @property
     def vocab_size(self) -> int: ...
+
     @vocab_size.setter
     def vocab_size(self, arg: int, /) -> None: ...
+
     @property
     def hidden_size(self) -> int: ...
+
     @hidden_size.setter
     def hidden_size(self, arg: int, /) -> None: ...
+
     @property
     def num_layers(self) -> int: ...
+
     @num_layers.setter
     def num_layers(self, arg: int, /) -> None: ...
+
     @property
     def max_model_len(self) -> int: ...
+
     @max_model_len.setter
     def max_model_len(self, arg: int, /) -> None: ...
+
     @property
     def rms_norm_eps(self) -> float: ...
+
     @rms_norm_eps.setter
     def rms_norm_eps(self, arg: float, /) -> None: ...
+
     @property
     def norm(self) -> str: ...
+
     @norm.setter
     def norm(self, arg: str, /) -> None: ...
+
     @property
     def pre_norms(self) -> bool:
         """A norm for the input of each sublayer."""
 
     @pre_norms.setter
     def pre_norms(self, arg: bool, /) -> None: ...
+
     @property
     def post_norms(self) -> bool:
         """A norm for what each sublayer adds to the residual stream."""
 
     @post_norms.setter
     def post_norms(self, arg: bool, /) -> None: ...
+
     @property
     def stream_norms(self) -> str:
         """
@@ -1396,38 +1253,47 @@ class ModelSpec:
 
     @stream_norms.setter
     def stream_norms(self, arg: str, /) -> None: ...
+
     @property
     def parallel_blocks(self) -> bool:
         """Attention and MLP read the same norm."""
 
     @parallel_blocks.setter
     def parallel_blocks(self, arg: bool, /) -> None: ...
+
     @property
     def norm_offset(self) -> float:
         """Added to every norm weight."""
 
     @norm_offset.setter
     def norm_offset(self, arg: float, /) -> None: ...
+
     @property
     def embedding_multiplier(self) -> float: ...
+
     @embedding_multiplier.setter
     def embedding_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def residual_multiplier(self) -> float:
         """Multiplies what a sublayer adds."""
 
     @residual_multiplier.setter
     def residual_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def logit_multiplier(self) -> float: ...
+
     @logit_multiplier.setter
     def logit_multiplier(self, arg: float, /) -> None: ...
+
     @property
     def logit_cap(self) -> float:
         """Logits l become logit_cap * tanh(l / logit_cap); 0: they stay."""
 
     @logit_cap.setter
     def logit_cap(self, arg: float, /) -> None: ...
+
     @property
     def lm_head(self) -> bool:
         """
@@ -1436,42 +1302,53 @@ class ModelSpec:
 
     @lm_head.setter
     def lm_head(self, arg: bool, /) -> None: ...
+
     @property
     def tie_word_embeddings(self) -> bool: ...
+
     @tie_word_embeddings.setter
     def tie_word_embeddings(self, arg: bool, /) -> None: ...
+
     @property
     def layer_scalars(self) -> bool:
         """Each layer multiplies the residual stream it leaves."""
 
     @layer_scalars.setter
     def layer_scalars(self, arg: bool, /) -> None: ...
+
     @property
     def own_vectors(self) -> OwnVectorsSpec | None: ...
+
     @own_vectors.setter
     def own_vectors(self, value: OwnVectorsSpec | None) -> None: ...
+
     @property
     def embedding_sum(self) -> EmbeddingSumSpec | None:
         """What is added to the embedding."""
 
     @embedding_sum.setter
     def embedding_sum(self, value: EmbeddingSumSpec | None) -> None: ...
+
     @property
     def tower(self) -> TowerSpec | None:
         """An encoder of images: what it has besides its layers."""
 
     @tower.setter
     def tower(self, value: TowerSpec | None) -> None: ...
+
     @property
     def ropes(self) -> list[RopeSpec]: ...
+
     @ropes.setter
     def ropes(self, arg: Sequence[RopeSpec], /) -> None: ...
+
     @property
     def position_bias(self) -> PositionBiasSpec | None:
         """What is added to scores by the distance of a key."""
 
     @position_bias.setter
     def position_bias(self, value: PositionBiasSpec | None) -> None: ...
+
     @property
     def given_levels(self) -> int:
         """
@@ -1480,19 +1357,23 @@ class ModelSpec:
 
     @given_levels.setter
     def given_levels(self, arg: int, /) -> None: ...
+
     @property
     def layers(self) -> list[LayerSpec]:
         """[num_layers]"""
 
     @layers.setter
     def layers(self, arg: Sequence[LayerSpec], /) -> None: ...
+
     @property
     def mtp(self) -> MtpSpec | None:
         """The MTP head, which drafts."""
 
     @mtp.setter
     def mtp(self, value: MtpSpec | None) -> None: ...
+
     def __repr__(self) -> str: ...
+
     @property
     def own_layers(self) -> tuple[int, int]:
         """
@@ -1548,18 +1429,7 @@ def param_bytes(spec: ModelSpec, dtype: str) -> dict[str, int]:
     Bytes of each parameter once it is prepared, where tensors are stored as dtype; weight_bytes is their sum. spec: of the model, or of a stage, where those of others have 0.
     """
 
-def workspace_bytes(
-    spec: ModelSpec,
-    *,
-    device: str,
-    num_ranks: int,
-    num_threads: int,
-    num_tokens: int,
-    num_rows: int,
-    num_returned_rows: int,
-    num_adapters: int = 0,
-    most_rank: int = 0,
-) -> int:
+def workspace_bytes(spec: ModelSpec, *, device: str, num_ranks: int, num_threads: int, num_tokens: int, num_rows: int, num_returned_rows: int, num_adapters: int = 0, most_rank: int = 0) -> int:
     """
     Bytes that steps take at most besides weights and cache: on a CPU of all ranks, else of one GPU. spec: of the whole model, or of a stage. num_threads: of all ranks together; 0: one per core. A step has up to num_tokens tokens, draws tokens from up to num_rows rows of logits, and returns up to num_returned_rows rows besides. num_adapters, most_rank: of a step, and of them.
     """
@@ -1579,78 +1449,8 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(
-        self,
-        *,
-        input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-        block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order="C", device="cpu", writable=False)],
-        cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None = None,
-        allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None = None,
-        penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None = None,
-        change_tokens: Annotated[
-            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ]
-        | None = None,
-        num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        rope_positions: Annotated[
-            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ]
-        | None = None,
-        given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None = None,
-        given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None = None,
-        position_rows: Annotated[
-            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ]
-        | None = None,
-        position_weights: Annotated[
-            NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ]
-        | None = None,
-        two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-        | None = None,
-        return_logits: bool = False,
-    ) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""
 
@@ -1713,8 +1513,10 @@ class PendingStep:
 class GraphCounts:
     @property
     def recorded(self) -> int: ...
+
     @property
     def launched(self) -> int: ...
+
     @property
     def launched_ahead(self) -> int:
         """
@@ -1723,6 +1525,7 @@ class GraphCounts:
 
     @property
     def kept(self) -> int: ...
+
     @property
     def failure(self) -> str:
         """
@@ -1732,17 +1535,7 @@ class GraphCounts:
 class InferEngine:
     """Loads weights, keeps the KV cache, runs steps."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        devices: str | Sequence[str] = "cpu",
-        num_threads: int = 0,
-        isa: str = "",
-        nccl_library: str = "",
-        graphs: bool = True,
-        num_stages: int = 1,
-        stage: tuple[int, int, int] | None = None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, devices: str | Sequence[str] = 'cpu', num_threads: int = 0, isa: str = '', nccl_library: str = '', graphs: bool = True, num_stages: int = 1, stage: tuple[int, int, int] | None = None) -> None:
         """
         devices: of each rank of tensor parallelism, such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu']; or of the only one. num_threads: of all ranks together; 0: one per core. graphs: GPUs launch decode steps of a shape that came before as one. num_stages: of a pipeline, each with such ranks; stage: of several the one that is here, the socket from the stage before and that to the stage behind, of which copies are made and which the first and the last one have not; None: all are.
         """
@@ -1753,10 +1546,11 @@ class InferEngine:
 
     @property
     def spec(self) -> ModelSpec: ...
+
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Checkpoint names and shapes of the parameters the model needs."""
 
-    def load_param(self, name: str, tensor: Tensor, type: str = "") -> list[str]:
+    def load_param(self, name: str, tensor: Tensor, type: str = '') -> list[str]:
         """
         Takes one full parameter. Read-only ones are kept for state_dict. A linear is prepared with its last tensor: returns the names of those that were, whose memory is not read again. type: the tensor is uint8, rows of blocks of a GGUF file; see gguf_type, gguf_dequantise.
         """
@@ -1791,19 +1585,12 @@ class InferEngine:
     def remove_adapter(self, id: int) -> None:
         """Lets go of an adapter after the steps submitted before."""
 
-    def set_hooks(
-        self,
-        callback: Callable[[str, int, Tensor, int], Tensor | None] | None,
-        names: Sequence[str],
-        names_of_all_ranks: Sequence[str] = (),
-    ) -> None:
+    def set_hooks(self, callback: Callable[[str, int, Tensor, int], Tensor | None] | None, names: Sequence[str], names_of_all_ranks: Sequence[str] = ()) -> None:
         """
         Calls callback(name, layer, tensor, rank) inside forward at the named sites, on rank 0 or on every rank; a returned tensor replaces it.
         """
 
-    def reset_cache(
-        self, num_blocks: int, block_size: int, dtype: str = "", num_states: int = 0, num_window_blocks: int = 0
-    ) -> None:
+    def reset_cache(self, num_blocks: int, block_size: int, dtype: str = '', num_states: int = 0, num_window_blocks: int = 0) -> None:
         """
         Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs.
         """
@@ -1846,6 +1633,7 @@ class InferEngine:
 
     @property
     def weight_bytes(self) -> int: ...
+
     def graph_counts(self) -> GraphCounts:
         """What has become of graphs so far."""
 
@@ -1863,6 +1651,7 @@ class GgufHeader:
 
     @property
     def version(self) -> int: ...
+
     @property
     def keys(self) -> list[str]:
         """Keys of the metadata."""
@@ -1878,14 +1667,7 @@ class GgufHeader:
         Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.
         """
 
-def gguf_dequantise(
-    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    type: str,
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    num_threads: int = 0,
-) -> Tensor:
+def gguf_dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: str, shape: Sequence[int], dtype: str, *, num_threads: int = 0) -> Tensor:
     """
     The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.
     """
@@ -1898,45 +1680,12 @@ def gguf_type(name: str) -> tuple[int, int, bool, int]:
 def gguf_readable_types() -> str:
     """The types of GGUF files that gguf_dequantise reads, as a list."""
 
-def dequantise_codes(
-    codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    order: str,
-    bits: int,
-    shape: Sequence[int],
-    *,
-    values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-    dtype: str,
-    zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    minima: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    group_size: int = 0,
-    scale_rows: int = 1,
-    group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
-    | None = None,
-    begin: int,
-    end: int,
-    num_threads: int = 0,
-) -> Tensor:
+def dequantise_codes(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], dtype: str, zeros: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, minima: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, group_size: int = 0, scale_rows: int = 1, group_of: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
     Rows begin to end of a matrix [rows, columns] of codes as plain numbers, rounded to nearest: (values[code] - zero) * scale + minimum. order: where the bits of a code lie, see src/codes/matrix.h. scales, zeros, minima: [rows / scale_rows, groups] of group_size columns, or of those that group_of says. num_threads: 0: one per core.
     """
 
-def make_blocks(
-    codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    order: str,
-    bits: int,
-    shape: Sequence[int],
-    *,
-    scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order="C", device="cpu", writable=False)],
-    group_size: int,
-    block: int = 32,
-    flip: int = 0,
-    begin: int,
-    end: int,
-    num_threads: int = 0,
-) -> Tensor:
+def make_blocks(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], order: str, bits: int, shape: Sequence[int], *, scales: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], group_size: int, block: int = 32, flip: int = 0, begin: int, end: int, num_threads: int = 0) -> Tensor:
     """
     Rows begin to end of a matrix of codes of up to 4 bits, or of 8, as blocks of 32, 64 or 128, such as Q4_0, Q4_1, MXFP4 and Q8_0 of a GGUF file, or Z4_128 with zero points, as load_param takes them. scales: [rows, groups, bytes of a scale]. flip: xored to codes of 8 bits.
     """
@@ -1952,12 +1701,14 @@ class SuffixAutomaton:
     """
 
     def __init__(self) -> None: ...
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """
         Append tokens, in amortised constant time each. One thread at a time may use the object.
         """
 
     def __len__(self) -> int: ...
+
     @property
     def match_length(self) -> int:
         """
