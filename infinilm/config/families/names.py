@@ -132,8 +132,8 @@ class TensorNames:
     not_read : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
     is_text : bool
-        They are of a model of text, which may lie in a wrapper (`WRAPPED`). False: they are of a part beside it, such as
-        a tower, whose names are whole.
+        They are of a model of text, which may lie in a wrapper (`WRAPPED`). False: a part beside it, such as a tower,
+        whose names are whole.
     """
 
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
