@@ -629,7 +629,7 @@ def _stretched(
 
 
 def _buckets(count: int, side: int) -> npt.NDArray[np.int64]:
-    """Which of `side` equal parts each of `count` steps begins in, [count], by the rounding of transformers.
+    """For each of `count` steps, the part of `side` equal ones that it begins in, [count], rounded as in transformers.
 
     A step that should begin where a part does may, by float32, begin in the part before; models were trained with it.
     """
