@@ -71,8 +71,8 @@ def test_steps_of_lanes(data: st.DataObject) -> None:
                 if len(sequence.output_token_ids) >= (sequence.params.max_tokens or 0):
                     scheduler.remove(sequence)
                 assert row >= 0
-            for sequence, _, a, b in step.logits_rows:
-                collected[sequence] += b - a
+            for sequence, position, a, b in step.logits_rows:  # one that was preempted begins anew
+                collected[sequence] = max(collected[sequence], position + b - a)
                 if collected[sequence] == len(sequence.prompt_token_ids):
                     scheduler.remove(sequence)
         check_empty(scheduler)
