@@ -316,12 +316,18 @@ def test_no_prompt_waits_while_weights_are_read(
 ) -> None:
     """The first process of a folder hashes the weights, which may take long; requests go on meanwhile."""
     monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", 0.01)
-    gate = threading.Event()
-    noted = DiskTier.noted
-    monkeypatch.setattr(DiskTier, "noted", lambda *args: noted(*args) if gate.wait(SECONDS) else "")
+    gate, noted = threading.Event(), DiskTier.noted
+    was_opened: list[bool] = []
+
+    def slow(*args: Any) -> str:
+        was_opened.append(gate.wait(SECONDS))
+        return noted(*args)
+
+    monkeypatch.setattr(DiskTier, "noted", slow)
     with open_llm(model, disk_cache=tmp_path) as llm:
         assert answers(llm, prompts()) == expected
         gate.set()
+    assert was_opened == [True]  # the answers were there before the weights were read
     with open_llm(model, disk_cache=tmp_path) as llm:
         assert answers(llm, prompts()) == expected
 
