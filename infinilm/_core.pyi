@@ -318,7 +318,7 @@ class AttentionSpec:
 class LatentSpec:
     """Attention whose keys and values are made of a latent of each token."""
 
-    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, latent_bias: bool = False, out_bias: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, q_rank: int = 0, kv_rank: int = 0, rope_dim: int = 0, nope_dim: int = 0, v_dim: int = 0, norm_eps: float = 0.0, softmax_scale: float = 0.0, rope: int = -1, q_scale: int = -1, latent_bias: bool = False, out_bias: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -379,6 +379,13 @@ class LatentSpec:
 
     @rope.setter
     def rope(self, arg: int, /) -> None: ...
+
+    @property
+    def q_scale(self) -> int:
+        """The rope that scales whole queries by their position; -1: none."""
+
+    @q_scale.setter
+    def q_scale(self, arg: int, /) -> None: ...
 
     @property
     def latent_bias(self) -> bool:
@@ -649,7 +656,7 @@ class MlpSpec:
 class ExpertsSpec:
     """Experts, of which each token goes to some."""
 
-    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False) -> None: ...
+    def __init__(self, count: int = 0, top_k: int = 0, expert: MlpSpec = ..., latent_size: int = 0, shared: MlpSpec | None = None, shared_gate: bool = False, router_bias: bool = False, scoring: str = 'softmax', correction_bias: bool = False, norm_topk_prob: bool = False, scale: float = 1.0, num_groups: int = 1, top_groups: int = 1, group_best: int = 2, weigh_inputs: bool = False) -> None: ...
 
     @property
     def count(self) -> int: ...
@@ -670,6 +677,13 @@ class ExpertsSpec:
 
     @expert.setter
     def expert(self, arg: MlpSpec, /) -> None: ...
+
+    @property
+    def latent_size(self) -> int:
+        """Experts read and give so many elements; 0: hidden_size."""
+
+    @latent_size.setter
+    def latent_size(self, arg: int, /) -> None: ...
 
     @property
     def shared(self) -> MlpSpec | None:
@@ -1180,7 +1194,7 @@ class MtpSpec:
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, parallel_norms: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, lm_head_bias: bool = False, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1256,10 +1270,17 @@ class ModelSpec:
 
     @property
     def parallel_blocks(self) -> bool:
-        """Attention and MLP read the same norm."""
+        """Attention and MLP read the same residual stream."""
 
     @parallel_blocks.setter
     def parallel_blocks(self, arg: bool, /) -> None: ...
+
+    @property
+    def parallel_norms(self) -> bool:
+        """Each of them has a norm of its own; else both read one."""
+
+    @parallel_norms.setter
+    def parallel_norms(self, arg: bool, /) -> None: ...
 
     @property
     def norm_offset(self) -> float:
@@ -1302,6 +1323,12 @@ class ModelSpec:
 
     @lm_head.setter
     def lm_head(self, arg: bool, /) -> None: ...
+
+    @property
+    def lm_head_bias(self) -> bool: ...
+
+    @lm_head_bias.setter
+    def lm_head_bias(self, arg: bool, /) -> None: ...
 
     @property
     def tie_word_embeddings(self) -> bool: ...

@@ -104,11 +104,6 @@ REFUSED: tuple[Refused, ...] = (
         "GlmForCausalLM",
     ),
     Refused(
-        "Mistral4ForCausalLM",
-        "latent attention whose queries are scaled by their position (`llama_4_scaling_beta`)",
-        "DeepseekV3ForCausalLM",
-    ),
-    Refused(
         "AXK1ForCausalLM",
         "a norm behind the experts, and none behind attention and dense MLPs (`post_mlp_layernorm`)",
         "DeepseekV3ForCausalLM",
@@ -124,10 +119,11 @@ REFUSED: tuple[Refused, ...] = (
         "Cohere2ForCausalLM",
     ),
     Refused(
-        "KimiLinearForCausalLM BailingHybridForCausalLM OlmoHybridForCausalLM",
-        "other delta rules: a decay of each element (`linear_head_dim`, `kda_lower_bound`), `linear_allow_neg_eigval`",
-        "Qwen3NextForCausalLM",
-        "kimik3 bailingmoe3",
+        "BailingHybridForCausalLM KimiK3ForCausalLM OlmoHybridForCausalLM",
+        "other delta rules: decays with a lower bound (`kda_lower_bound`) and a gate of each head of latent attention; "
+        "`linear_allow_neg_eigval`",
+        "KimiLinearForCausalLM",
+        "bailingmoe3",
     ),
     Refused(
         "DeepseekV4ForCausalLM Qwen4ExpForCausalLM",
@@ -151,21 +147,14 @@ REFUSED: tuple[Refused, ...] = (
         "MixtralForCausalLM",
     ),
     Refused(
-        "PhiForCausalLM GPTJForCausalLM",
-        "a bias of the lm_head",
-        "Phi3ForCausalLM",
-        "phi2 phi",
+        "GPTJForCausalLM",
+        "the names of GPT-J; its math is that of Phi-2, with RoPE that turns neighbours",
+        "PhiForCausalLM",
     ),
     Refused(
-        "GPTNeoXForCausalLM",
-        "attention and MLP side by side with a norm of their own each (`use_parallel_residual`)",
-        "StableLmForCausalLM",
-    ),
-    Refused(
-        "GPT2LMHeadModel OPTForCausalLM",
-        "weights as [inputs, outputs] (GPT-2), or an activation that is ReLU (OPT)",
-        "GPTBigCodeForCausalLM",
-        "gpt2 biogpt ctrl gptneo xglm",
+        "OPTForCausalLM BioGptForCausalLM XGLMForCausalLM GPTNeoForCausalLM CTRLLMHeadModel",
+        "an activation that is ReLU (OPT), or other variants of GPT-2 with sine positions or local attention",
+        "GPT2LMHeadModel",
     ),
     Refused(
         "FalconForCausalLM BloomForCausalLM MptForCausalLM",

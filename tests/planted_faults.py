@@ -525,7 +525,7 @@ _CPP_MODEL = (
     Fault(
         "an MLP beside attention reads the sum",
         f"{_MODEL}/model.cpp",
-        ".shares_norm = ⟦spec.parallel_blocks⟧,",
+        ".is_beside = ⟦spec.parallel_blocks⟧,",
         "false",
         _sites("cohere"),
     ),

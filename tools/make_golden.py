@@ -77,8 +77,9 @@ def model_class(config: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
-    if hasattr(model, "transformer"):  # in the words of GPT-2
-        return model.transformer
+    for name in ("transformer", "gpt_neox"):  # in the words of GPT-2, and of GPT-NeoX
+        if hasattr(model, name):
+            return getattr(model, name)
     if not hasattr(model, "model"):  # of Llama 4
         return model.language_model.model
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
@@ -175,6 +176,8 @@ def mean_and_spread(name: str, shape: list[int], config: Any) -> tuple[float, fl
         return 0.0, 1 / math.sqrt(shape[1]) if config.tie_word_embeddings else 1.0
     gain = 1.5 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "lm_head")) else 1.0
     inputs = shape[-1] if len(shape) == 3 else math.prod(shape[1:])
+    if kind == "gpt2" and ".c_" in name:  # [inputs, outputs]
+        inputs, gain = shape[0], 1.5 if "c_attn" in name else 1.0
     if len(shape) == 3 and ".experts." in name:
         if kind == "gpt_oss" and "gate_up" in name:
             gain = 4.0  # so that some values are clamped

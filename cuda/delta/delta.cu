@@ -195,16 +195,16 @@ struct Loaded {
     }
 };
 
-// The shared memory of a block.
-template <int kRows>
+// The shared memory of a block. kByElement: a token has a decay for each row of the state, beside q and k.
+template <int kRows, bool kByElement>
 struct TileMemory {
-    float* keys;        // [kTileTokens][2][KeyRow]: q, k
+    float* keys;        // [kTileTokens][2 or 3][KeyRow]: q, k, decays
     TokenGates* gates;  // [kTileTokens]
     float* values;      // [kTileTokens][stride]: v
     float* reads;       // the same: what the state reads
     int stride;         // the block's columns, and 8, so that 4 tokens of a warp lie in all banks
 
-    static constexpr int kKeyFloats = 2 * KeyRow<kRows>::kFloats;
+    static constexpr int kKeyFloats = (kByElement ? 3 : 2) * KeyRow<kRows>::kFloats;
     static constexpr size_t bytes(int columns) {
         return sizeof(float) * kTileTokens * (kKeyFloats + 2 * (columns + 8));
     }
@@ -215,10 +215,11 @@ struct TileMemory {
 
 // What a lane loads of a tile, while the state goes through the one before: an eighth of q and of k of one of its
 // warp's tokens, that token's gates, and of all tokens some of v in the columns of its warp.
-template <class T, int kRows>
+template <class T, int kRows, bool kByElement>
 struct TileLoads {
     static constexpr int kValues = kTileTokens * kWarpColumns / 32;
     Loaded<T, kRows> q, k;
+    Loaded<T, kByElement ? kRows : 2> steps;  // what decays are made of
     T a, b, values[kValues];
 
     // Tokens `first` .. `end` - 1; num_columns: the block's that there are, from first_column of the head on.
@@ -234,8 +235,14 @@ struct TileLoads {
                              (reinterpret_cast<uintptr_t>(qkv) | p.qkv_stride * sizeof(T)) % 16 == 0;
         q.load(row, valid, is_wide);
         k.load(row + k_size, valid, is_wide);
+        if constexpr (kByElement) {
+            const T* const own = static_cast<const T*>(p.a) + token * p.a_stride + int64_t{head} * p.k_dim;
+            const bool is_aligned = kRows * sizeof(T) % 16 == 0 && p.k_dim % kRows == 0 &&
+                                    (reinterpret_cast<uintptr_t>(p.a) | p.a_stride * sizeof(T)) % 16 == 0;
+            steps.load(own + group * kRows, valid, is_aligned);
+        }
         if (token < end) {
-            a = static_cast<const T*>(p.a)[token * p.a_stride + head];
+            if constexpr (!kByElement) a = static_cast<const T*>(p.a)[token * p.a_stride + head];
             b = static_cast<const T*>(p.b)[token * p.b_stride + head];
         }
         const int column = kWarpColumns * warp + lane % kWarpColumns;
@@ -248,7 +255,7 @@ struct TileLoads {
     }
 
     // Norms q and k, makes the gates, and leaves all in shared memory.
-    __device__ __forceinline__ void put(const DeltaRuleArgs& p, const TileMemory<kRows>& to, int head,
+    __device__ __forceinline__ void put(const DeltaRuleArgs& p, const TileMemory<kRows, kByElement>& to, int head,
                                         int count) const {
         const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id()), group = lane % kRowGroups;
         const int token = kWarpTokens * warp + lane / kRowGroups;
@@ -283,22 +290,33 @@ struct TileLoads {
             *reinterpret_cast<float4*>(to.key(token, 0, group) + i) = four(x, scale_q);
             *reinterpret_cast<float4*>(to.key(token, 1, group) + i) = four(y, scale_k);
         }
+        const auto decay_of = [&](float step) {
+            const float softplus = fmaxf(step, 0.0f) + log1pf(expf(-fabsf(step)));
+            return expf(__fmul_rn(p.decay_rate[head], softplus));
+        };
+        if constexpr (kByElement) {
+            steps.get(x);
+            const float* const bias = p.dt_bias + int64_t{head} * p.k_dim + group * kRows;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i)
+                to.key(token, 2, group)[i] = group * kRows + i < p.k_dim ? decay_of(x[i] + bias[i]) : 0.0f;
+        }
         if (group != 0) return;
-        const float step = to_float(a) + p.dt_bias[head];
-        const float softplus = fmaxf(step, 0.0f) + log1pf(expf(-fabsf(step)));
-        to.gates[token] = {expf(__fmul_rn(p.decay_rate[head], softplus)), 1.0f / (1.0f + expf(-to_float(b))),
-                           __fmul_rn(__fmul_rn(dot, scale_q), scale_k), 0.0f};
+        float decay = 1.0f;
+        if constexpr (!kByElement) decay = decay_of(to_float(a) + p.dt_bias[head]);
+        to.gates[token] = {decay, 1.0f / (1.0f + expf(-to_float(b))), __fmul_rn(__fmul_rn(dot, scale_q), scale_k),
+                           0.0f};
     }
 };
 
-// What a lane needs of a token: its rows of q and k, and v in its columns.
-template <int kRows>
+// What a lane needs of a token: its rows of q, k and decays, and v in its columns.
+template <int kRows, bool kByElement>
 struct TokenInputs {
-    float q[kRows], k[kRows];
+    float q[kRows], k[kRows], decays[kByElement ? kRows : 1];
     TokenGates gates;
     float2 v;
 
-    __device__ __forceinline__ void load(const TileMemory<kRows>& from, int t, int group, int column) {
+    __device__ __forceinline__ void load(const TileMemory<kRows, kByElement>& from, int t, int group, int column) {
         gates = from.gates[t];
         v = *reinterpret_cast<const float2*>(from.values + t * from.stride + column);
 #pragma unroll
@@ -311,11 +329,19 @@ struct TokenInputs {
             const float4 query = *reinterpret_cast<const float4*>(from.key(t, 0, group) + i);
             q[i] = query.x, q[i + 1] = query.y, q[i + 2] = query.z, q[i + 3] = query.w;
         }
+        if constexpr (kByElement) {
+#pragma unroll
+            for (int i = 0; i < kRows; i += 4) {
+                const float4 own = *reinterpret_cast<const float4*>(from.key(t, 2, group) + i);
+                decays[i] = own.x, decays[i + 1] = own.y, decays[i + 2] = own.z, decays[i + 3] = own.w;
+            }
+        }
     }
 };
 
-// A lane's part of two columns of a state.
-template <int kRows>
+// A lane's part of two columns of a state. kByElement: its rows decay before they are read, each by its own number, and
+// the decay of the token is 1.
+template <int kRows, bool kByElement>
 struct Columns {
     float2 rows[kRows];
 
@@ -324,8 +350,16 @@ struct Columns {
     // S^T q of the new S is that of the old one and delta times the dot of q and k. Only S^T k is waited for: while it
     // goes from lane to lane, S^T q is summed and S decays, and meanwhile `next` is loaded.
     template <class LoadNext>
-    __device__ __forceinline__ void step(const TokenInputs<kRows>& now, float* reads, const LoadNext& load_next) {
+    __device__ __forceinline__ void step(const TokenInputs<kRows, kByElement>& now, float* reads,
+                                         const LoadNext& load_next) {
         const int lane = static_cast<int>(lane_id());
+        if constexpr (kByElement) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                rows[i].x = __fmul_rn(rows[i].x, now.decays[i]);
+                rows[i].y = __fmul_rn(rows[i].y, now.decays[i]);
+            }
+        }
         float k_sums[2][2] = {}, of_q[2] = {};  // two for each column, as one would wait for itself
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -342,8 +376,10 @@ struct Columns {
         for (int i = 0; i < kRows; ++i) {
             of_q[0] = __fmaf_rn(rows[i].x, now.q[i], of_q[0]);
             of_q[1] = __fmaf_rn(rows[i].y, now.q[i], of_q[1]);
-            rows[i].x = __fmul_rn(rows[i].x, now.gates.decay);
-            rows[i].y = __fmul_rn(rows[i].y, now.gates.decay);
+            if constexpr (!kByElement) {
+                rows[i].x = __fmul_rn(rows[i].x, now.gates.decay);
+                rows[i].y = __fmul_rn(rows[i].y, now.gates.decay);
+            }
         }
         load_next();
         const float delta[2] = {__fmul_rn(__fmaf_rn(-now.gates.decay, of_k[0], now.v.x), now.gates.beta),
@@ -365,7 +401,7 @@ struct Columns {
     }
 };
 
-// RMSNorm of a head of a token, times silu(z), by a warp. read(i): element i of the head, as T holds it.
+// RMSNorm of a head of a token, times silu(z) or sigmoid(z), by a warp. read(i): element i of the head, as T holds it.
 template <class T, class Read>
 __device__ __forceinline__ void put_gated_norm(const DeltaRuleArgs& p, int token, int head, const Read& read) {
     const int64_t column = static_cast<int64_t>(head) * p.v_dim;
@@ -377,20 +413,22 @@ __device__ __forceinline__ void put_gated_norm(const DeltaRuleArgs& p, int token
         squares = __fmaf_rn(x, x, squares);
     }
     const float scale = rsqrtf(warp_sum(squares) / static_cast<float>(p.v_dim) + p.eps);
-    for (int i = static_cast<int>(lane_id()); i < p.v_dim; i += 32)
-        out[i] = from_float<T>(__fmul_rn(__fmul_rn(__fmul_rn(read(i), scale), p.norm[i]), silu(to_float(z[i]))));
+    for (int i = static_cast<int>(lane_id()); i < p.v_dim; i += 32) {
+        const float own = to_float(z[i]), gate = p.sigmoid_gate ? 1.0f / (1.0f + expf(-own)) : silu(own);
+        out[i] = from_float<T>(__fmul_rn(__fmul_rn(__fmul_rn(read(i), scale), p.norm[i]), gate));
+    }
 }
 
 // columns: of a block. Where that is a whole head, what it reads is normed here, else it is left in out as it is.
 // kAhead: the next tile, and of this one the next token, are loaded while the state goes through a token.
-template <class T, int kRows, bool kAhead>
+template <class T, int kRows, bool kByElement, bool kAhead>
 __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kRows>), kAhead ? 2 : 1)
     delta_rule_kernel(DeltaRuleArgs p, int columns) {
     INFINILM_DYNAMIC_SHARED(smem);
     INFINILM_SHARED(TokenGates, gates, [kTileTokens]);
     float* const keys = reinterpret_cast<float*>(smem);
-    float* const values = keys + kTileTokens * TileMemory<kRows>::kKeyFloats;
-    const TileMemory<kRows> memory{keys, gates, values, values + kTileTokens * (columns + 8), columns + 8};
+    float* const values = keys + kTileTokens * TileMemory<kRows, kByElement>::kKeyFloats;
+    const TileMemory<kRows, kByElement> memory{keys, gates, values, values + kTileTokens * (columns + 8), columns + 8};
     const int pieces = ceil_div(p.v_dim, columns), num_warps = static_cast<int>(blockDim.x / 32);
     const int seq = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x) / pieces;
     const int first_column = static_cast<int>(blockIdx.x) % pieces * columns;
@@ -405,7 +443,7 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
                                          offset + static_cast<int64_t>(row) * p.v_dim);
     };
 
-    Columns<kRows> state;
+    Columns<kRows, kByElement> state;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
         const int row = group * kRows + i;
@@ -413,7 +451,7 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
     }
     grid_dependency_wait();
     const int tile_tokens = min(kTileTokens, kWarpTokens * num_warps);
-    TileLoads<T, kRows> loads;
+    TileLoads<T, kRows, kByElement> loads;
     const auto load = [&](int tile) {
         loads.load(p, tile, min(end, tile + tile_tokens), head, first_column, num_columns);
     };
@@ -436,8 +474,9 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
         if (kAhead) load(tile + count);
         float* const reads = memory.reads + column;
         if constexpr (kAhead) {
-            TokenInputs<kRows> even, odd;
-            const auto through = [&](int t, const TokenInputs<kRows>& now, TokenInputs<kRows>& next) {
+            TokenInputs<kRows, kByElement> even, odd;
+            const auto through = [&](int t, const TokenInputs<kRows, kByElement>& now,
+                                     TokenInputs<kRows, kByElement>& next) {
                 state.step(now, reads + t * memory.stride,
                            [&] { next.load(memory, min(t + 1, count - 1), group, column); });
             };
@@ -447,7 +486,7 @@ __global__ void __launch_bounds__(32 * (kAhead ? kPromptWarps : kMostWarps<T, kR
             if (t < count) through(t, even, odd);
         } else {
             for (int t = 0; t < count; ++t) {
-                TokenInputs<kRows> now;
+                TokenInputs<kRows, kByElement> now;
                 now.load(memory, t, group, column);
                 state.step(now, reads + t * memory.stride, [] {});
             }
@@ -483,7 +522,7 @@ __global__ void __launch_bounds__(kNormThreads) gated_norm_kernel(DeltaRuleArgs 
     put_gated_norm<T>(p, token, head, [&](int i) { return to_float(x[i]); });
 }
 
-template <class T, int kRows>
+template <class T, int kRows, bool kByElement>
 cudaError_t launch_delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     const int warps_of_head = ceil_div(args.v_dim, kWarpColumns);
     const bool is_decode = args.num_tokens == args.sequences.num_seqs;
@@ -492,14 +531,23 @@ cudaError_t launch_delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     const int warps = ceil_div(warps_of_head, ceil_div(warps_of_head, most));
     const int columns = warps * kWarpColumns, pieces = ceil_div(args.v_dim, columns);
     const LaunchConfig config{dim3(args.num_v_heads * pieces, args.sequences.num_seqs), dim3(32 * warps),
-                              TileMemory<kRows>::bytes(columns), stream};
-    constexpr bool kAhead = kRows <= 16;  // as registers allow
-    const cudaError_t error = is_decode ? launch<delta_rule_kernel<T, kRows, false>>(config, args, columns)
-                                        : launch<delta_rule_kernel<T, kRows, kAhead>>(config, args, columns);
+                              TileMemory<kRows, kByElement>::bytes(columns), stream};
+    constexpr bool kAhead = kRows <= (kByElement ? 4 : 16);  // as registers allow
+    const cudaError_t error = is_decode
+                                  ? launch<delta_rule_kernel<T, kRows, kByElement, false>>(config, args, columns)
+                                  : launch<delta_rule_kernel<T, kRows, kByElement, kAhead>>(config, args, columns);
     if (error != cudaSuccess || pieces == 1) return error;
     const int64_t units = static_cast<int64_t>(args.num_tokens) * args.num_v_heads;
     const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(units, kNormThreads / 32)));
     return launch<gated_norm_kernel<T>>({grid, dim3(kNormThreads), 0, stream}, args);
+}
+
+// By the rows that a lane has.
+template <class T, bool kByElement>
+cudaError_t launch_rows(const DeltaRuleArgs& args, cudaStream_t stream) {
+    if (args.k_dim <= 4 * kRowGroups) return launch_delta_rule<T, 4, kByElement>(args, stream);
+    return args.k_dim <= 16 * kRowGroups ? launch_delta_rule<T, 16, kByElement>(args, stream)
+                                         : launch_delta_rule<T, most_k_dim / kRowGroups, kByElement>(args, stream);
 }
 
 cudaError_t delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
@@ -507,9 +555,7 @@ cudaError_t delta_rule(const DeltaRuleArgs& args, cudaStream_t stream) {
     if (args.k_dim > most_k_dim || args.v_dim % 2 != 0) return cudaErrorInvalidValue;
     return visit(args.type, [&](auto t) {
         using T = decltype(t);
-        if (args.k_dim <= 4 * kRowGroups) return launch_delta_rule<T, 4>(args, stream);
-        return args.k_dim <= 16 * kRowGroups ? launch_delta_rule<T, 16>(args, stream)
-                                             : launch_delta_rule<T, most_k_dim / kRowGroups>(args, stream);
+        return args.by_element ? launch_rows<T, true>(args, stream) : launch_rows<T, false>(args, stream);
     });
 }
 

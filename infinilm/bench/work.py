@@ -33,7 +33,21 @@ _OPS = {
     **{end: "latents" for end in ("k_b_proj", "v_b_proj")},
     "self_attn.gate_proj": "qkv_proj",
     **{f"in_proj_{part}": "qkv_proj" for part in ("qkv", "z", "b", "a")},
-    **{end: "states" for end in ("conv1d", "linear_attn", "linear_attn.norm", "conv.conv", "mamba", "mamba.norm")},
+    **{end: "qkv_proj" for end in ("b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "f_proj", "g_proj")},
+    **{
+        end: "states"
+        for end in (
+            "conv1d",
+            "q_conv1d",
+            "k_conv1d",
+            "v_conv1d",
+            "linear_attn",
+            "linear_attn.norm",
+            "conv.conv",
+            "mamba",
+            "mamba.norm",
+        )
+    },
     **{end: "qkv_proj" for end in ("conv.in_proj", "mamba.in_proj")},
     "self_attn": "attention",  # sinks
     "out_proj": "o_proj",
@@ -55,6 +69,8 @@ _OPS = {
     "down_proj": "down_proj",
     "mlp.gate": "router",
     "shared_expert_gate": "router",
+    "mlp.fc1_latent_proj": "router",
+    "mlp.fc2_latent_proj": "router",
     "model.norm": "lm_head",
     "lm_head": "lm_head",
 }

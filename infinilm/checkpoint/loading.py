@@ -65,14 +65,18 @@ class WeightEngine(Protocol):
         ...
 
 
+_MASKS = tuple(f".{module}.{name}" for module in ("attn", "attention") for name in ("bias", "masked_bias"))
+
+
 def _is_harmless(name: str, expected: Mapping[str, Any]) -> bool:
     """Tensors that may be in a file without being asked for.
 
     `lm_head.weight` of a model with tied embeddings (the engine then has no such parameter), and the rotary
-    frequencies and the numbers of positions that old checkpoints store, which follow from the configuration.
+    frequencies, the numbers of positions and the masks of what is later that old checkpoints store, which follow from
+    the configuration.
     """
     return (name in _HEADS and name not in expected) or name.endswith(
-        (".rotary_emb.inv_freq", "embeddings.position_ids")
+        (".rotary_emb.inv_freq", "embeddings.position_ids", *_MASKS)
     )
 
 

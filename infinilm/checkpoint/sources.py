@@ -76,7 +76,9 @@ class Source:
     @property
     def places(self) -> slice:
         """The part of the tensor's first dimension that holds the parameter."""
-        return slice(self.begin, self.end) if self.matrix is None else slice(self.matrix, self.matrix + 1)
+        if self.matrix is not None:
+            return slice(self.matrix, self.matrix + 1)
+        return slice(None) if self.columns else slice(self.begin, self.end)
 
     def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Take the parameter from the whole tensor: a view, or a copy where it does not lie there row by row."""
@@ -465,11 +467,17 @@ def _likely_name(candidates: Sequence[str], stored: Collection[str]) -> str:
 
 def _rows(files: _Files, parameter: _Parameter, tensor: str, begin: int, num_rows: int) -> _Found:
     """The rows of a parameter from `begin` on, of a tensor of `num_rows`, with heads in the order of the engine."""
-    end, order = begin + parameter.shape[0], None
+    end, order, shape = begin + parameter.shape[0], None, (num_rows, *parameter.shape[1:])
+    own = files.own_name(tensor, parameter.kind)
+    if isinstance(files.stored, Mapping) and own in files.stored and len(shape) == 1:
+        stored = files.stored[own].shape
+        if stored.count(1) == len(stored) - 1 and math.prod(stored) == num_rows:
+            shape = stored  # a vector with axes of length 1 beside it
+    columns = len(shape) == 2 and any(tensor.endswith(f".{module}") for module in files.names.transposed)
     if files.order is not None and parameter.module in ("self_attn.q_proj", "self_attn.k_proj"):
         heads = np.arange(0, parameter.shape[0], len(files.order))[:, None] + files.order  # [num_heads, head_dim]
         order = heads.reshape(-1)
-    return Source(files.own_name(tensor, parameter.kind), begin, end, order), (num_rows, *parameter.shape[1:])
+    return Source(own, begin, end, order, columns=columns), (shape[::-1] if columns else shape)
 
 
 # The ways in which a file may hold a parameter. The first that finds it counts; the last always does.

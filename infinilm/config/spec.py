@@ -31,7 +31,7 @@ from infinilm.config.families import Family, family_of
 from infinilm.config.fields import ModelFields
 from infinilm.config.sublayers.delta import delta_spec, state_layers
 from infinilm.config.sublayers.experts import experts_spec
-from infinilm.config.sublayers.latent import latent_spec
+from infinilm.config.sublayers.latent import latent_spec, query_dim
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
 from infinilm.config.sublayers.position_bias import position_bias_spec
@@ -178,6 +178,9 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
+    parallel = family.parallel_blocks
+    if parallel == "use_parallel_residual":
+        parallel = "own_norms" if config.use_parallel_residual else "no"
     mlp = partial(MlpSpec, gated=family.gated_mlp, down_bias=family.down_bias, activation=activation)
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
@@ -206,7 +209,8 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
         stream_norms=family.stream_norms,
-        parallel_blocks=family.parallel_blocks,
+        parallel_blocks=parallel != "no",
+        parallel_norms=parallel == "own_norms",
         norm_offset=family.norm_offset,
         embedding_multiplier=config.hidden_size**0.5 if family.scaled_embedding else float(config.embedding_multiplier),
         residual_multiplier=float(config.residual_multiplier),
@@ -215,6 +219,7 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         # Where there is no lm_head, no request asks for logits: the embedding stands in its place, without a copy.
         tie_word_embeddings=config.tie_word_embeddings or config.head != "lm_head",
         lm_head=not config.is_encoder,
+        lm_head_bias=family.lm_head_bias,
         layer_scalars=family.layer_scalars,
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
@@ -289,7 +294,7 @@ def _mixers(
 
     has_state, has_conv = state_layers(config), conv_layers(config)
     mamba = family.keys >= MAMBA_KEYS
-    state = (mamba_spec(config) if mamba else delta_spec(config)) if any(has_state) else None
+    state = (mamba_spec(config) if mamba else delta_spec(config, family.decay)) if any(has_state) else None
     conv = short_conv_spec(config) if any(has_conv) else None
 
     def mixers(layer: int) -> tuple[Mixer | None, Mixer | None]:
@@ -299,6 +304,7 @@ def _mixers(
             return conv, None
         if latent is not None:
             latent.rope, latent.latent_bias, latent.out_bias = ropes.of_layer[layer], qkv_bias, out_bias
+            latent.q_scale = ropes.of_queries[layer]
             return latent, None
         return attention(layer), None
 
@@ -340,8 +346,11 @@ class _Ropes(NamedTuple):
 
 
 def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], max_model_len: int) -> _Ropes:
+    none = [-1] * config.num_hidden_layers
+    if family.positions != "rope" and config.kv_lora_rank:  # a table that turns by nothing moves parts of queries
+        return _Ropes([RopeSpec([0.0] * (config.qk_rope_head_dim // 2))], [0] * config.num_hidden_layers, none)
     if family.positions != "rope":
-        return _Ropes([], *[[-1] * config.num_hidden_layers for _ in range(2)])
+        return _Ropes([], none, none)
     lengths = config.max_position_embeddings, max_model_len
     parameters = dict(config.rope_parameters)
     scale_beta = parameters.pop(QUERY_SCALE, None) if QUERY_SCALE in family.keys else None
@@ -357,8 +366,11 @@ def _ropes(family: Family, config: ModelFields, shapes: tuple[LayerShape, ...], 
         positions = as_integer("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
         if not isinstance(scale_beta, (int, float)) or isinstance(scale_beta, bool) or not 0 < scale_beta < 1e6:
             raise ConfigError(f"{QUERY_SCALE} must be a number >= 0; got {scale_beta!r}")
-        first = tables[0]
-        tables.append(RopeSpec(first.inv_freq, first.attention_factor, float(scale_beta), positions))
+        if config.kv_lora_rank:  # it turns nothing: it multiplies whole queries
+            tables.append(RopeSpec([0.0] * (query_dim(config) // 2), 1.0, float(scale_beta), positions))
+        else:
+            first = tables[0]
+            tables.append(RopeSpec(first.inv_freq, first.attention_factor, float(scale_beta), positions))
         q_rope = len(tables) - 1
     turned, of_queries = _layers_with_rope(config), [q_rope] * config.num_hidden_layers
     if config.attn_temperature_tuning:

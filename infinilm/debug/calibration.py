@@ -22,7 +22,9 @@ __all__ = ["Calibration"]
 _LONGEST = 512  # tokens that see each other
 _MOST_BYTES = 2 << 30  # of the matrices of the layers that one pass over the text collects
 _PARAM = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
-_MIXER_INPUTS = re.compile(r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.in_proj_\w+|(conv|mamba)\.in_proj")
+_MIXER_INPUTS = re.compile(
+    r"self_attn\.(q|k|v|gate|q_a|kv_a)_proj|linear_attn\.(in_proj_\w+|[qkvbfg]_proj|[fg]_a_proj)|(conv|mamba)\.in_proj"
+)
 _GATE_UP = re.compile(r"mlp\.(shared_expert\.|experts\.\d+\.)?(gate|up)_proj")
 
 
@@ -99,7 +101,7 @@ class Calibration:
         if module in ("conv.out_proj", "mamba.out_proj"):
             return f"layer{layer}_{'conv' if module == 'conv.out_proj' else 'scan'}"
         if _GATE_UP.fullmatch(module):
-            if spec.parallel_blocks:
+            if spec.parallel_blocks and not spec.parallel_norms:
                 return attention
             if not spec.pre_norms:
                 return f"layer{layer}_attention_residual"

@@ -35,9 +35,10 @@ struct CausalConvArgs {
 struct DeltaRuleArgs {
     const void* qkv;          // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] T
     const void* z;            // [num_tokens, num_v_heads * v_dim] T
-    const void *a, *b;        // [num_tokens, num_v_heads] T
+    const void* a;            // [num_tokens, num_v_heads] T; by_element: [num_tokens, num_v_heads * k_dim]
+    const void* b;            // [num_tokens, num_v_heads] T
     const float* decay_rate;  // [num_v_heads]
-    const float* dt_bias;     // [num_v_heads]
+    const float* dt_bias;     // [num_v_heads]; by_element: [num_v_heads * k_dim]
     const float* norm;        // [v_dim]
     float* state;             // [num_states, num_v_heads, k_dim, v_dim]
     StateStepsArgs sequences;
@@ -45,6 +46,7 @@ struct DeltaRuleArgs {
     int64_t qkv_stride, z_stride, a_stride, b_stride, out_stride;
     int num_tokens, num_k_heads, num_v_heads, k_dim, v_dim;  // k_dim: at most most_k_dim
     float eps;
+    bool by_element, sigmoid_gate;
     Element type;
 };
 

@@ -14,7 +14,8 @@ void make_gates(const DeltaRuleParams& p, int64_t begin, int64_t end) {
         const float *a = p.a.as<const float>() + t * p.a.stride(0), *b = p.b.as<const float>() + t * p.b.stride(0);
         float* const gates = p.gates.as<float>() + t * 2 * num_heads;
         for (int64_t h = 0; h < num_heads; ++h) {
-            gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus(double{a[h]} + double{bias[h]})));
+            if (!p.by_element)  // else the kernel makes them, since they are many
+                gates[h] = static_cast<float>(std::exp(double{rate[h]} * softplus(double{a[h]} + double{bias[h]})));
             gates[num_heads + h] = static_cast<float>(1 / (1 + std::exp(-double{b[h]})));
         }
     }

@@ -67,15 +67,16 @@ TensorView Decoder::norm_behind(int layer) const {
     return model_.layers[static_cast<size_t>(layer) + 1].sublayers.front().norm_ahead();
 }
 
-// Each sublayer begins with its norm and ends by adding its result to the residual stream: see Stream. One that shares
-// the norm of the sublayer before begins while that norm is still there.
+// Each sublayer begins with its norm and ends by adding its result to the residual stream: see Stream. One that is
+// beside the sublayer before begins while the norm and the stream that that one began with are still there.
 template <class Tap>
 void Decoder::run_layer(const Step<Tap>& s) const {
     const Layer& layer = model_.layers[static_cast<size_t>(s.layer)];
     const TensorView after = norm_behind(s.layer);
     const auto begin = [&](const Sublayer& own) {
-        const Input in = own.shares_norm ? Input{.x = s.normed}
-                         : own.reads     ? Input{.x = s.view(own.reads)}
+        const Input in = own.is_beside && !own.norm_site ? Input{.x = s.normed}
+                         : own.is_beside                 ? model_.stream.norm_beside(s, own.norm, *own.norm_site)
+                         : own.reads                     ? Input{.x = s.view(own.reads)}
                          : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site, own.takes_place)
                                          : Input{.x = s.x};
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
@@ -86,8 +87,8 @@ void Decoder::run_layer(const Step<Tap>& s) const {
         if (i == 0) begin_attention(s.batch, s.layer);
         if (i == 0 && s.layer > 0 && s.layer % layers_apart == 0) s.keep_together();
         if (i == 1) begin_mlp(s.batch, s.layer);
-        if (!own.shares_norm) begin(own);
-        if (next && next->shares_norm) begin(*next);
+        if (!own.is_beside) begin(own);
+        if (next && next->is_beside) begin(*next);
         std::visit(
             [&](const auto& body) {
                 const Branch branch{.post_norm = own.post_norm,

@@ -69,17 +69,18 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .norm_site = std::nullopt,
                                  .post_norm_site = sites::post_attention_layernorm,
                                  .sum_site = sites::mixers_residual,
-                                 .shares_norm = true,
+                                 .is_beside = true,
                                  .multiplier = out_multiplier(*own.mixer_beside)});
     if (own.mlp || own.experts)
-        out.sublayers.push_back({.body = make_feed_forward(spec, own, plan),
-                                 .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
-                                 .post_norm_site = sites::post_feedforward_layernorm,
-                                 .sum_site = sites::mlp_residual,
-                                 .has_post_norm = post_norms,
-                                 .shares_norm = spec.parallel_blocks,
-                                 .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
-                                 .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
+        out.sublayers.push_back(
+            {.body = make_feed_forward(spec, own, plan),
+             .norm_site = spec.parallel_blocks && !spec.parallel_norms ? std::nullopt : pre_norm(second),
+             .post_norm_site = sites::post_feedforward_layernorm,
+             .sum_site = sites::mlp_residual,
+             .has_post_norm = post_norms,
+             .is_beside = spec.parallel_blocks,
+             .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
+             .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
     if (spec.own_vectors)
         out.sublayers.push_back({.body = OwnVector(spec, layer, plan),
                                  .norm_site = std::nullopt,
@@ -114,11 +115,13 @@ Model::Model(const ModelSpec& spec)
 void Model::declare(ParamTable& table) {
     const ModelSpec& model = table.model();
     const int64_t hidden = model.hidden_size, vocab = model.vocab_size;
-    const auto vocabulary = [&](LinearWeights& weights, const std::string& name, std::string_view timed) {
+    const auto vocabulary = [&](LinearWeights& weights, const std::string& name, std::string_view timed,
+                                bool bias = false) {
         table.linear(weights, {.name = name,
                                .in_features = hidden,
                                .parts = {{name, vocab, Cut::rows(vocab_parts)}},
                                .timed = timed,
+                               .bias = bias,
                                .vocabulary = true});
     };
     if (tower)
@@ -148,8 +151,9 @@ void Model::declare(ParamTable& table) {
     }
     if (mtp) mtp->declare(table);  // in the last of these layers, which is its
     table.begin_layer(-1);
-    table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);         // lm_head is linear
-    if (!model.tie_word_embeddings) vocabulary(lm_head, "lm_head", "lm_head");  // else prepare() shares embed_tokens
+    table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);  // lm_head is linear
+    if (!model.tie_word_embeddings)                                      // else prepare() shares embed_tokens
+        vocabulary(lm_head, "lm_head", "lm_head", model.lm_head_bias);
 }
 
 void Model::prepare(Backend& backend) {

@@ -33,14 +33,14 @@ struct Sublayer {
     Buffer reads = {};              // in place of the residual stream, if it is there
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
-    bool shares_norm = false;   // it reads the norm of the sublayer before, and begins before that one ends
+    bool is_beside = false;     // it begins before the sublayer before it ends, whose norm it reads if it has none
     bool takes_place = false;   // its norm becomes the residual stream: see StreamNorms
     float norm_multiplier = 1;  // of its norm
     float multiplier = 1;       // of what it adds
     VectorWeights norm = {}, post_norm = {};  // [hidden_size]
 
     // What is normed ahead of it: nothing where it norms the residual stream itself.
-    TensorView norm_ahead() const { return takes_place ? TensorView() : TensorView(norm.prepared); }
+    TensorView norm_ahead() const { return takes_place || is_beside ? TensorView() : TensorView(norm.prepared); }
 };
 
 struct Layer {

@@ -144,6 +144,9 @@ void validate(const ModelSpec& spec) {
                  "stream_norms are norms of what each sublayer reads alone");
     require_spec(spec.lm_head || (spec.tie_word_embeddings && !spec.mtp),
                  "without an lm_head there is none to be loaded, and nothing that an MTP head could draft");
+    require_spec(!spec.parallel_norms || spec.parallel_blocks, "parallel_norms are norms of parallel_blocks");
+    require_spec(!spec.lm_head_bias || (spec.lm_head && !spec.tie_word_embeddings && spec.logit_multiplier == 1),
+                 "lm_head_bias is of an lm_head that is no embedding, and whose logits are not multiplied");
     if (spec.embedding_sum) spec.embedding_sum->check(spec.max_model_len);
     require_spec(static_cast<int>(spec.layers.size()) == spec.num_layers, "layers has ", spec.layers.size(),
                  " entries for ", spec.num_layers, " layers");

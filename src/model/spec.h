@@ -155,13 +155,15 @@ struct ModelSpec {
     // Whether a sublayer norms its input, and whether it norms its result before that joins the residual stream.
     bool pre_norms = true, post_norms = false;
     StreamNorms stream_norms = StreamNorms::none;
-    bool parallel_blocks = false;    // attention and MLP read the same norm
+    bool parallel_blocks = false;    // attention and MLP read the same residual stream
+    bool parallel_norms = false;     // with parallel_blocks: each has a norm of its own, else both read one
     float norm_offset = 0;           // added to every norm weight
     float embedding_multiplier = 1;  // of the embedding
     float residual_multiplier = 1;   // of what a sublayer adds to the residual stream
     float logit_multiplier = 1;
     float logit_cap = 0;  // logits l become logit_cap * tanh(l / logit_cap); 0: they stay
     bool lm_head = true;  // rows that are asked for give logits; else what the last norm makes of them, as encoders do
+    bool lm_head_bias = false;
     bool tie_word_embeddings = false;
     bool layer_scalars = false;  // each layer has a number that multiplies the residual stream it leaves
     std::optional<OwnVectorsSpec> own_vectors;
@@ -191,7 +193,8 @@ struct ModelSpec {
         f("post_norms", &ModelSpec::post_norms, "A norm for what each sublayer adds to the residual stream.");
         f("stream_norms", &ModelSpec::stream_norms,
           "Which norms take the place of the residual stream: none, embedding (the first) or all, as in BERT.");
-        f("parallel_blocks", &ModelSpec::parallel_blocks, "Attention and MLP read the same norm.");
+        f("parallel_blocks", &ModelSpec::parallel_blocks, "Attention and MLP read the same residual stream.");
+        f("parallel_norms", &ModelSpec::parallel_norms, "Each of them has a norm of its own; else both read one.");
         f("norm_offset", &ModelSpec::norm_offset, "Added to every norm weight.");
         f("embedding_multiplier", &ModelSpec::embedding_multiplier, "");
         f("residual_multiplier", &ModelSpec::residual_multiplier, "Multiplies what a sublayer adds.");
@@ -199,6 +202,7 @@ struct ModelSpec {
         f("logit_cap", &ModelSpec::logit_cap, "Logits l become logit_cap * tanh(l / logit_cap); 0: they stay.");
         f("lm_head", &ModelSpec::lm_head,
           "Rows that are asked for give logits; else what the last norm makes of them.");
+        f("lm_head_bias", &ModelSpec::lm_head_bias, "");
         f("tie_word_embeddings", &ModelSpec::tie_word_embeddings, "");
         f("layer_scalars", &ModelSpec::layer_scalars, "Each layer multiplies the residual stream it leaves.");
         f("own_vectors", &ModelSpec::own_vectors, "");

@@ -6,7 +6,8 @@ namespace infinilm {
 
 namespace {
 
-// Whether the result of a sublayer is an op's input before it joins the stream, or its norm is read by two sublayers.
+// Whether the result of a sublayer is an op's input, or a sum of two linears, before it joins the stream, or its norm
+// is read by two sublayers.
 bool needs_ahead(const ModelSpec& spec) {
     return spec.post_norms || spec.residual_multiplier != 1 || spec.parallel_blocks ||
            std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
@@ -14,7 +15,7 @@ bool needs_ahead(const ModelSpec& spec) {
                layer.visit([&](const auto& own) {
                    if constexpr (requires { own.out_multiplier; }) multiplies |= own.out_multiplier != 1;
                });
-               return layer.mixer_beside || multiplies;
+               return layer.mixer_beside || multiplies || (layer.experts && layer.experts->latent_size > 0);
            });
 }
 

@@ -30,6 +30,9 @@ public:
     // hooks, is done here. takes_place: the normed rows become the residual stream (StreamNorms).
     template <class Tap>
     Input begin(const Step<Tap>& s, const VectorWeights& norm, Site site, bool takes_place) const;
+    // The same for a sublayer beside one that has begun: that one has read its own norm, whose place this one takes.
+    template <class Tap>
+    Input norm_beside(const Step<Tap>& s, const VectorWeights& norm, Site site) const;
     // Ends a sublayer: project(residual, out) computes its last linear; without a residual it only writes `out`.
     template <class Tap, class Project>
     void add(const Step<Tap>& s, const Branch& branch, Project project) const;
@@ -66,6 +69,13 @@ Input Stream::begin(const Step<Tap>& s, const VectorWeights& norm, Site site, bo
     }
     if (ahead(s.num_ranks())) return {.x = s.normed};
     return {.x = s.x, .norm = {.weight = norm.prepared, .scratch = s.normed, .eps = eps_}};
+}
+
+template <class Tap>
+Input Stream::norm_beside(const Step<Tap>& s, const VectorWeights& norm, Site site) const {
+    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
+    s.tap_common(site, s.normed, s.normed);
+    return {.x = s.normed};
 }
 
 template <class Tap, class Project>

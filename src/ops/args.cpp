@@ -201,6 +201,8 @@ DeltaRuleArgs delta_rule_args(const DeltaRuleParams& p) {
             .k_dim = count(p.state.shape(2)),
             .v_dim = count(p.state.shape(3)),
             .eps = p.eps,
+            .by_element = p.by_element,
+            .sigmoid_gate = p.sigmoid_gate,
             .type = element(p.qkv.dtype())};
 }
 

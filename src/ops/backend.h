@@ -345,12 +345,14 @@ struct CausalConvParams {
 // decay = e^(decay_rate * softplus(a + dt_bias)) and beta = sigmoid(b), each head of each token does
 //   S = decay * S;  S += k (beta * (v - S^T k))^T;  o = S^T q;  out = rms_norm(o) * silu(z).
 // num_v_heads / num_k_heads neighbouring heads of v have the same q and k.
+// by_element: each row of S has a decay of its own (Kimi Delta Attention, arXiv:2510.26692).
 struct DeltaRuleParams {
     TensorView qkv;         // [num_tokens, 2 * num_k_heads * k_dim + num_v_heads * v_dim] activation: q, k, v
     TensorView z;           // [num_tokens, num_v_heads * v_dim] activation; rows may be strided, as those of a and b
-    TensorView a, b;        // [num_tokens, num_v_heads] activation
+    TensorView a;           // [num_tokens, num_v_heads] activation; by_element: [num_tokens, num_v_heads * k_dim]
+    TensorView b;           // [num_tokens, num_v_heads] activation
     TensorView decay_rate;  // [num_v_heads] float32
-    TensorView dt_bias;     // [num_v_heads] float32
+    TensorView dt_bias;     // [num_v_heads] float32; by_element: [num_v_heads * k_dim]
     TensorView norm;        // [v_dim] float32
     TensorView state;       // [num_states, num_v_heads, k_dim, v_dim] float32: S; k_dim at most most_k_dim
     StateSteps sequences;
@@ -358,6 +360,8 @@ struct DeltaRuleParams {
     TensorView out;    // [num_tokens, num_v_heads * v_dim] activation
     int num_k_heads;
     float eps;
+    bool by_element = false;
+    bool sigmoid_gate = false;  // out = rms_norm(o) * sigmoid(z)
 };
 
 // The state space of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060). With

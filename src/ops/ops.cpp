@@ -443,10 +443,12 @@ void delta_rule(Backend& backend, const DeltaRuleParams& p) {
                   " rows of k_dim and a v_dim, got ", k_dim, " and ", v_dim);
     check.tensor("qkv", p.qkv, {"num_tokens", 2 * p.num_k_heads * k_dim + num_v_heads * v_dim}, check.activation);
     check.tensor("z", p.z, {"num_tokens", num_v_heads * v_dim}, check.activation);
-    for (const auto& [argument, view] : {std::pair("a", p.a), std::pair("b", p.b)})
-        check.tensor(argument, view, {"num_tokens", num_v_heads}, check.activation);
+    const int64_t num_decays = p.by_element ? num_v_heads * k_dim : num_v_heads;
+    check.tensor("a", p.a, {"num_tokens", num_decays}, check.activation);
+    check.tensor("b", p.b, {"num_tokens", num_v_heads}, check.activation);
     check.tensor("decay_rate", p.decay_rate, {num_v_heads}, DType::float32);
-    check.tensor("dt_bias", p.dt_bias, {num_v_heads}, DType::float32);
+    check.tensor("dt_bias", p.dt_bias, {num_decays}, DType::float32);
+    check.contiguous("dt_bias", p.dt_bias);
     check.tensor("norm", p.norm, {v_dim}, DType::float32);
     check.tensor("gates", p.gates, {"num_tokens", 2 * num_v_heads}, DType::float32);
     check.contiguous("gates", p.gates);

@@ -198,7 +198,13 @@ def test_some_families_normalise_q_and_k():
             "time_step_limit must be the least and the",
         ),
         ("nemotron_h", {"hybrid_override_pattern": "M*X"}, "hybrid_override_pattern must consist of M, .*; got 'M.X'"),
-        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size must be None in NemotronHForCausalLM"),
+        ("nemotron_h", {"moe_latent_size": 0}, "moe_latent_size must be an integer in"),
+        ("qwen3_moe", {"moe_latent_size": 8}, "the experts of this family read the token itself"),
+        ("kimi_linear", {"linear_attn_config": 3}, "linear_attn_config must be an object; got 3"),
+        ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [0]}}, r"numbers of layers, from 1 on; got \[0\]"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be True in KimiLinearForCausalLM"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be False or None"),
+        ("llama", {"use_parallel_residual": True}, "attention and MLP run one after the other"),
         (
             "falcon_h1",
             {"mamba_n_heads": 4, "mlp_multipliers": [1]},
@@ -231,6 +237,28 @@ def test_names_of_a_family_for_fields():
     )
 
 
+def test_kimi_counts_layers_from_one():
+    own = {"full_attn_layers": [2], "num_heads": 4, "head_dim": 24, "short_conv_kernel_size": 3}
+    got = facts("kimi_linear", linear_attn_config=own)
+    first, second, third = (layer.mixer for layer in got.layers)
+    assert (
+        first.by_element and first.gate_rank == 24 and (first.num_k_heads, first.v_dim, first.conv_size) == (4, 24, 3)
+    )
+    assert repr(third) == repr(first) and second.kv_rank == 512
+    assert got.ropes[second.rope].inv_freq == [0] * 32, "latent attention without RoPE turns by nothing"
+
+
+def test_mlps_of_gpt2_are_four_times_as_wide():
+    assert LlamaConfig(model_type="gpt2", n_embd=64).intermediate_size == 256
+    assert LlamaConfig(model_type="gpt2", n_embd=64, n_inner=24).intermediate_size == 24
+
+
+@pytest.mark.parametrize(("parallel", "blocks"), [(True, (True, True)), (False, (False, False))])
+def test_attention_beside_an_mlp_with_a_norm_of_its_own(parallel, blocks):
+    got = decoder_spec(make("gpt_neox", num_key_value_heads=4, use_parallel_residual=parallel), 8)
+    assert (got.parallel_blocks, got.parallel_norms) == blocks
+
+
 def test_head_dim_defaults():
     assert make("llama").head_dim == make("mistral").head_dim == make("qwen2").head_dim == 8
     assert make("qwen3").head_dim == 128
@@ -261,7 +289,7 @@ def test_lookups_name_what_is_unknown():
         ("t5", "an encoder beside the decoder"),
         ("mamba2", "models without attention"),
         ("falcon_mamba", "Mamba of the first kind"),
-        ("gpt_neox", "side by side"),
+        ("opt", "ReLU"),
         ("bloom", "ALiBi"),
     ],
 )
@@ -348,7 +376,9 @@ def test_build_spec_fills_every_field():
         "norm": "rms",
         "stream_norms": "none",
         "parallel_blocks": False,
+        "parallel_norms": False,
         "lm_head": True,
+        "lm_head_bias": False,
         "vocab_size": 50,
         "hidden_size": 32,
         "num_layers": 3,
@@ -424,6 +454,7 @@ def test_build_spec_of_experts():
         "num_groups": 1,
         "top_groups": 1,
         "group_best": 2,
+        "latent_size": 0,
         "weigh_inputs": False,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [True, False, True]
@@ -448,6 +479,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
         "num_groups": 4,
         "top_groups": 2,
         "group_best": 2,
+        "latent_size": 0,
         "weigh_inputs": False,
     }
     assert [layer["experts"] is not None for layer in written["layers"]] == [False, True, True]

@@ -38,6 +38,8 @@ def longer(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
             text[key] = (kinds * num_layers)[: num_layers - 1] + kinds[-1:]
     if pattern := text.get("hybrid_override_pattern"):
         text["hybrid_override_pattern"] = (pattern * num_layers)[:num_layers]
+    if own := text.get("linear_attn_config"):
+        own["kda_layers"] = [layer for layer in range(1, num_layers + 1) if layer not in own["full_attn_layers"]]
     if sizes := text.get("per_layer_config"):
         full = [layer for layer, kind in enumerate(text["layer_types"]) if kind == "full_attention"]
         text["per_layer_config"] = dict.fromkeys(map(str, full), next(iter(sizes.values())))

@@ -58,3 +58,11 @@ def test_what_stands_beside_the_text_part() -> None:
 def test_what_is_refused(name: str, text: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         LlamaConfig.from_dict(wrapper(name, text))
+
+
+def test_the_text_part_of_mistral_small_4_is_a_family_of_its_own() -> None:
+    """Its wrapper has a row, which is of other text parts."""
+    text = {"model_type": "mistral4", "hidden_size": 64, "num_hidden_layers": 2}
+    expected = LlamaConfig.from_dict({"architectures": ["Mistral4ForCausalLM"], **text})
+    for named in ({}, {"architectures": ["Mistral3ForConditionalGeneration"]}):
+        assert LlamaConfig.from_dict({"model_type": "mistral3", **named, "text_config": text}) == expected

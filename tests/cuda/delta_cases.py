@@ -128,23 +128,26 @@ class Rule:
         self.seed, self.kind = shape["seed"], kind
         self.k_heads, self.heads = shape["k_heads"], shape["k_heads"] * shape["group"]
         self.k_dim, self.v_dim = shape["k_dim"], shape["v_dim"]
+        self.by_element = shape.get("by_element", False)
+        decays = self.heads * self.k_dim if self.by_element else self.heads
         widths = (2 * self.k_heads * self.k_dim + self.heads * self.v_dim, self.heads * self.v_dim)
         self.stored = [
-            encode(normal(self.seed + i, n, width), kind) for i, width in enumerate((*widths, self.heads, self.heads))
+            encode(normal(self.seed + i, n, width), kind) for i, width in enumerate((*widths, decays, self.heads))
         ]
-        self.vectors = [-np.exp(normal(self.seed + 4, self.heads)), normal(self.seed + 5, self.heads)]
+        self.vectors = [-np.exp(normal(self.seed + 4, self.heads)), normal(self.seed + 5, decays)]
         self.vectors.append(normal(self.seed + 6, self.v_dim))
         self.state = normal(self.seed + 7, NUM_STATES, self.heads, self.k_dim, self.v_dim)
 
     def run(self, gpu: Gpu, state: Buffer, step: Step, rows: Any = slice(None), pad: int = 2) -> Array:
         """Changes `state` in place. `pad`: elements between rows of qkv; with 0 they may be read 16 bytes at a time."""
-        frames = [of(gpu, x[rows], self.kind, between) for x, between in zip(self.stored, (pad, 3, 1, 5), strict=True)]
+        pads = (pad, 3, pad and 1, 5)
+        frames = [of(gpu, x[rows], self.kind, between) for x, between in zip(self.stored, pads, strict=True)]
         out = Frame(gpu, self.kind, frames[1].shape, 1)
         inputs = [x for frame in frames for x in (frame.pointer, _long(frame.stride))]
         gpu.call(
             "run_delta_rule", *inputs, *(gpu.upload(x) for x in self.vectors), state, *step.upload(gpu), out.pointer,
             _long(out.stride), int(step.starts[-1]), self.k_heads, self.heads, self.k_dim, self.v_dim, 1e-6,
-            KINDS.index(self.kind),
+            KINDS.index(self.kind), self.by_element,
         )  # fmt: skip
         return out.get()
 
@@ -166,7 +169,8 @@ def rule(gpu: Gpu, shapes: list[Shape]) -> None:
                 # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
                 terms, size = given.k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))
                 assert_close(after[step.out[s]], matrix, "f32", terms, size)
-                want, scale = oracle.gated_norm(heads, z, norm, 1e-6, size / given.k_dim**0.5)
+                rounded = size / given.k_dim**0.5
+                want, scale = oracle.gated_norm(heads, z, norm, 1e-6, rounded, sigmoid=given.by_element)
                 # Heads of several blocks are stored before they are normed, which moves them and their norm.
                 slack = 0 if kind == "f32" else 2 * UNIT[kind] * np.abs(want)
                 assert_close(got[begin:end], want, kind, terms + given.v_dim, scale, slack)

@@ -37,7 +37,7 @@ def rules() -> st.SearchStrategy[dict[str, Any]]:
         {
             "seed": st.integers(0, 2**31), "counts": counts, "k_heads": st.integers(1, 2), "group": st.integers(1, 2),
             "k_dim": st.sampled_from((1, 12, 33, 128, 200)), "v_dim": st.sampled_from((2, 20, 64, 136)),
-            "pad": st.sampled_from((0, 2)),
+            "pad": st.sampled_from((0, 2)), "by_element": st.booleans(),
         }
     )  # fmt: skip
 
@@ -57,7 +57,8 @@ def test_delta_rule(emulate: Run, shapes: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
     shape = {"seed": 4, "k_heads": 1, "group": 2, "length": 40, "cuts": [1, 2, 19, 20, 21, 37]}
-    shapes = [{**shape, "k_dim": k_dim, "v_dim": v_dim} for k_dim, v_dim in ((128, 72), (24, 140), (256, 12))]
+    sizes = ((128, 72, False), (24, 140, True), (256, 12, False), (128, 36, True))
+    shapes = [{**shape, "k_dim": k, "v_dim": v, "by_element": by_element} for k, v, by_element in sizes]
     _check(emulate, "cuts", shapes, schedule=schedule)
     convs = [{**shape, "channels": 130, "taps": taps, "gated": taps == 4} for taps in (2, 4, 8)]
     _check(emulate, "conv_cuts", convs, schedule=schedule)
@@ -67,7 +68,10 @@ def test_any_cut_gives_the_same_bits(emulate: Run, schedule: str) -> None:
 def test_drafts_leave_no_state(emulate: Run, schedule: str) -> None:
     shape = {"seed": 4, "k_heads": 1, "group": 2, "counts": [17, 3, 40, 6], "seen": [1, 2, 26, 6]}
     sizes = ((128, 72, 4), (24, 140, 2), (256, 12, 8), (12, 20, 7))
-    shapes = [{**shape, "k_dim": k, "v_dim": v, "taps": taps, "channels": 130} for k, v, taps in sizes]
+    shapes = [
+        {**shape, "k_dim": k, "v_dim": v, "taps": taps, "channels": 130, "by_element": taps in (2, 7)}
+        for k, v, taps in sizes
+    ]
     _check(emulate, "drafts", shapes, schedule=schedule)
 
 

@@ -119,6 +119,18 @@ MLP = _core.MlpSpec(16)
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"parallel_norms": True}, "parallel_norms are norms of parallel_blocks"),
+        ({"lm_head_bias": True, "tie_word_embeddings": True}, "lm_head_bias is of an lm_head that is no embedding"),
+    ],
+)
+def test_what_contradicts_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _core.InferEngine(model_of(_core.LayerSpec(ATTENTION, MLP), **fields), ["cpu"])
+
+
+@pytest.mark.parametrize(
     ("layer", "message"),
     [
         (_core.LayerSpec(), "a layer needs a mixer, an MLP or experts"),

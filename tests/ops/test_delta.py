@@ -62,14 +62,25 @@ def test_causal_conv(
 class Rule:
     """Inputs of the gated delta rule."""
 
-    def __init__(self, rng: np.random.Generator, n: int, k_heads: int, group: int, k_dim: int, v_dim: int) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        n: int,
+        k_heads: int,
+        group: int,
+        k_dim: int,
+        v_dim: int,
+        by_element: bool = False,
+    ) -> None:
         heads = k_heads * group
+        decays = heads * k_dim if by_element else heads
+        self.kind = {"by_element": by_element, "sigmoid_gate": by_element}
         self.k_heads, self.heads = k_heads, heads
         self.qkv = support.activations(rng, n, 2 * k_heads * k_dim + heads * v_dim)
         self.z = support.activations(rng, n, heads * v_dim)
-        self.a, self.b = support.activations(rng, n, heads), support.activations(rng, n, heads)
+        self.a, self.b = support.activations(rng, n, decays), support.activations(rng, n, heads)
         self.rate = -np.exp(support.activations(rng, heads))
-        self.bias = support.activations(rng, heads)
+        self.bias = support.activations(rng, decays)
         self.norm = support.activations(rng, v_dim)
         self.state = support.activations(rng, NUM_STATES, heads, k_dim, v_dim)
 
@@ -80,7 +91,7 @@ class Rule:
         b.delta_rule(
             tensor(framed(qkv, (1, 2))), tensor(framed(z, (3, 1))), tensor(framed(a, (1, 1))), tensor(beta.copy()),
             tensor(self.rate), tensor(self.bias), tensor(self.norm), tensor(state), *arguments, tensor(gates),
-            tensor(out.view), num_k_heads=self.k_heads, eps=1e-6, **more,
+            tensor(out.view), num_k_heads=self.k_heads, eps=1e-6, **self.kind, **more,
         )  # fmt: skip
         return out.check()
 
@@ -90,13 +101,29 @@ sizes = st.sampled_from((1, 5, 16, 31, 64, 128))
 
 @each_isa
 @each_threads
-@given(data=st.data(), k_heads=st.integers(1, 3), group=st.integers(1, 3), k_dim=sizes, v_dim=sizes, seed=support.seeds)
+@given(
+    data=st.data(),
+    k_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    k_dim=sizes,
+    v_dim=sizes,
+    by_element=st.booleans(),
+    seed=support.seeds,
+)
 def test_delta_rule(
-    isa: str, threads: int, data: st.DataObject, k_heads: int, group: int, k_dim: int, v_dim: int, seed: int
+    isa: str,
+    threads: int,
+    data: st.DataObject,
+    k_heads: int,
+    group: int,
+    k_dim: int,
+    v_dim: int,
+    by_element: bool,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     sequences = draw_sequences(data, rng)
-    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim)
+    rule = Rule(rng, int(sequences.starts[-1]), k_heads, group, k_dim, v_dim, by_element)
     after = rule.state.copy()
     got = rule.run(backend(isa, threads), after, sequences.arguments())
     touched = set(sequences.out.tolist())
@@ -108,18 +135,22 @@ def test_delta_rule(
         # A head sums what it reads of the state with weights whose squares add up to 1 / k_dim.
         length, size = k_dim + end - begin, 4 * max(1.0, float(np.abs(before).max()))
         assert_close(after[sequences.out[s]], matrix, length=length, scale=size)
-        want, scale = oracle.gated_norm(heads, rule.z[begin:end], rule.norm, 1e-6, size / k_dim**0.5)
+        want, scale = oracle.gated_norm(
+            heads, rule.z[begin:end], rule.norm, 1e-6, size / k_dim**0.5, sigmoid=by_element
+        )
         assert_close(got[begin:end], want, length=length + v_dim, scale=scale)
     for other in set(range(NUM_STATES)) - touched:
         assert_bitwise(after[other], rule.state[other], f"state {other}")
 
 
 @each_isa
-@given(data=st.data(), k_dim=sizes, v_dim=sizes, seed=support.seeds)
-def test_any_cut_gives_the_same_bits(isa: str, data: st.DataObject, k_dim: int, v_dim: int, seed: int) -> None:
+@given(data=st.data(), k_dim=sizes, v_dim=sizes, by_element=st.booleans(), seed=support.seeds)
+def test_any_cut_gives_the_same_bits(
+    isa: str, data: st.DataObject, k_dim: int, v_dim: int, by_element: bool, seed: int
+) -> None:
     """One sequence in chunks, through one state or from one to the next, alone or beside others, on any threads."""
     rng, n = np.random.default_rng(seed), 45
-    rule = Rule(rng, n, 2, 2, k_dim, v_dim)
+    rule = Rule(rng, n, 2, 2, k_dim, v_dim, by_element)
     whole = np.zeros_like(rule.state)
     one = [tensor(np.array(values, np.int32)) for values in ([0, n], [-1], [0])]
     want = rule.run(backend(isa), whole, one)
@@ -137,8 +168,10 @@ def test_any_cut_gives_the_same_bits(isa: str, data: st.DataObject, k_dim: int, 
 
 
 @each_isa
-@given(data=st.data(), taps=st.integers(1, 8), k_dim=sizes, v_dim=sizes, seed=support.seeds)
-def test_drafts_leave_no_state(isa: str, data: st.DataObject, taps: int, k_dim: int, v_dim: int, seed: int) -> None:
+@given(data=st.data(), taps=st.integers(1, 8), k_dim=sizes, v_dim=sizes, by_element=st.booleans(), seed=support.seeds)
+def test_drafts_leave_no_state(
+    isa: str, data: st.DataObject, taps: int, k_dim: int, v_dim: int, by_element: bool, seed: int
+) -> None:
     """Tokens of drafts have the bits of other tokens, and states those of the tokens in front of them."""
     rng, threads = np.random.default_rng(seed), data.draw(st.sampled_from(support.THREADS))
     b, sequences = backend(isa, threads), draw_sequences(data, rng)
@@ -150,7 +183,7 @@ def test_drafts_leave_no_state(isa: str, data: st.DataObject, taps: int, k_dim: 
     n, channels = int(sequences.starts[-1]), 2 * 2 * k_dim + 4 * v_dim
     x, weight = support.activations(rng, n, channels), support.activations(rng, taps, channels)
     kept = support.activations(rng, NUM_STATES, taps - 1, channels)
-    rule, outs, states = Rule(rng, n, 2, 2, k_dim, v_dim), [], []
+    rule, outs, states = Rule(rng, n, 2, 2, k_dim, v_dim, by_element), [], []
     for step, rows, more in (
         (sequences, slice(None), {}),
         (sequences, slice(None), {"state_tokens": state_tokens}),

@@ -557,7 +557,7 @@ def delta_heads(
     """What the heads of one sequence give by the gated delta rule, from token to token; and the state behind it.
 
     qkv [n, 2 * K * k_dim + V * v_dim], a and b [n, V], decay_rate and dt_bias [V], state [V, k_dim, v_dim];
-    returns [n, V, v_dim].
+    returns [n, V, v_dim]. Where rows of the state have decays of their own, a is [n, V * k_dim], dt_bias [V * k_dim].
     """
     num_v_heads, k_dim, v_dim = state.shape
     n, k_size = len(qkv), num_k_heads * k_dim
@@ -565,11 +565,12 @@ def delta_heads(
     q, k = (np.repeat(x.reshape(n, num_k_heads, k_dim), num_v_heads // num_k_heads, axis=1) for x in (q, k))
     q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
     q, v = q / np.sqrt(k_dim), v.reshape(n, num_v_heads, v_dim)
-    decay, beta = np.exp(decay_rate * np.logaddexp(0, a.astype(np.float64) + dt_bias)), 1 / (1 + np.exp(-b))
+    steps = np.logaddexp(0, a.astype(np.float64) + dt_bias).reshape(n, num_v_heads, -1, 1)
+    decay, beta = np.exp(decay_rate[:, None, None] * steps), 1 / (1 + np.exp(-b))  # [n, V, 1 or k_dim, 1], [n, V]
     out = np.empty((n, num_v_heads, v_dim))
     matrix = state.astype(np.float64)
     for t in range(n):
-        matrix = matrix * decay[t][:, None, None]
+        matrix = matrix * decay[t]
         error = v[t] - np.einsum("hkv,hk->hv", matrix, k[t])
         matrix = matrix + np.einsum("hk,hv->hkv", k[t], error * beta[t][:, None])
         out[t] = np.einsum("hkv,hk->hv", matrix, q[t])
@@ -623,15 +624,17 @@ def group_norm(x: F64, gate: F64, weight: F64 | None, group_size: int, eps: floa
     return normed * gate if norm_first else normed
 
 
-def gated_norm(x: F64, z: F64, norm: F64, eps: float, rounded: float = 0.0) -> tuple[F64, F64]:
-    """RMSNorm of heads x [n, V, v_dim], times silu(z [n, V * v_dim]); and the size of what is rounded, if in x it is
-    `rounded`. Both [n, V * v_dim].
+def gated_norm(
+    x: F64, z: F64, norm: F64, eps: float, rounded: float = 0.0, *, sigmoid: bool = False
+) -> tuple[F64, F64]:
+    """RMSNorm of heads x [n, V, v_dim], times silu(z [n, V * v_dim]), or its sigmoid; and the size of what is rounded,
+    if in x it is `rounded`. Both [n, V * v_dim].
 
     With y = x g / r, where r is the root of the mean square, dy = dx g / r - y mean(x dx) / r^2. The mean is at most
     r max|dx|. So where x is small, its errors are not.
     """
     gate = z.reshape(x.shape).astype(np.float64)
     root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
-    factor = norm * gate / (1 + np.exp(-gate)) / root
+    factor = norm * (1.0 if sigmoid else gate) / (1 + np.exp(-gate)) / root
     size = np.abs(factor) * (np.abs(x) + rounded * (1 + np.abs(x) / root))
     return (x * factor).reshape(len(x), -1), size.reshape(len(x), -1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from infinilm.config.families.names import LLAMA, TensorNames
+from infinilm.config.sublayers.delta import Decay
 from infinilm.config.sublayers.experts import Routing
 from infinilm.config.sublayers.windows import WindowRule
 
@@ -75,8 +76,12 @@ class Family:
     # What is added to scores by the distance of a key: a learned bias by buckets of distances, or ALiBi.
     position_bias: Literal["none", "buckets", "alibi"] = "none"
     label_head: LabelHead = SCORE  # of its class `...ForSequenceClassification`
-    parallel_blocks: bool = False  # attention and MLP read the same norm
+    # Attention and MLP read the same residual stream, through one norm or through a norm of their own each; or the key
+    # `use_parallel_residual` says whether they do, through norms of their own.
+    parallel_blocks: Literal["no", "one_norm", "own_norms", "use_parallel_residual"] = "no"
+    lm_head_bias: bool = False
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says
+    decay: Decay = "of_head"  # of the delta rule, in layers with a state
     attention_beside: bool = False  # layers with a state have attention, too, which reads the same norm
     gated_mlp: bool = True  # down(activation(gate) * up); else down(activation(up))
     activation: str | None = None  # the engine's activation; None: hidden_act says it

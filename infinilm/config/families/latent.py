@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infinilm.config.families.defaults import DEEPSEEK_V2_DEFAULTS, DEEPSEEK_V3_DEFAULTS, GLM4_MOE_LITE_DEFAULTS
+from infinilm.config.families.defaults import (
+    DEEPSEEK_V2_DEFAULTS,
+    DEEPSEEK_V3_DEFAULTS,
+    GLM4_MOE_LITE_DEFAULTS,
+    MINISTRAL3_DEFAULTS,
+)
+from infinilm.config.families.dense import MINISTRAL3_ROPE_INERT
 from infinilm.config.families.experts import DEEPSEEK_FIXED, DEEPSEEK_ROUTING, ROUTED_COUNT
 from infinilm.config.families.family import Family
 from infinilm.config.families.names import DEEPSEEK_MOE
@@ -53,6 +59,38 @@ LATENT_FAMILIES: tuple[Family, ...] = (
         routing=DEEPSEEK_ROUTING,
         fixed_keys=DEEPSEEK_FIXED,
         **{**_EXPERTS, "keys": _EXPERTS["keys"] | {"mlp_layer_types", "mlp_only_layers"}},
+    ),
+    Family(  # Mistral Small 4
+        architecture="Mistral4ForCausalLM",
+        model_type="mistral4",
+        defaults={
+            "vocab_size": 131072,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 128,
+            "max_position_embeddings": 1048576,
+            "pad_token_id": 11,
+            "rope_scaling": {
+                **MINISTRAL3_DEFAULTS["rope_scaling"],
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        routing=Routing(shared_gate=False),
+        **{**_EXPERTS, "keys": _EXPERTS["keys"] | {"llama_4_scaling_beta"}},
+        # Here head_dim is that of a query, of which RoPE turns a part.
+        ignored_keys=frozenset({"head_dim"}),
+        rope_inert=MINISTRAL3_ROPE_INERT | {"partial_rotary_factor"},
     ),
     Family(
         architecture="YoutuForCausalLM",

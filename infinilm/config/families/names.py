@@ -34,7 +34,9 @@ __all__ = [
     "GLM4",
     "GLM4V",
     "GLM4V_MOE",
+    "GPT2",
     "GPT_BIGCODE",
+    "GPT_NEOX",
     "GPT_OSS",
     "GRANITE_HYBRID",
     "GRANITE_MOE",
@@ -46,6 +48,7 @@ __all__ = [
     "JINA_V2",
     "JINA_V3",
     "KIMI_K25",
+    "KIMI_LINEAR",
     "LFM2",
     "LFM2_MOE",
     "LLAMA",
@@ -61,6 +64,7 @@ __all__ = [
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
+    "PHI",
     "PHI3",
     "QWEN3_5",
     "QWEN3_5_MOE",
@@ -111,6 +115,8 @@ class TensorNames:
     stacked_as : str
         Outputs are the "rows" of these matrices, or their "columns", or columns where those of the modules take turns:
         "columns_in_turn".
+    transposed : frozenset of str
+        Modules of the files whose matrices are [inputs, outputs].
     by_head : tuple of ByHead
         Tensors whose rows stand head by head.
     unit_head : bool
@@ -143,6 +149,7 @@ class TensorNames:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_as: Literal["rows", "columns", "columns_in_turn"] = "rows"
+    transposed: frozenset[str] = frozenset()
     by_head: tuple[ByHead, ...] = ()
     unit_head: bool = False
     later_layers: bool = False
@@ -161,6 +168,10 @@ def _qkv_of_kv_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int
     queries = one * (config.num_attention_heads // config.num_key_value_heads)
     sizes = {"self_attn.q_proj": [queries], "self_attn.k_proj": [one], "self_attn.v_proj": [one]}
     return config.num_key_value_heads, sizes
+
+
+def _qkv_of_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
+    return config.num_attention_heads, {f"self_attn.{part}_proj": [config.head_dim] for part in "qkv"}
 
 
 def _q_and_gate(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:
@@ -389,6 +400,24 @@ GRANITE_HYBRID = TensorNames(
     stacked=GRANITE_MOE.stacked,
 )
 
+# The layers with a state, whose modules are called as those of attention are, and experts as Mixtral calls them.
+KIMI_LINEAR = TensorNames(
+    renamed={
+        **{
+            f"linear_attn.{name}": f"self_attn.{name}"
+            for name in (
+                *("q_proj", "k_proj", "v_proj", "q_conv1d", "k_conv1d", "v_conv1d"),
+                *("f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj", "A_log", "dt_bias"),
+            )
+        },
+        "linear_attn.norm": "self_attn.o_norm",
+        "linear_attn.out_proj": "self_attn.o_proj",
+        **MINIMAX_M2.renamed,
+        **{name: (own.replace("mlp.", "block_sparse_moe."), own) for name, own in _SHARED_EXPERTS.items()},
+    },
+    stacked=_STACKED,
+)
+
 _FEED_FORWARD = {f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
 
 FALCON_H1 = TensorNames(
@@ -421,6 +450,7 @@ NEMOTRON_H = TensorNames(
         "post_attention_layernorm": "norm",
         **{f"{room}.{name}": f"mixer.{name}" for room, names in _NEMOTRON_H_MODULES.items() for name in names},
         **{f"mlp.shared_expert.{part}_proj": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+        **{f"mlp.fc{number}_latent_proj": f"mixer.fc{number}_latent_proj" for number in (1, 2)},
     },
     stacked={f"mixer.experts.{part}_proj": (f"mlp.experts.{{}}.{part}_proj",) for part in ("up", "down")},
     not_read=("mtp.",),
@@ -598,6 +628,24 @@ GPT_BIGCODE = TensorNames(
         "input_layernorm": "ln_1",
         "post_attention_layernorm": "ln_2",
     },
+)
+
+GPT2 = replace(GPT_BIGCODE, transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}))
+
+PHI = TensorNames(
+    outside={"norm": "final_layernorm"},
+    renamed={"self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"},
+)
+
+GPT_NEOX = TensorNames(
+    (("gpt_neox.", ""),),
+    outside={"embed_tokens": "embed_in", "norm": "final_layer_norm", "lm_head": "embed_out"},
+    renamed={
+        "self_attn.o_proj": "attention.dense",
+        "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+    },
+    by_head=(ByHead("attention.query_key_value", _qkv_of_head),),
 )
 
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.

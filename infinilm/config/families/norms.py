@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from infinilm.config.families.defaults import (
     COHERE_DEFAULTS,
@@ -13,7 +14,7 @@ from infinilm.config.families.defaults import (
 )
 from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import GLM4, GPT_BIGCODE, HYPERCLOVAX, STARCODER2, VAULT_GEMMA
+from infinilm.config.families.names import GLM4, GPT2, GPT_BIGCODE, GPT_NEOX, HYPERCLOVAX, PHI, STARCODER2, VAULT_GEMMA
 
 __all__ = ["NORM_FAMILIES"]
 
@@ -23,6 +24,53 @@ _GEMMA_KEYS = frozenset(
 
 _COHERE_KEYS = frozenset({"logits_scaling", "logit_scale"})
 _LAYER_NORM_EPS: Mapping[str, tuple[str, ...]] = {"layer_norm_eps": ("rms_norm_eps",)}
+
+# The words of GPT-2, and learned positions.
+_GPT2: Mapping[str, Any] = {
+    "defaults": {
+        "vocab_size": 50257,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "bos_token_id": (50256,),
+        "eos_token_id": (50256,),
+    },
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "positions": "learned",
+    "norm": "layer_bias",
+    "gated_mlp": False,
+    "keys": frozenset({"n_inner"}),
+    "other_keys": {
+        "n_embd": ("hidden_size",),
+        "n_inner": ("intermediate_size",),
+        "n_head": ("num_attention_heads",),
+        "n_layer": ("num_hidden_layers",),
+        "n_positions": ("max_position_embeddings",),
+        "activation_function": ("hidden_act",),
+        "layer_norm_epsilon": ("rms_norm_eps",),
+    },
+    "fixed_keys": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": (False, None),
+        "add_cross_attention": (False, None),
+    },
+    "ignored_keys": frozenset(
+        {
+            *("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation", "summary_first_dropout"),
+            *("summary_proj_to_labels", "summary_type", "summary_use_proj", "attention_softmax_in_fp32"),
+            *("scale_attention_softmax_in_fp32", "inference_runner", "pad_key_length", "pre_allocate_kv_cache"),
+            *("validate_runner_input", "max_batch_size", "max_sequence_length", "reorder_and_upcast_attn", "n_ctx"),
+        }
+    ),
+}
 
 NORM_FAMILIES: tuple[Family, ...] = (
     # RMSNorm, its weights counted from 1; from Gemma 2 on, but not in VaultGemma, also behind sublayers.
@@ -194,50 +242,70 @@ NORM_FAMILIES: tuple[Family, ...] = (
         names=STARCODER2,
         other_keys={"use_bias": ("attention_bias", "mlp_bias"), "norm_epsilon": ("rms_norm_eps",)},
     ),
-    Family(  # StarCoder 1 and SantaCoder: the words of GPT-2, learned positions, one head of keys
+    Family(  # StarCoder 1 and SantaCoder: one head of keys
         architecture="GPTBigCodeForCausalLM",
         model_type="gpt_bigcode",
+        names=GPT_BIGCODE,
+        **{
+            **_GPT2,
+            "defaults": {**_GPT2["defaults"], "num_key_value_heads": 1},
+            "fixed_keys": {**_GPT2["fixed_keys"], "multi_query": True},
+        },
+    ),
+    Family(architecture="GPT2LMHeadModel", model_type="gpt2", names=GPT2, **_GPT2),
+    Family(  # Phi-1, 1.5 and 2
+        architecture="PhiForCausalLM",
+        model_type="phi",
         defaults={
-            "vocab_size": 50257,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 1,
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 1024,
+            "vocab_size": 51200,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "hidden_act": "gelu_new",
             "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
             "attention_bias": True,
             "mlp_bias": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": (50256,),
-            "eos_token_id": (50256,),
         },
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        positions="learned",
         norm="layer_bias",
+        parallel_blocks="one_norm",
         gated_mlp=False,
-        names=GPT_BIGCODE,
-        other_keys={
-            "n_embd": ("hidden_size",),
-            "n_inner": ("intermediate_size",),
-            "n_head": ("num_attention_heads",),
-            "n_layer": ("num_hidden_layers",),
-            "n_positions": ("max_position_embeddings",),
-            "activation_function": ("hidden_act",),
-            "layer_norm_epsilon": ("rms_norm_eps",),
+        lm_head_bias=True,
+        names=PHI,
+        keys=frozenset({"partial_rotary_factor"}),
+        other_keys=_LAYER_NORM_EPS,
+    ),
+    Family(  # Pythia, GPT-NeoX 20B, Dolly 2
+        architecture="GPTNeoXForCausalLM",
+        model_type="gpt_neox",
+        defaults={
+            "vocab_size": 50432,
+            "hidden_size": 6144,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 44,
+            "num_attention_heads": 64,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "use_parallel_residual": True,
+            "bos_token_id": (0,),
         },
-        fixed_keys={"multi_query": True, "scale_attn_weights": True, "add_cross_attention": (False, None)},
-        ignored_keys=frozenset(
-            {
-                *("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation", "summary_first_dropout"),
-                *("summary_proj_to_labels", "summary_type", "summary_use_proj", "attention_softmax_in_fp32"),
-                *("scale_attention_softmax_in_fp32", "inference_runner", "pad_key_length", "pre_allocate_kv_cache"),
-                *("validate_runner_input", "max_batch_size", "max_sequence_length"),
-            }
-        ),
+        mlp_bias=True,
+        norm="layer_bias",
+        parallel_blocks="use_parallel_residual",
+        gated_mlp=False,
+        names=GPT_NEOX,
+        keys=frozenset({"partial_rotary_factor", "use_parallel_residual"}),
+        other_keys={
+            **_LAYER_NORM_EPS,
+            "rotary_pct": ("partial_rotary_factor",),
+            "rotary_emb_base": ("rope_theta",),
+        },
     ),
     Family(
         architecture="NemotronForCausalLM",
@@ -288,7 +356,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         model_type="cohere",
         defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0},
         norm="layer",
-        parallel_blocks=True,
+        parallel_blocks="one_norm",
         rope_pairs="neighbours",
         keys=_COHERE_KEYS,
         other_keys=_LAYER_NORM_EPS,
@@ -304,7 +372,7 @@ NORM_FAMILIES: tuple[Family, ...] = (
         },
         windows="layer_types",
         norm="layer",
-        parallel_blocks=True,
+        parallel_blocks="one_norm",
         rope_pairs="neighbours",
         rope_needs_window=True,
         keys=_COHERE_KEYS,

@@ -13,6 +13,7 @@ from infinilm.config.families.names import (
     BAMBA,
     FALCON_H1,
     GRANITE_HYBRID,
+    KIMI_LINEAR,
     LFM2,
     LFM2_MOE,
     NEMOTRON_H,
@@ -21,7 +22,8 @@ from infinilm.config.families.names import (
     QWEN3_NEXT,
 )
 from infinilm.config.sublayers.delta import DELTA_KEYS
-from infinilm.config.sublayers.experts import EXPERT_KEYS, Routing
+from infinilm.config.sublayers.experts import DEEPSEEK_KEYS, EXPERT_KEYS, Routing
+from infinilm.config.sublayers.latent import LATENT_KEYS
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, MultiplierConfig
 from infinilm.config.sublayers.short_conv import SHORT_CONV_KEYS
 from infinilm.config.sublayers.sizes import defaults_of
@@ -100,6 +102,58 @@ STATE_FAMILIES: tuple[Family, ...] = (
     ),
     Family(architecture="Qwen3_5ForCausalLM", model_type="qwen3_5_text", **_QWEN3_5),
     Family(architecture="Qwen3_5MoeForCausalLM", model_type="qwen3_5_moe_text", **_QWEN3_5_MOE),
+    Family(  # with latent attention in the other layers
+        architecture="KimiLinearForCausalLM",
+        model_type="kimi_linear",
+        defaults={
+            "vocab_size": 163840,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "moe_intermediate_size": 1024,
+            "num_hidden_layers": 27,
+            "num_key_value_heads": 32,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.446,
+            "norm_topk_prob": True,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "linear_num_key_heads": 32,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 163839,
+            "bos_token_id": (163584,),
+            "eos_token_id": (163586,),
+        },
+        positions="none",
+        decay="of_element",
+        routing=DEEPSEEK_ROUTING,
+        names=KIMI_LINEAR,
+        keys=LATENT_KEYS
+        | DEEPSEEK_KEYS
+        | DELTA_KEYS
+        | {"mlp_layer_types", "mlp_only_layers", "linear_attn_config"} - {"rope_interleave"},
+        other_keys={
+            "num_experts_per_token": ("num_experts_per_tok",),
+            "num_shared_experts": ("n_shared_experts",),
+            "moe_renormalize": ("norm_topk_prob",),
+            "num_expert_group": ("n_group",),
+            "model_max_length": ("max_position_embeddings",),
+            "linear_num_heads": ("linear_num_key_heads", "linear_num_value_heads"),
+            "linear_head_dim": ("linear_key_head_dim", "linear_value_head_dim"),
+        },
+        fixed_keys={"moe_router_activation_func": "sigmoid", "mla_use_nope": True, "moe_layer_freq": 1},
+        # head_dim is of no math, and nothing is turned.
+        ignored_keys=frozenset({"head_dim", "use_grouped_topk", "rope_theta", "rope_scaling"}),
+    ),
     Family(
         architecture="Lfm2ForCausalLM",
         model_type="lfm2",
@@ -185,7 +239,7 @@ STATE_FAMILIES: tuple[Family, ...] = (
         keys=MAMBA_KEYS
         | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
         | {"norm_topk_prob", "n_group", "topk_group", "routed_scaling_factor", "mlp_only_layers"}
-        | {"hybrid_override_pattern"},
+        | {"hybrid_override_pattern", "moe_latent_size"},
         other_keys={
             **EXPERT_COUNT,
             **ROUTED_COUNT,
@@ -203,7 +257,7 @@ STATE_FAMILIES: tuple[Family, ...] = (
             "use_conv_bias": ("mamba_conv_bias",),
             "use_bias": ("mamba_proj_bias",),
         },
-        fixed_keys={"mamba_hidden_act": "silu", "moe_latent_size": None},
+        fixed_keys={"mamba_hidden_act": "silu"},
         # How weights and steps begin in training, sizes that follow from others, and how other engines compute.
         ignored_keys=_MAMBA_IGNORED
         | {"chunk_size", "expand", "time_step_floor", "time_step_max", "time_step_min", "time_step_rank"}

@@ -34,6 +34,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "decoder_sparse_step": (_ONE, "this family has no experts"),
         "mlp_only_layers": ((None, [], ()), "this family has no experts"),
         "enable_moe_block": (_NEVER, "this family has no experts beside its MLPs"),
+        "moe_latent_size": (_NONE_OF, "the experts of this family read the token itself"),
         "top_k_experts": (_NONE_OF, "this family has no experts"),
         "global_head_dim": ((None,), "all layers of this family have heads of one size"),
         "num_global_key_value_heads": ((None,), "all layers of this family have as many kv heads"),

@@ -116,6 +116,8 @@ class ModelConfig(ModelFields):
     n_group, topk_group, routed_scaling_factor
         1, 1, 1.0: the number of groups of experts, the number of best groups in which a token's experts are chosen, and
         the factor of the weights of these experts.
+    moe_latent_size
+        None: experts read and give so many elements, by a linear before and one behind them (Nemotron 3 Super).
     enable_moe_block
         False: whether layers have experts beside their MLPs, in families that can (Gemma 4).
     global_head_dim, num_global_key_value_heads, attention_k_eq_v
@@ -132,6 +134,8 @@ class ModelConfig(ModelFields):
         values; whether RoPE turns elements 2i and 2i + 1 together, not i and i + qk_rope_head_dim / 2.
     use_qk_norm
         False: whether q and k are normed, where a family has the choice.
+    use_parallel_residual
+        False: whether attention and MLP read the same residual stream, where a family has the choice (GPT-NeoX).
     use_bidirectional_attention
         False: whether tokens see those behind them, too, where a family has the choice (EmbeddingGemma). A window of
         `sliding_window` tokens then reaches half as far to each side.
@@ -431,6 +435,7 @@ _NULLABLE = frozenset(
         "attention_chunk_size",
         "attention_multiplier",
         "moe_intermediate_size",
+        "moe_latent_size",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "full_attention_interval",
@@ -474,6 +479,7 @@ _KNOWN_KEYS = (
     | {"moe_layers", "intermediate_size_mlp"}
     | {
         "rotary_dim",
+        "linear_attn_config",
         "position_embedding_type",
         "hybrid_override_pattern",
         "attn_layer_indices",

@@ -259,6 +259,34 @@ def _sizes_of_lfm2(values: dict[str, Any], family: Family) -> None:
     values["intermediate_size"] = -(-size // multiple) * multiple
 
 
+def _layers_of_kimi(values: dict[str, Any], family: Family) -> None:
+    """Bring Kimi Linear's `linear_attn_config`, which counts layers from 1, to the keys of others."""
+    own = values.pop("linear_attn_config", None) or {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"linear_attn_config must be an object; got {short_repr(own)}")
+    for key, names in (
+        ("num_heads", ("linear_num_key_heads", "linear_num_value_heads")),
+        ("head_dim", ("linear_key_head_dim", "linear_value_head_dim")),
+        ("short_conv_kernel_size", ("linear_conv_kernel_dim",)),
+    ):
+        for name in names:
+            values[f"linear_attn_config: {key}"] = own.get(key)
+            rename(values, f"linear_attn_config: {key}", name)
+    if values.get("layer_types") is not None:
+        return
+    number = values.get("num_hidden_layers") or values.get("num_layers") or family.defaults["num_hidden_layers"]
+    layers = range(1, as_integer("num_hidden_layers", number) + 1)
+    attention = own.get("full_attn_layers")
+    if attention is None:
+        attention = [layer for layer in layers if layer > 1 and layer % 4 == 1]
+    if not isinstance(attention, (list, tuple)) or any(type(i) is not int or i not in layers for i in attention):
+        raise ConfigError(
+            f"linear_attn_config: full_attn_layers must be a list of numbers of layers, from 1 on; got "
+            f"{short_repr(attention)}"
+        )
+    values["layer_types"] = ["full_attention" if layer in attention else STATE_LAYER for layer in layers]
+
+
 def _head_of_mamba(values: dict[str, Any], family: Family) -> None:
     """Bring `mamba_d_head` "auto", which the other sizes say, to null."""
     if values.get("mamba_d_head") == "auto":
@@ -335,6 +363,13 @@ def _layers_of_nemotron(values: dict[str, Any], family: Family) -> None:
         values["num_experts"] = 0
 
 
+def _four_times_hidden(values: dict[str, Any], family: Family) -> None:
+    """Set the size of GPT-2's MLPs, which is four times hidden_size where `n_inner` does not say another."""
+    if values.get("intermediate_size") is None:
+        hidden_size = values.get("hidden_size") or family.defaults["hidden_size"]
+        values["intermediate_size"] = 4 * as_integer("hidden_size", hidden_size)
+
+
 def _logit_scale(values: dict[str, Any], family: Family) -> None:
     """Bring `logit_scale`, which multiplies logits, to `logits_scaling`, which divides them."""
     _divide_by(values, "logit_scale")
@@ -363,8 +398,10 @@ _KEYS_OF_FAMILIES = (
     ("global_head_dim", _global_layers),
     ("topk_method", _groups_by_method),
     ("mlp_layer_types", _dense_by_type),
+    ("n_inner", _four_times_hidden),
     ("logit_scale", _logit_scale),
     ("conv_L_cache", _sizes_of_lfm2),
+    ("linear_attn_config", _layers_of_kimi),
     ("mamba_n_heads", _head_of_mamba),
     ("position_embedding_type", _layers_of_granite),
     ("hybrid_override_pattern", _layers_of_nemotron),

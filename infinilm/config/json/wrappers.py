@@ -52,9 +52,23 @@ WRAPPERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 )
 """By the name in `architectures`: the `model_type`, and the keys that lead to the configuration of the text part."""
 
-_BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in WRAPPERS.items()}
+# Wrappers with a row of their own, which is of other text parts than these, by their model_type.
+_OTHER_TEXT: Mapping[str, frozenset[str]] = {"Mistral3ForConditionalGeneration": frozenset({"mistral4"})}
+
+_BY_MODEL_TYPE = {model_type: name for name, (model_type, _) in WRAPPERS.items()} | {
+    "mistral3": "Mistral3ForConditionalGeneration"
+}
 # Keys beside the text part that count for it where it has none of its own.
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def _keys_of_text(name: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that lead to the text part of a wrapper; none: it is no wrapper of any family."""
+    if name in WRAPPERS:
+        return WRAPPERS[name][1]
+    text = values.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    return _TEXT if isinstance(kind, str) and kind in _OTHER_TEXT.get(name, ()) else ()
 
 
 def unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,10 +81,10 @@ def unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     names = values.get("architectures")
     name = names[0] if isinstance(names, list) and names else _BY_MODEL_TYPE.get(str(values.get("model_type")))
-    if not isinstance(name, str) or name not in WRAPPERS:
+    if not isinstance(name, str) or not (keys := _keys_of_text(name, values)):
         return values
     part: Any = values
-    for key in WRAPPERS[name][1]:
+    for key in keys:
         part = part.get(key)
         if not isinstance(part, Mapping):
             raise ConfigError(f"{key} of {name}, which is its text part, must be an object; got {short_repr(part)}")
@@ -78,7 +92,7 @@ def unwrapped(values: Mapping[str, Any]) -> Mapping[str, Any]:
     own = classes[0] if isinstance(classes, list) and classes else None
     kind = part.get("model_type")
     if kind is None and own is None:
-        raise ConfigError(f"{WRAPPERS[name][1][-1]} of {name} has no model_type, which names the family of its text")
+        raise ConfigError(f"{keys[-1]} of {name} has no model_type, which names the family of its text")
     family = family_of(own) if isinstance(own, str) and own in FAMILIES else family_of_model_type(kind)
     kinds: Mapping[str, Mapping[str, Any]] = {kind or family.model_type: {}}
     given = {key: values[key] for key in _SHARED if values.get(key) is not None} | {"text_config": part}

@@ -20,6 +20,7 @@ class AttentionConfig(Sizes):
     rope_theta: float = 10000.0
     rope_scaling: dict[str, Any] | None = None
     attention_bias: bool = False
+    use_parallel_residual: bool = False
     sliding_window: int | None = None
     use_sliding_window: bool | None = None  # None: the family decides
     max_window_layers: int = 28

@@ -6,13 +6,14 @@ Called by `spec.decoder_spec`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from infinilm._core import DELTA_MOST_K_DIM, DELTA_MOST_TAPS, DeltaSpec
 from infinilm.checks import INT_LIMIT, as_integer
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
-__all__ = ["DELTA_KEYS", "STATE_LAYER", "DeltaConfig", "delta_spec", "state_layers"]
+__all__ = ["DELTA_KEYS", "STATE_LAYER", "Decay", "DeltaConfig", "delta_spec", "state_layers"]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -31,6 +32,10 @@ class DeltaConfig(Sizes):
 
 DELTA_KEYS = frozenset(defaults_of(DeltaConfig))
 
+Decay = Literal["of_head", "of_element"]
+"""What decays at its own rate: a state, or each of its rows, of which the rates come through as many elements as a key
+has."""
+
 STATE_LAYER = "linear_attention"
 """In `layer_types`."""
 
@@ -45,7 +50,7 @@ def state_layers(config: DeltaConfig) -> tuple[bool, ...]:
     return tuple(interval is not None and (layer + 1) % interval != 0 for layer in range(config.num_hidden_layers))
 
 
-def delta_spec(config: DeltaConfig) -> DeltaSpec:
+def delta_spec(config: DeltaConfig, decay: Decay = "of_head") -> DeltaSpec:
     """Return the gated delta rule of layers with a state; ConfigError for a field that is wrong."""
     limit = 2**16
     spec = DeltaSpec(
@@ -60,6 +65,8 @@ def delta_spec(config: DeltaConfig) -> DeltaSpec:
             f"linear_num_value_heads ({spec.num_v_heads}) must be a multiple of linear_num_key_heads "
             f"({spec.num_k_heads})"
         )
+    spec.by_element = decay == "of_element"
+    spec.gate_rank = spec.k_dim if spec.by_element else 0
     k_size, v_size = spec.num_k_heads * spec.k_dim, spec.num_v_heads * spec.v_dim
     if 2 * (k_size + v_size + spec.num_v_heads) >= INT_LIMIT:
         raise ConfigError("the heads of linear attention have more than 2**31 elements together")

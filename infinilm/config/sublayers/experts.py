@@ -37,11 +37,12 @@ class ExpertConfig(Sizes):
     topk_group: int = 1
     routed_scaling_factor: float = 1.0
     enable_moe_block: bool = False
+    moe_latent_size: int | None = None  # None: experts read the token itself
 
 
 _DEEPSEEK = {"n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor"}
 
-EXPERT_KEYS = frozenset(defaults_of(ExpertConfig).keys() - _DEEPSEEK - {"enable_moe_block"})
+EXPERT_KEYS = frozenset(defaults_of(ExpertConfig).keys() - _DEEPSEEK - {"enable_moe_block", "moe_latent_size"})
 """The keys of families that are like Qwen's."""
 
 DEEPSEEK_KEYS = frozenset(_DEEPSEEK | {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"})
@@ -120,11 +121,13 @@ def experts_spec(
     scale = config.routed_scaling_factor
     if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not math.isfinite(scale) or scale <= 0:
         raise ConfigError(f"routed_scaling_factor must be a finite number > 0; got {short_repr(scale)}")
+    latent = config.moe_latent_size
     in_reach = config.num_experts // num_groups * top_groups
     return layers, ExpertsSpec(
         count=config.num_experts,
         top_k=_at_most("num_experts_per_tok", config.num_experts_per_tok, in_reach, "experts"),
         expert=mlp(size, bias=routing.bias),
+        latent_size=0 if latent is None else as_integer("moe_latent_size", latent, below=limit),
         shared=mlp(shared, bias=False) if shared else None,
         shared_gate=routing.shared_gate and shared > 0,
         router_bias=routing.bias,

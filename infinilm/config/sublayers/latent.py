@@ -15,7 +15,7 @@ from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
 from infinilm.config.sublayers.sizes import Sizes, defaults_of
 from infinilm.errors import ConfigError
 
-__all__ = ["LATENT_KEYS", "LatentConfig", "latent_spec"]
+__all__ = ["LATENT_KEYS", "LatentConfig", "latent_spec", "query_dim"]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -75,6 +75,11 @@ def latent_spec(config: LatentConfig, rope: Mapping[str, Any]) -> LatentSpec | N
         raise ConfigError("the heads of latent attention have more than 2**31 elements together")
     spec.softmax_scale = _latent_scale(spec.query_dim, rope)
     return spec
+
+
+def query_dim(config: LatentConfig) -> int:
+    """Return the elements of a query of latent attention, once `latent_spec` has checked them."""
+    return config.qk_rope_head_dim + config.qk_nope_head_dim
 
 
 def _latent_scale(query_dim: int, rope: Mapping[str, Any]) -> float:

@@ -85,7 +85,7 @@ def lm_head(s: Step, h: Array, own: str = "") -> Array:
     `own`: the name of another lm_head, of whose outputs there may be fewer.
     """
     head = own or ("model.embed_tokens" if s.spec.tie_word_embeddings else "lm_head")
-    return soft_cap(h @ s.weight(head).T, s.spec.logit_cap)
+    return soft_cap(s.linear(h, head, s.spec.lm_head_bias and not own), s.spec.logit_cap)
 
 
 def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
@@ -129,7 +129,7 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
 
 def run_layer(s: Step, x: Array) -> Array:
     """One decoder layer: its mixers, then its MLP or experts: x [num_tokens, hidden_size] -> the same."""
-    own, h = s.layers[s.layer], x
+    own, h, stream = s.layers[s.layer], x, x
     mixers = [mixer for mixer in (own.mixer, own.mixer_beside) if mixer]
     ends = not own.mlp and not own.experts
     if mixers:
@@ -140,9 +140,12 @@ def run_layer(s: Step, x: Array) -> Array:
             x = s.emit("attention_residual" if number == 1 else "mixers_residual", x)
     if ends:
         return x
-    if not s.spec.parallel_blocks:  # else both read the same norm
-        norm = "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm"
-        h, x = begin(s, x, norm, own.mlp.in_multiplier if own.mlp else 1)
+    norm = "pre_feedforward_layernorm" if s.spec.post_norms else "post_attention_layernorm"
+    multiplier = own.mlp.in_multiplier if own.mlp else 1
+    if s.spec.parallel_norms:
+        h, _ = begin(s, stream, norm, multiplier)
+    elif not s.spec.parallel_blocks:  # else both read the same norm
+        h, x = begin(s, x, norm, multiplier)
     if own.mlp and own.experts:
         return experts_beside_mlp(s, own.mlp, own.experts, x, h)
     if own.mlp:

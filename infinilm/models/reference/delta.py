@@ -1,4 +1,7 @@
-"""The gated delta rule (arXiv 2412.06464), token by token. See `src/model/sublayers/delta.h`."""
+"""The gated delta rule (arXiv 2412.06464), or with a decay of each row of a state (arXiv 2510.26692), token by token.
+
+See `src/model/sublayers/delta.h`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     [num_v_heads, k_dim, v_dim].
     """
     num_tokens, at = len(h), s.name("linear_attn")
-    mixed, z, b, a = (s.linear(h, f"{at}.in_proj_{name}", False) for name in ("qkv", "z", "b", "a"))
-    taps = s.weight(f"{at}.conv1d")[:, 0].T  # [conv_size, conv_dim]
+    mixed, z, b, a, taps = _by_element(s, spec, h, at) if spec.by_element else _by_head(s, h, at)
     convolved = np.empty_like(mixed)
     matrices: list[Array] = []
     inputs: list[Array] = []
@@ -40,19 +42,42 @@ def delta_rule(s: Step, spec: DeltaSpec, h: Array) -> Array:
     q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + s.scalar(1e-6)) for x in (q, k))
     q = q / np.sqrt(s.scalar(spec.k_dim))
     v = v.reshape(num_tokens, spec.num_v_heads, spec.v_dim)
-    softplus = np.logaddexp(s.scalar(0), a + s.weights[f"{at}.dt_bias"])
-    decay = np.exp(-np.exp(s.weights[f"{at}.A_log"]) * softplus)  # [num_tokens, num_v_heads]
+    softplus = np.logaddexp(s.scalar(0), a + s.weights[f"{at}.dt_bias"]).reshape(num_tokens, spec.num_v_heads, -1, 1)
+    rate = np.exp(s.weights[f"{at}.A_log"])[:, None, None]
+    decay = np.exp(-rate * softplus)  # [num_tokens, num_v_heads, 1 or k_dim, 1]
     beta = sigmoid(b)
     out = np.empty_like(v)
     for row, own in enumerate(s.rows):
         matrix = matrices[row]
         for t in range(own.start, own.stop):
-            matrix = matrix * decay[t, :, None, None]
+            matrix = matrix * decay[t]
             read = (matrix * k[t, :, :, None]).sum(axis=1)  # [num_v_heads, v_dim]
             matrix = matrix + k[t, :, :, None] * ((v[t] - read) * beta[t, :, None])[:, None]
             out[t] = (matrix * q[t, :, :, None]).sum(axis=1)
         if own.stop > own.start:
             s.cache.set_state(s.layer, row, inputs[row], matrix)
     normed = s.rms(out) * s.weight(f"{at}.norm")
-    gated = s.emit("attention", normed * silu(z.reshape(out.shape)))  # [num_tokens, num_v_heads, v_dim]
+    z = z.reshape(out.shape)
+    gated = s.emit(
+        "attention", normed * (sigmoid(z) if spec.by_element else silu(z))
+    )  # [num_tokens, num_v_heads, v_dim]
     return s.linear(gated.reshape(num_tokens, -1), f"{at}.out_proj", False)
+
+
+def _by_head(s: Step, h: Array, at: str) -> tuple[Array, ...]:
+    """q, k and v in one, z, b, a, and the taps of the convolution, [conv_size, conv_dim]."""
+    parts = (s.linear(h, f"{at}.in_proj_{name}", False) for name in ("qkv", "z", "b", "a"))
+    return (*parts, s.weight(f"{at}.conv1d")[:, 0].T)
+
+
+def _by_element(s: Step, spec: DeltaSpec, h: Array, at: str) -> tuple[Array, ...]:
+    """The same of linears and convolutions of q, k and v each; z and a may be made of few elements."""
+
+    def low_rank(name: str) -> Array:
+        if not spec.gate_rank:
+            return s.linear(h, f"{at}.{name}_proj", False)
+        return s.linear(s.linear(h, f"{at}.{name}_a_proj", False), f"{at}.{name}_b_proj", False)
+
+    mixed = np.concatenate([s.linear(h, f"{at}.{name}_proj", False) for name in "qkv"], axis=1)
+    taps = np.concatenate([s.weight(f"{at}.{name}_conv1d")[:, 0].T for name in "qkv"], axis=1)
+    return mixed, low_rank("g"), s.linear(h, f"{at}.b_proj", False), low_rank("f"), taps

@@ -29,10 +29,13 @@ def experts(s: Step, spec: ExpertsSpec, x: Array, logits: Array) -> Array:
         gate, up = (s.linear(h, f"{at}.{name}.gate_proj", own.bias), up) if own.gated else (up, np.ones_like(up))
         return s.linear(JOINS[own.activation](gate, up), f"{at}.{name}.down_proj", own.bias)
 
-    out = np.zeros_like(x)
+    read = s.linear(x, f"{at}.fc1_latent_proj", False) if spec.latent_size else x
+    out = np.zeros_like(read)
     for token, k in np.ndindex(*best.shape):
         before, behind = (weights[token, k], 1) if spec.weigh_inputs else (1, weights[token, k])
-        out[token] += behind * expert(spec.expert, x[[token]] * before, f"experts.{best[token, k]}")[0]
+        out[token] += behind * expert(spec.expert, read[[token]] * before, f"experts.{best[token, k]}")[0]
+    if spec.latent_size:
+        out = s.linear(out, f"{at}.fc2_latent_proj", False)
     if spec.shared:
         shared = expert(spec.shared, x, "shared_expert")
         if spec.shared_gate:

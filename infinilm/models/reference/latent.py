@@ -25,6 +25,8 @@ def latent_attention(s: Step, spec: LatentSpec, h: Array) -> Array:
         read, name = s.norm(q_latent, f"{at}.q_a_layernorm", spec.norm_eps), "q_b_proj"
     q = s.linear(read, f"{at}.{name}", False).reshape(num_tokens, num_heads, spec.query_dim)
     q = s.emit("q_proj", q)
+    if spec.q_scale >= 0:
+        q = rotate(q, s.ropes[spec.q_scale])
     row = s.emit("k_proj", s.linear(h, f"{at}.kv_a_proj", bias)[:, None])  # [num_tokens, 1, row_dim]
     turned, latent = np.split(row, [spec.rope_dim], axis=-1)
     row = np.concatenate([turned, s.norm(latent, f"{at}.kv_a_layernorm", spec.norm_eps)], axis=-1)

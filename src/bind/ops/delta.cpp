@@ -33,7 +33,8 @@ void bind_delta_ops(OpsClass& backend) {
             [](SharedBackend& shared, const Tensor& qkv, const Tensor& z, const Tensor& a, const Tensor& b,
                const Tensor& decay_rate, const Tensor& dt_bias, const Tensor& norm, const Tensor& state,
                const Tensor& cu_seqlens_q, const Tensor& state_in, const Tensor& state_out, const Tensor& gates,
-               const Tensor& out, int num_k_heads, float eps, const OptionalTensor& state_tokens) {
+               const Tensor& out, int num_k_heads, float eps, const OptionalTensor& state_tokens, bool by_element,
+               bool sigmoid_gate) {
                 const InUse own(shared);
                 ops::delta_rule(own, {.qkv = qkv,
                                       .z = z,
@@ -50,11 +51,13 @@ void bind_delta_ops(OpsClass& backend) {
                                       .gates = output("delta_rule", "gates", gates),
                                       .out = output("delta_rule", "out", out),
                                       .num_k_heads = num_k_heads,
-                                      .eps = eps});
+                                      .eps = eps,
+                                      .by_element = by_element,
+                                      .sigmoid_gate = sigmoid_gate});
             },
             "qkv"_a, "z"_a, "a"_a, "b"_a, "decay_rate"_a, "dt_bias"_a, "norm"_a, "state"_a, "cu_seqlens_q"_a,
             "state_in"_a, "state_out"_a, "gates"_a, "out"_a, "num_k_heads"_a, "eps"_a, "state_tokens"_a = nb::none(),
-            Release())
+            "by_element"_a = false, "sigmoid_gate"_a = false, Release())
         .def(
             "selective_scan",
             [](SharedBackend& shared, const Tensor& xbc, const Tensor& dt, const Tensor& decay_rate,

@@ -1,7 +1,8 @@
 // What layers with a recurrent state compute: the causal convolution and the gated delta rule (Yang et al. 2024,
-// arXiv:2412.06464). Both go from token to token, in float32, so that a sequence has the same bits however its tokens
-// are cut into steps. The sums of a form that takes chunks of tokens as matrices depend on where chunks begin, and it
-// would save a fifth of the operations at most: 3 products an element of the state in place of 4, and those in a chunk.
+// arXiv:2412.06464), with a decay of each head or of each element of a key. Both go from token to token, in float32, so
+// that a sequence has the same bits however its tokens are cut into steps. The sums of a form that takes chunks of
+// tokens as matrices depend on where chunks begin, and it would save a fifth of the operations at most: 3 products an
+// element of the state in place of 4, and those in a chunk.
 #include "cpu/kernels/functions.h"
 #include "cpu/kernels/norm_row.h"
 #include "cpu/kernels/state.h"
@@ -69,11 +70,45 @@ constexpr int tokens_at_once = 16;  // whose q and k are normed before the state
 static_assert(most_drafts <= tokens_at_once);
 constexpr int line_floats = 16;  // of a cache line
 
-// q and k of some tokens, normed.
+// q and k of some tokens, normed. Where each row of a state has a decay of its own, q and `read_k` are times that: what
+// a state gives once it has decayed is what it gives for these before.
 struct Keys {
     float q[tokens_at_once][most_k_dim], k[tokens_at_once][most_k_dim];
-    float dot[tokens_at_once];  // of both
+    float dot[tokens_at_once];  // of both, before q decays
+    float read_k[tokens_at_once][most_k_dim], decay[tokens_at_once][most_k_dim];
 };
+
+// What a pass multiplies the rows of a state by: one number, or one each.
+struct OneDecay {
+    float value;
+    INFINILM_MEMBER float operator[](int64_t) const { return value; }
+};
+struct RowDecays {
+    const float* values;
+    INFINILM_MEMBER float operator[](int64_t row) const { return values[row]; }
+};
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + u), u = e^-|x|, and ln(1 + u) = 2 artanh(s), s = u / (2 + u), which is at most 1 /
+// 3: eight terms of the series leave less than 2e-9 of it.
+INFINILM_INLINE vec softplus(vec x) {
+    const vec u = exp(x < 0.0f ? x : -x), s = u / (u + 2.0f), square = s * s;
+    vec sum = set1(1.0f / 15);
+    for (int n = 13; n > 0; n -= 2) sum = fma(sum, square, set1(1.0f / (float)n));
+    return (x < 0.0f ? zero() : x) + 2.0f * s * sum;
+}
+
+// e^(rate * softplus(a + bias)), of n elements.
+static void make_decays(const float* a, const float* bias, float rate, float* out, int64_t n) {
+    for_vectors(n, [&](int64_t i, int count) {
+        store_partial(out + i, exp(softplus(load_partial(a + i, count) + load_partial(bias + i, count)) * rate), count);
+    });
+}
+
+static void multiply(const float* x, const float* y, float* out, int64_t n) {
+    for_vectors(n, [&](int64_t i, int count) {
+        store_partial(out + i, load_partial(x + i, count) * load_partial(y + i, count), count);
+    });
+}
 
 // x / sqrt(sum of squares + 1e-6) * multiplier
 static void l2_norm(const float* x, float* out, int64_t n, float multiplier) {
@@ -112,15 +147,15 @@ struct Columns {
     // From S in `from` to S in `to`. ADDS: delta of the token with `added_k` and `decay`. READS: for q and k. ASKS:
     // memory for what is ahead. Rows of few columns are too short for the hardware prefetcher, and a single token does
     // too little with a state to hide the way to memory.
-    template <bool ADDS, bool READS, bool ASKS = false>
-    INFINILM_MEMBER void pass(Rows<float> from, Rows<float> to, const float* added_k, float decay, const float* q,
+    template <bool ADDS, bool READS, bool ASKS = false, class Decay>
+    INFINILM_MEMBER void pass(Rows<float> from, Rows<float> to, const float* added_k, Decay decay, const float* q,
                               const float* k) {
         for (int i = 0; i < VECTORS; ++i) of_k[i] = of_q[i] = zero();
         for (int64_t row = 0; row < k_dim; ++row)
             for (int i = 0; i < VECTORS; ++i) {
                 vec s = get(from[row], i);
                 if (ASKS && i * width % line_floats == 0) __builtin_prefetch(ahead[row] + i * width, 0, 2);
-                if (ADDS) s = fma(set1(added_k[row]), delta[i], s * decay);
+                if (ADDS) s = fma(set1(added_k[row]), delta[i], s * decay[row]);
                 if (ADDS || from.first != to.first) put(to[row], i, s);
                 if (READS) {
                     of_k[i] = fma(s, set1(k[row]), of_k[i]);
@@ -137,12 +172,13 @@ struct Columns {
     }
 };
 
-// RMSNorm of a head, times silu(z); in place.
-static void gated_norm(float* x, const float* norm, const float* z, int64_t n, float eps) {
+// RMSNorm of a head, times silu(z) or sigmoid(z); in place.
+static void gated_norm(float* x, const float* norm, const float* z, int64_t n, float eps, bool sigmoid) {
     const vec scale = set1(rms_scale(sum_squares<false>(x, nullptr, n), n, eps));
     for_vectors(n, [&](int64_t i, int count) {
         const vec normed = load_partial(x + i, count) * scale * load_partial(norm + i, count);
-        store_partial(x + i, normed * silu(load_partial(z + i, count)), count);
+        const vec own = load_partial(z + i, count);
+        store_partial(x + i, normed * (sigmoid ? 1.0f / (1.0f + exp(-own)) : silu(own)), count);
     });
 }
 
@@ -154,6 +190,7 @@ static const float* state_before(const CpuDeltaRuleArgs& a, int64_t s, int64_t h
 
 // One head of one sequence. Columns of the state go through several tokens while they are in the cache; drafts are some
 // tokens of their own, behind which nothing is stored. next: the state that this thread needs behind it, or null.
+template <bool BY_ELEMENT>
 static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const float* next) {
     constexpr int vectors = 4;
     const int64_t k_dim = a.k_dim, v_dim = a.v_dim, state_size = k_dim * v_dim;
@@ -177,7 +214,13 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
             l2_norm(q, keys.q[t], k_dim, scale);
             l2_norm(q + k_size, keys.k[t], k_dim, 1);
             keys.dot[t] = dot_of(keys.q[t], keys.k[t], k_dim);
+            if (!BY_ELEMENT) continue;
+            make_decays((const float*)a.a + (begin + t) * a.a_stride + head * k_dim, a.dt_bias + head * k_dim,
+                        a.decay_rate[head], keys.decay[t], k_dim);
+            multiply(keys.q[t], keys.decay[t], keys.q[t], k_dim);
+            multiply(keys.k[t], keys.decay[t], keys.read_k[t], k_dim);
         }
+        const float (*const read_k)[most_k_dim] = BY_ELEMENT ? keys.read_k : keys.k;
         const auto run = [&](auto num_vectors, int64_t column, int count) __attribute__((always_inline)) {
             constexpr int VECTORS = decltype(num_vectors)::value;
             const Rows<const float> ahead{next && after == end ? next + column : nullptr, v_dim};
@@ -188,20 +231,25 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
             const Rows<float> kept{state + column, v_dim},
                 held = n > 1 || are_drafts ? Rows<float>{memory, VECTORS * width} : kept;
             if (ahead.first)
-                columns.template pass<false, true, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
+                columns.template pass<false, true, true>(kept, held, nullptr, OneDecay{1}, keys.q[0], read_k[0]);
             else
-                columns.template pass<false, true>(kept, held, nullptr, 1, keys.q[0], keys.k[0]);
+                columns.template pass<false, true>(kept, held, nullptr, OneDecay{1}, keys.q[0], read_k[0]);
             for (int t = 0; t < n; ++t) {
                 const float* const gates = a.gates + (begin + t) * 2 * a.num_v_heads + head;
                 const float* const v =
                     (const float*)a.qkv + (begin + t) * a.qkv_stride + 2 * k_size + head * v_dim + column;
                 float* const out = (float*)a.out + (begin + t) * a.out_stride + head * v_dim + column;
-                const float decay = gates[0], beta = gates[a.num_v_heads];
-                columns.finish(v, decay, beta, keys.dot[t], out);
-                if (t + 1 < n)
-                    columns.template pass<true, true>(held, held, keys.k[t], decay, keys.q[t + 1], keys.k[t + 1]);
-                else if (!are_drafts)
-                    columns.template pass<true, false>(held, kept, keys.k[t], decay, nullptr, nullptr);
+                columns.finish(v, BY_ELEMENT ? 1.0f : gates[0], gates[a.num_v_heads], keys.dot[t], out);
+                const auto go_on = [&](auto decay) __attribute__((always_inline)) {
+                    if (t + 1 < n)
+                        columns.template pass<true, true>(held, held, keys.k[t], decay, keys.q[t + 1], read_k[t + 1]);
+                    else if (!are_drafts)
+                        columns.template pass<true, false>(held, kept, keys.k[t], decay, nullptr, nullptr);
+                };
+                if constexpr (BY_ELEMENT)
+                    go_on(RowDecays{keys.decay[t]});
+                else
+                    go_on(OneDecay{gates[0]});
             }
         };
         int64_t column = 0;
@@ -209,7 +257,7 @@ static void delta_head(const CpuDeltaRuleArgs& a, int64_t s, int64_t head, const
         for (; column < v_dim; column += width) run(Number<1>(), column, (int)smaller(v_dim - column, width));
         for (int t = 0; t < n; ++t)
             gated_norm((float*)a.out + (begin + t) * a.out_stride + head * v_dim, a.norm,
-                       (const float*)a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps);
+                       (const float*)a.z + (begin + t) * a.z_stride + head * v_dim, v_dim, a.eps, a.sigmoid_gate);
     }
 }
 
@@ -220,7 +268,8 @@ void delta_rule(const CpuDeltaRuleArgs& args, Share share) {
         return unit < end ? state_before(args, unit / num_heads, unit % num_heads) : nullptr;
     };
     for (int64_t unit = begin; unit < end; ++unit)
-        delta_head(args, unit / num_heads, unit % num_heads, before(unit + 1));
+        (args.by_element ? delta_head<true> : delta_head<false>)(args, unit / num_heads, unit % num_heads,
+                                                                 before(unit + 1));
 }
 
 }  // namespace infinilm::cpu::INFINILM_ISA

@@ -6,17 +6,25 @@
 namespace infinilm {
 
 // A causal convolution of q, k and v, then the rule, which reads q and updates a state with k and v. See
-// CausalConvParams and DeltaRuleParams.
+// CausalConvParams and DeltaRuleParams. With by_element what it gives is gated by a sigmoid, and q, k and v have
+// linears and convolutions of their own, as in Kimi Linear.
 struct DeltaSpec {
     int num_k_heads = 0, num_v_heads = 0;  // of q and k, and of v
     int k_dim = 0, v_dim = 0;              // of a head
     int conv_size = 0;                     // tokens that the convolution sees
+    bool by_element = false;               // each row of a state has a decay of its own
+    int gate_rank = 0;  // with by_element: decays and the gate are made of so many elements each, by a second linear
 
     int k_size() const { return num_k_heads * k_dim; }
     int v_size() const { return num_v_heads * v_dim; }
     int conv_dim() const { return 2 * k_size() + v_size(); }
-    int in_dim() const { return conv_dim() + v_size() + 2 * num_v_heads; }  // with z, b and a
-    int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }            // GPUs write 8 at a time
+    int num_decays() const { return by_element ? num_v_heads * k_dim : num_v_heads; }
+    int z_dim() const { return gate_rank > 0 ? gate_rank : v_size(); }  // that the first linear gives
+    int a_dim() const { return gate_rank > 0 ? gate_rank : num_decays(); }
+    int in_dim() const {
+        return conv_dim() + z_dim() + num_v_heads + a_dim();
+    }                                                             // q, k and v, z, b, a; by_element b is last
+    int padded_in_dim() const { return (in_dim() + 7) / 8 * 8; }  // GPUs write 8 at a time
 
     void check(const ModelSpec& model) const;
     std::vector<Divided> divided() const { return {{"key heads of linear attention", num_k_heads}}; }
@@ -33,6 +41,8 @@ struct DeltaSpec {
         f("k_dim", &DeltaSpec::k_dim, "Elements of a head of q and k.");
         f("v_dim", &DeltaSpec::v_dim, "");
         f("conv_size", &DeltaSpec::conv_size, "Tokens that the convolution sees.");
+        f("by_element", &DeltaSpec::by_element, "Each row of a state has a decay of its own.");
+        f("gate_rank", &DeltaSpec::gate_rank, "Elements that decays and the gate are made of; 0: the hidden state.");
     }
 };
 

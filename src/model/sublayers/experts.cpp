@@ -14,6 +14,8 @@ void ExpertsSpec::check(const ModelSpec& model) const {
                      group_best >= 1 && group_best <= 2 && top_k <= count / num_groups * top_groups,
                  "groups of experts do not fit: ", count, " experts in ", num_groups, ", of which ", top_groups,
                  " have the ", top_k, " of a token");
+    require_spec(latent_size >= 0 && (latent_size == 0 || !shared_gate),
+                 "experts in a latent have one of at least an element, and no gate of what is shared");
     require_spec(expert.in_multiplier == 1 && expert.out_multiplier == 1, "experts have no multipliers of their own");
     if (shared) shared->check(model);
 }
@@ -35,6 +37,7 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     : spec_(spec),
       hidden_size_(model.hidden_size),
       pre_norms_(model.pre_norms),
+      own_size_(spec_.latent_size > 0 ? spec_.latent_size : model.hidden_size),
       gate_up_(static_cast<size_t>(spec_.count)),
       down_(static_cast<size_t>(spec_.count)) {
     const int top_k = spec_.top_k;
@@ -42,11 +45,13 @@ Experts::Experts(const ModelSpec& model, const ExpertsSpec& spec, BufferPlan& pl
     ids_ = plan.add({.name = "expert_ids", .columns = top_k, .dtype = DType::int32});
     weights_ = plan.add({.name = "expert_weights", .columns = top_k, .dtype = DType::float32});
     inner_ = plan.add({.name = "expert_inner", .columns = spec_.expert.intermediate_size, .rows = top_k});
-    parts_ = plan.add({.name = "expert_parts", .columns = hidden_size_, .rows = top_k});
+    parts_ = plan.add({.name = "expert_parts", .columns = own_size_, .rows = top_k});
     lists_ = plan.add({.name = "expert_lists", .columns = expert_list_ints, .rows = top_k, .dtype = DType::int32});
+    latent_ = plan.add({.name = "expert_latent", .columns = spec_.latent_size});
+    latent_out_ = plan.add({.name = "expert_latent_out", .columns = spec_.latent_size});
     if (!spec_.shared) return;
     shared_.emplace(model, *spec_.shared, plan, false);
-    shared_out_ = plan.add({.name = "shared", .columns = hidden_size_});
+    shared_out_ = plan.add({.name = "shared", .columns = spec_.latent_size > 0 ? 0 : hidden_size_});
     shared_gate_ = plan.add({.name = "shared_gate", .columns = spec_.shared_gate ? 8 : 0, .dtype = DType::float32});
 }
 
@@ -68,7 +73,14 @@ void Experts::declare(ParamTable& table) {
                            .adaptable = false});
     if (model.correction_bias) table.wide(correction_, at + "gate.e_score_correction_bias", model.count);
     for (size_t e = 0; e < down_.size(); ++e)
-        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.expert, true);
+        declare_mlp(table, gate_up_[e], down_[e], concat(at, "experts.", e, "."), model.expert, true, own_size_);
+    if (model.latent_size > 0) {
+        const auto latent = [&](LinearWeights& weights, const std::string& name, int64_t in, int64_t out) {
+            table.linear(weights, {.name = name, .in_features = in, .parts = {{name, out}}, .timed = "router"});
+        };
+        latent(to_latent_, at + "fc1_latent_proj", hidden_size_, own_size_);
+        latent(from_latent_, at + "fc2_latent_proj", own_size_, hidden_size_);
+    }
     if (!shared_) return;
     shared_->declare(table, at + "shared_expert.", *model.shared);
     if (model.shared_gate)
@@ -94,7 +106,11 @@ std::vector<Site> Experts::sites() const { return {sites::router_logits}; }
 std::vector<LinearCall> Experts::calls() const {
     std::vector<LinearCall> calls{
         {.in_features = hidden_size_, .out_features = spec_.count, .adaptable = false}};  // the router
-    for (const int64_t in_features : {hidden_size_, int64_t{spec_.expert.intermediate_size}})
+    if (spec_.latent_size > 0) {
+        calls.push_back({.in_features = hidden_size_, .out_features = own_size_});
+        calls.push_back({.in_features = own_size_, .out_features = hidden_size_});
+    }
+    for (const int64_t in_features : {own_size_, int64_t{spec_.expert.intermediate_size}})
         calls.push_back({.in_features = in_features,
                          .out_features = 0,
                          .rows = spec_.top_k,
@@ -134,24 +150,30 @@ template <class Tap>
 void Experts::finish(const Step<Tap>& s, const TensorView& residual, const TensorView& out) const {
     const TensorView x = pre_norms_ ? s.normed : s.x, shared = s.view(shared_out_), padded = s.view(shared_gate_);
     const TensorView shared_gate = padded ? padded.slice(1, 0, 1) : TensorView();
+    const bool in_latent = spec_.latent_size > 0;
     if (shared_) {
         if (shared_gate) s.linear(shared_gate_proj_, x, shared_gate);
         shared_->begin(s, {.x = x});
-        shared_->finish(s, {}, shared);
+        if (!in_latent) shared_->finish(s, {}, shared);
     }
-    ops::experts(s.backend, {.x = x,
+    const TensorView latent = s.view(latent_), latent_out = s.view(latent_out_);
+    if (in_latent) s.linear(to_latent_, x, latent);
+    ops::experts(s.backend, {.x = in_latent ? latent : x,
                              .ids = s.view(ids_),
                              .weights = s.view(weights_),
                              .experts = *prepared_,
                              .activation = spec_.expert.activation,
-                             .shared = shared,
+                             .shared = in_latent ? TensorView() : shared,
                              .shared_gate = shared_gate,
-                             .residual = residual,
-                             .out = out,
+                             .residual = in_latent ? TensorView() : residual,
+                             .out = in_latent ? latent_out : out,
                              .inner = s.view(inner_),
                              .parts = s.view(parts_),
                              .lists = s.view(lists_),
                              .weigh_inputs = spec_.weigh_inputs});
+    if (!in_latent) return;
+    s.linear(from_latent_, latent_out, out, {}, residual);  // of a rank's part, which is a sum like all that it gives
+    if (shared_) shared_->finish(s, out, out);
 }
 
 MlpAndExperts::MlpAndExperts(const ModelSpec& model, const MlpSpec& mlp, const ExpertsSpec& experts, BufferPlan& plan)

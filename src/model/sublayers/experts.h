@@ -43,14 +43,16 @@ private:
     ExpertsSpec spec_;
     int64_t hidden_size_;
     bool pre_norms_;
-    Buffer logits_;       // [num_tokens, count rounded up to 8] float32
-    Buffer ids_;          // [num_tokens, top_k] int32
-    Buffer weights_;      // [num_tokens, top_k] float32
-    Buffer inner_;        // [num_tokens * top_k, intermediate_size]
-    Buffer parts_;        // [num_tokens * top_k, hidden_size]
-    Buffer lists_;        // [num_tokens * top_k, expert_list_ints] int32
-    Buffer shared_out_;   // [num_tokens, hidden_size]: of the expert of all tokens
-    Buffer shared_gate_;  // [num_tokens, 8] float32, of which the first column is it
+    int64_t own_size_;            // of what experts read and give: latent_size, or hidden_size
+    Buffer logits_;               // [num_tokens, count rounded up to 8] float32
+    Buffer ids_;                  // [num_tokens, top_k] int32
+    Buffer weights_;              // [num_tokens, top_k] float32
+    Buffer inner_;                // [num_tokens * top_k, intermediate_size]
+    Buffer parts_;                // [num_tokens * top_k, own_size]
+    Buffer lists_;                // [num_tokens * top_k, expert_list_ints] int32
+    Buffer shared_out_;           // [num_tokens, hidden_size]: of the expert of all tokens
+    Buffer shared_gate_;          // [num_tokens, 8] float32, of which the first column is it
+    Buffer latent_, latent_out_;  // [num_tokens, latent_size]: what experts read, and what they give
 
     LinearWeights router_;                       // [count, hidden_size]
     VectorWeights correction_;                   // [count] float32 once prepared
@@ -60,6 +62,7 @@ private:
     std::unique_ptr<PreparedExperts> prepared_;  // of these
     std::optional<Mlp> shared_;                  // the expert of all tokens
     LinearWeights shared_gate_proj_;             // [1, hidden_size]
+    LinearWeights to_latent_, from_latent_;      // [latent_size, hidden_size], [hidden_size, latent_size]
 };
 
 // Experts beside an MLP, as in Gemma 4. The result is norm(output of the MLP) + norm(output of the experts).

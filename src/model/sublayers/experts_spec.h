@@ -15,6 +15,7 @@ namespace infinilm {
 struct ExpertsSpec {
     int count = 0, top_k = 0;
     MlpSpec expert;                 // each of them
+    int latent_size = 0;            // experts read a linear of so many elements of the token; 0: the token
     std::optional<MlpSpec> shared;  // one that all tokens go to
     bool shared_gate = false;       // its result is multiplied by the sigmoid of a logit of the token
     bool router_bias = false;
@@ -36,6 +37,7 @@ struct ExpertsSpec {
         f("count", &ExpertsSpec::count, "");
         f("top_k", &ExpertsSpec::top_k, "Experts that compute a token.");
         f("expert", &ExpertsSpec::expert, "Each of them.");
+        f("latent_size", &ExpertsSpec::latent_size, "Experts read and give so many elements; 0: hidden_size.");
         f("shared", &ExpertsSpec::shared, "One that all tokens go to.");
         f("shared_gate", &ExpertsSpec::shared_gate, "Its result is weighed by the sigmoid of a logit.");
         f("router_bias", &ExpertsSpec::router_bias, "");

@@ -13,6 +13,7 @@ void LatentSpec::check(const ModelSpec& model) const {
         " heads of ", rope_dim, " + ", nope_dim, " and ", v_dim, " elements, and latents of ", q_rank, " and ",
         kv_rank);
     check_rope(model, rope, rope_dim);
+    check_rope(model, q_scale, query_dim());
 }
 
 LatentSpec LatentSpec::local(Shard shard) const {
@@ -115,6 +116,21 @@ void Latent::project(const Step<Tap>& s, const TensorView& x) const {
         s.linear(q_b_, x, queries);
     }
     s.tap_own(sites::q_proj, of_heads(queries, num_heads_, query_dim, 0, query_dim), queries_);
+    if (spec_.q_scale >= 0)  // both parts of a query are linear in what is scaled here
+        ops::qk_norm_rope_store_kv(s.backend, {.qkv = queries,
+                                               .cos_sin = {},
+                                               .q_cos_sin = s.ropes[static_cast<size_t>(spec_.q_scale)],
+                                               .q_norm = {},
+                                               .k_norm = {},
+                                               .slot_mapping = {},
+                                               .k_cache = {},
+                                               .v_cache = {},
+                                               .k_scales = {},
+                                               .v_scales = {},
+                                               .num_heads = spec_.num_heads,
+                                               .num_kv_heads = 0,
+                                               .head_dim = static_cast<int>(query_dim),
+                                               .eps = own_.eps});
 
     const TensorView qkv = s.view(qkv_), row = qkv.slice(1, num_heads_ * row_dim, (num_heads_ + 1) * row_dim);
     const auto tap_row = [&](Site site) { s.tap_own(site, of_heads(row, 1, row_dim, 0, row_dim), qkv_); };

@@ -16,7 +16,8 @@ struct LatentSpec {
     int v_dim = 0;                   // of a head's values
     float norm_eps = 0;              // of the norms of latents
     float softmax_scale = 0;
-    int rope = -1;  // which of ModelSpec::ropes turns
+    int rope = -1;     // which of ModelSpec::ropes turns
+    int q_scale = -1;  // which scales whole queries by their position, and turns nothing; -1: none
     bool latent_bias = false, out_bias = false;
 
     int query_dim() const { return rope_dim + nope_dim; }
@@ -40,6 +41,7 @@ struct LatentSpec {
         f("norm_eps", &LatentSpec::norm_eps, "Epsilon in the norms of latents.");
         f("softmax_scale", &LatentSpec::softmax_scale, "");
         f("rope", &LatentSpec::rope, "An index into ModelSpec.ropes.");
+        f("q_scale", &LatentSpec::q_scale, "The rope that scales whole queries by their position; -1: none.");
         f("latent_bias", &LatentSpec::latent_bias, "The linears that make latents have biases.");
         f("out_bias", &LatentSpec::out_bias, "");
     }

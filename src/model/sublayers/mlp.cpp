@@ -5,8 +5,8 @@
 namespace infinilm {
 
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 const MlpSpec& whole, bool is_expert) {
-    const int64_t hidden = table.model().hidden_size, intermediate_size = whole.intermediate_size;
+                 const MlpSpec& whole, bool is_expert, int64_t size) {
+    const int64_t hidden = size > 0 ? size : table.model().hidden_size, intermediate_size = whole.intermediate_size;
     const bool gated = whole.gated;
     const Cut rows = Cut::rows(inner_parts);
     std::vector<ParamTable::Part> parts{{at + "up_proj", intermediate_size, rows}};

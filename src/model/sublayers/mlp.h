@@ -42,8 +42,8 @@ private:
     LinearWeights down_proj_;     // [hidden_size, intermediate_size]
 };
 
-// Writes the rows of the two linears of an MLP or an expert.
+// Writes the rows of the two linears of an MLP or an expert. size: of what it reads and gives; 0: hidden_size.
 void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down, const std::string& at,
-                 const MlpSpec& whole, bool is_expert = false);
+                 const MlpSpec& whole, bool is_expert = false, int64_t size = 0);
 
 }  // namespace infinilm

@@ -34,8 +34,9 @@ int run_delta_rule(const void* qkv, int64_t qkv_stride, const void* z, int64_t z
                    int64_t a_stride, const void* b, int64_t b_stride, const float* decay_rate, const float* dt_bias,
                    const float* norm, float* state, const int* cu_seqlens_q, const int* state_in, const int* state_out,
                    const int* state_tokens, int num_seqs, void* out, int64_t out_stride, int num_tokens,
-                   int num_k_heads, int num_v_heads, int k_dim, int v_dim, float eps, int type) {
+                   int num_k_heads, int num_v_heads, int k_dim, int v_dim, float eps, int type, int by_element) {
     DeltaRuleArgs args{};
+    args.by_element = args.sigmoid_gate = by_element != 0;
     args.qkv = qkv, args.z = z, args.a = a, args.b = b;
     args.qkv_stride = qkv_stride, args.z_stride = z_stride, args.a_stride = a_stride, args.b_stride = b_stride;
     args.decay_rate = decay_rate, args.dt_bias = dt_bias, args.norm = norm, args.state = state;
