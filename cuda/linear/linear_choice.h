@@ -31,7 +31,7 @@ inline PrefillPlan choose_prefill(const LinearArgs& args, int num_sms) {
     auto consider = [&](int tokens, int splits) {
         const int64_t tiles = row_blocks * ((args.num_tokens + tokens - 1) / tokens);
         if (args.splits != 0 && args.splits != splits) return;
-        const bool fits = args.workspace && num_units(w) >= kSlices && tiles * split_parts(splits) <= most_split_parts;
+        const bool fits = args.workspace && num_boxes(w) >= kSlices && tiles * split_parts(splits) <= most_split_parts;
         if (splits > 1 && (!fits || (args.splits == 0 && tiles >= num_sms))) return;
         const int64_t waves = (tiles * splits + num_sms - 1) / num_sms;
         int64_t cycles = waves * (begin + steps * (tokens == 64 ? step_of_64 : step_of_128) / splits);
@@ -102,7 +102,7 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
         if (args.splits != 0 && args.splits != (shares ? 2 : 1)) return;
         if (args.out_float32 && tokens > 128) return;  // there are no registers for it
         const int64_t places = hopper_places(args, tokens, pair), waves = (places + at_once - 1) / at_once;
-        if (shares && (num_units(w) < kSlices || (args.splits == 0 && waves > 1))) return;
+        if (shares && (num_boxes(w) < kSlices || (args.splits == 0 && waves > 1))) return;
         const int64_t bytes = weight_bytes / (pair == HopperPair::same_rows ? 2 : 1) +
                               128 * tokens / (pair == HopperPair::same_tokens ? 2 : 1);
         const int64_t from_l2 = 2 * (waves > 1 ? at_once : places) * bytes / l2_bytes, alone = stage_alone(tokens);

@@ -22,7 +22,7 @@ from infinilm.devices.host_memory import available_memory
 from infinilm.devices.system import device_free_memory
 from infinilm.distributed import resolve_devices
 from infinilm.errors import CacheFullError, ConfigError, DeviceError
-from infinilm.gguf.file import is_gguf
+from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.keywords import unknown_parameter
 from infinilm.logs import logger
 from infinilm.lora import Merge, PeftAdapter, read_adapter
@@ -117,7 +117,7 @@ def plan_model(
     memory, too. `stage`: this one alone. `max_image_pixels`: see `plan_tower`. `use_tqdm`: show a bar while a model of
     the hub is fetched.
     """
-    from infinilm.checkpoint.folder import Checkpoint, resolve_model
+    from infinilm.checkpoint.folder import FLOATS, Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
     from infinilm.checkpoint.opening import drop_absent_head, open_checkpoint
     from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
@@ -270,17 +270,28 @@ def plan_model(
     if draft is not None:
         num_bytes += draft.memory.weight_bytes
         workspace.append(draft.memory.workspace_bytes)
-    plan = divide_memory(
-        weight_bytes=num_bytes,
-        workspace_bytes=sum(workspace),
-        cache=cache,
-        max_position_embeddings=longest,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        kv_cache=kv_cache,
-        kv_cache_dtype=kv_cache_dtype,
-        free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
-    )
+    try:
+        plan = divide_memory(
+            weight_bytes=num_bytes,
+            workspace_bytes=sum(workspace),
+            cache=cache,
+            max_position_embeddings=longest,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache=kv_cache,
+            kv_cache_dtype=kv_cache_dtype,
+            free_bytes=(min(map(free_memory, devices)) if given is None else given) - num_bytes - sum(workspace),
+        )
+    except CacheFullError as error:
+        widened: list[str] = []
+        if isinstance(checkpoint, (GgufCheckpoint, QuantisedCheckpoint)) and quantization is None and not packed:
+            widened = [name for name in checkpoint.types() if name not in (*FLOATS, *PLAIN_TYPES, *native_types)]
+        if not widened:
+            raise
+        raise CacheFullError(
+            f"{error}; {' and '.join(widened)} weights become {quantised_dtype or computed} here: pass "
+            "quantization='int4', which rounds the model's weights again, to 4.5 bits"
+        ) from None
     if max_model_len is None:
         _tell_longrope(config, plan.max_model_len)
     return ModelPlan(

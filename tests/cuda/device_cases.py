@@ -470,19 +470,21 @@ def no_device(gpu: Gpu, expected: str) -> None:
 
 
 def a_lost_device(gpu: Gpu) -> None:
-    """A fault on the device is told as such; the engine closes."""
+    """A fault on the device is told as such, and what to do where the driver is too old for it; the engine closes."""
     llm = open_llm(golden("qwen3"))
     prompt = [1, 2, 3]
     before = llm.forward(prompt)
-    gpu.lib.infinilm_emulator_inject_error(700)
-    try:
-        llm.forward(prompt)
-    except infinilm.DeviceError as error:
-        assert "cudaErrorIllegalAddress" in str(error), str(error)
-    else:
-        raise AssertionError("no DeviceError")
-    gpu.lib.infinilm_emulator_inject_error(0)
-    assert llm.forward(prompt).tobytes() == before.tobytes()
+    too_new = "a CUDA toolkit that is newer than the driver; install a newer driver, or reinstall with --config-settings"
+    for code, expected in ((700, "cudaErrorIllegalAddress"), (222, too_new)):
+        gpu.lib.infinilm_emulator_inject_error(code)
+        try:
+            llm.forward(prompt)
+        except infinilm.DeviceError as error:
+            assert expected in str(error), str(error)
+        else:
+            raise AssertionError("no DeviceError")
+        gpu.lib.infinilm_emulator_inject_error(0)
+        assert llm.forward(prompt).tobytes() == before.tobytes()
     llm.close()
 
 

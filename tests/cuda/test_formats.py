@@ -58,6 +58,9 @@ def test_safetensors(
     [
         ("llama", "Q4_0", "Q8_0", "bfloat16", 2, True),
         ("llama-mqa-tied", "Q8_0", "Q4_0", "float16", 1, True),
+        ("llama", "Q4_K_M", "", "bfloat16", 2, True),
+        ("qwen2-moe", "Q4_K_M", "", "float16", 1, True),
+        ("llama-mqa-tied", "Q5_K", "Q6_K", "bfloat16", 1, True),
         ("llama", "Q5_0", "F16", "bfloat16", 1, False),
     ],
 )
