@@ -101,7 +101,9 @@ class Kernel:
             sums = set(each.written)
             a = re.match(r"\s*R(\d+)\s*$", each.operands.split(",")[1])  # else A lies in shared memory
             rows = set(range(int(a[1]), int(a[1]) + 4)) if a else set()
-            faults |= {f"{fault} {each.name} at {each.address:#x}" for fault in self._unfenced(start, before, sums | rows)}
+            faults |= {
+                f"{fault} {each.name} at {each.address:#x}" for fault in self._unfenced(start, before, sums | rows)
+            }
             faults |= {f"{fault} {each.name} at {each.address:#x}" for fault in self._early(start, next_of, sums, rows)}
         return sorted(faults)
 

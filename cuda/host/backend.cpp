@@ -437,8 +437,8 @@ void CudaBackend::linear(const LinearParams& p) {
 void CudaBackend::linear_rope_store_kv(const LinearParams& p, const RopeStoreParams& rope) {
     LinearArgs args = linear_args(p, pieces(p.weight)[0], type_, split_workspace_.get());
     const bool fused = pieces(p.weight).size() == 1 && args.weight.order == RowOrder::rope_pairs &&
-                       fuses_rope(kernel_of(args)) && p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin && !rope.q_turned && rope.slot_mapping && rope.cos_sin &&
-                       rope.cos_sin.shape(1) == rope.head_dim;
+                       fuses_rope(kernel_of(args)) && p.x.numel() > 0 && !rope.q_norm && !rope.q_cos_sin &&
+                       !rope.q_turned && rope.slot_mapping && rope.cos_sin && rope.cos_sin.shape(1) == rope.head_dim;
     if (!fused) {
         linear(p);
         return qk_norm_rope_store_kv(rope);

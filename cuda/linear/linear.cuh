@@ -1,8 +1,9 @@
 // What all linears share: the one order in which an output is summed, the order of packed rows, and the end of an
 // output once it is summed. So a row's bits are the same from linear_decode and linear_prefill, for any num_tokens.
 //
-// The order: k is cut into kSlices slices of whole boxes of 64 columns, in every format (slice_begin). A slice is one chain of mma_m16n8k16 (weights are
-// A, tokens are the columns of B) over its steps of 16, ascending, from zero. The slices are then added in order 0, 1,
+// The order: k is cut into kSlices slices of whole boxes of 64 columns, in every format (slice_begin). A slice is one
+// chain of mma_m16n8k16 (weights are A, tokens are the columns of B) over its steps of 16, ascending, from zero. The
+// slices are then added in order 0, 1,
 // .., and that is multiplied by the scale of its row, if the format has scales of rows.
 #pragma once
 

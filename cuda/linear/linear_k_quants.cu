@@ -4,8 +4,8 @@
 
 namespace infinilm::cuda {
 
-#define INFINILM_INSTANTIATE(F)                                               \
-    template cudaError_t linear_decode_as<F>(const LinearArgs&, cudaStream_t); \
+#define INFINILM_INSTANTIATE(F)                                                        \
+    template cudaError_t linear_decode_as<F>(const LinearArgs&, cudaStream_t);         \
     template cudaError_t linear_grouped_as<F>(const GroupedLinearArgs&, cudaStream_t); \
     template cudaError_t linear_prefill_as<F>(const LinearArgs&, const PrefillPlan&, cudaStream_t);
 INFINILM_INSTANTIATE(Q4_K)

@@ -287,7 +287,8 @@ __global__ void __launch_bounds__(kPrefillThreads, kTokens == 64 && F::kScales =
     const PackedWeight& w = args.weight;
     const TilePlace place = tile_place(grid.tile(), row_blocks(w), grid.token_blocks);
     const int tile = place.row_block * kRowTiles, token = place.token_block * kTokens;
-    const int row_units = units_of<F>(w.k), first = grid.template first_unit<F>(row_units), first_column = first * kUnitColumns;
+    const int row_units = units_of<F>(w.k), first = grid.template first_unit<F>(row_units),
+              first_column = first * kUnitColumns;
     const int units = grid.template end_unit<F>(row_units) - first, stages = ceil_div(units, Shape::kUnits);
     const StageLoader<T, F, kTokens> loader{
         static_cast<const uint8_t*>(w.data) + (static_cast<int64_t>(tile) * row_units + first) * unit_bytes_of<F>,

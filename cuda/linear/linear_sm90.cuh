@@ -273,8 +273,7 @@ __global__ void __launch_bounds__(kHopperThreads, 1)
             while (grid.has(turns)) ++turns;
             produce(source, ring, turns, [&](int turn) {
                 const TilePlace place = grid.tile_at(turn);
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(),
-                             slices.boxes()};
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slices.begin(), slices.boxes()};
             });
             grid_launch_dependents();  // the last of what is read is on its way
         } else if (warp_id() > 0 && !args.out_float32) {

@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(kSplitThreads, SplitShape<F, kTokens>::kBlocks
             produce(StageSource<F, kTokens>{weights, x, 0, 0, 0, 0}, ring, turns * grid.phases(), [&](int at) {
                 const TilePlace place = place_at(at / grid.phases());
                 const SliceRange slice = slice_of(at % grid.phases());
-                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(),
-                             slice.boxes()};
+                return Boxes{place.row_block * kRowTiles, place.token_block * kTokens, slice.begin(), slice.boxes()};
             });
             grid_launch_dependents();  // the last of the weights are on their way
         }

@@ -66,15 +66,13 @@ struct StageSource {
     template <class Ring>
     __device__ __forceinline__ void load_weights(const Ring& ring, const Boxes& from, int i) const {
         mbarrier_arrive_expect_tx(ring.full + ring.index, Shape::kWeightBytes + Shape::kTokenBytes);
-        load(ring.stage() + own_tile * Shape::kTileBytes, weights,
-             (from.begin + i) * (Shape::kTileBytes / 8), from.tile + own_tile,
-             ring.full + ring.index, same_rows);
+        load(ring.stage() + own_tile * Shape::kTileBytes, weights, (from.begin + i) * (Shape::kTileBytes / 8),
+             from.tile + own_tile, ring.full + ring.index, same_rows);
     }
     template <class Ring>
     __device__ __forceinline__ void load_x(const Ring& ring, const Boxes& from, int i) const {
-        load(ring.stage() + Shape::kTokenOffset + own_token * kBoxColumns * 2, x,
-             (from.begin + i) * kBoxColumns, from.token + own_token, ring.full + ring.index,
-             same_tokens);
+        load(ring.stage() + Shape::kTokenOffset + own_token * kBoxColumns * 2, x, (from.begin + i) * kBoxColumns,
+             from.token + own_token, ring.full + ring.index, same_tokens);
     }
 
 private:
@@ -108,9 +106,9 @@ __device__ __forceinline__ void produce(const StageSource<F, kTokens>& source, R
 }
 
 // A warpgroup's 64 rows x kTokens of a tile: the sums of one slice after the other, and end_slice() when they are
-// there, but for those of the last one, which are left in `sums`. Slices without boxes are passed over: zeros. Two steps
-// are a turn, whose fragments are made while the turn before is multiplied. row_tile: this warp's of the 8 tiles of 16
-// rows.
+// there, but for those of the last one, which are left in `sums`. Slices without boxes are passed over: zeros. Two
+// steps are a turn, whose fragments are made while the turn before is multiplied. row_tile: this warp's of the 8 tiles
+// of 16 rows.
 template <class T, class F, int kTokens, class Ring, class EndSlice>
 __device__ __forceinline__ void consume_slices(Ring& ring, int row_tile, const SliceRange& slices,
                                                float (&sums)[kTokens / 2], const EndSlice& end_slice) {

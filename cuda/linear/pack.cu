@@ -71,8 +71,8 @@ __device__ __forceinline__ const S* source_row(const PackArgs& args, int row) {
     return static_cast<const S*>(args.src) + static_cast<int64_t>(from) * args.dst.k;
 }
 
-// For int4: a power of two by which the scales of groups are divided to be float16, as are their products with integers.
-// The largest weight becomes 2^14 to 2^15, and a scale that is 2^29 times smaller is a bfloat16 number still.
+// For int4: a power of two by which the scales of groups are divided to be float16, as are their products with
+// integers. The largest weight becomes 2^14 to 2^15, and a scale that is 2^29 times smaller is a bfloat16 number still.
 __device__ __forceinline__ float int4_row_scale(float largest) {
     return bits_to_float(static_cast<uint32_t>(max(static_cast<int>(float_to_bits(largest) >> 23) - 14, 1)) << 23);
 }

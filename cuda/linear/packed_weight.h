@@ -29,10 +29,7 @@ enum class RowOrder : int { natural, gate_up, rope_pairs };
 // weight is computed, and rounded once; rows have no scales.
 // int8, int4 and fp8 are what quantisation at load time makes, by the rules of numerics/quantise.h; the scales of int4
 // are then bfloat16 numbers, and those of rows powers of two that bring them into the range of float16. fp8 is e4m3.
-enum class WeightFormat : int {
-    as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4,
-    q4_k, q5_k, q6_k
-};
+enum class WeightFormat : int { as_type, int8, int4, fp8, int4_zeros, int8_groups, fp8_blocks, fp4, q4_k, q5_k, q6_k };
 
 // What a unit holds: steps of 16 columns, bytes of codes and, behind them, bytes of scales.
 struct UnitShape {
@@ -56,9 +53,7 @@ constexpr UnitShape unit_shape(WeightFormat format) {
     return {};
 }
 constexpr int unit_steps(WeightFormat format) { return unit_shape(format).steps; }
-constexpr int unit_bytes(WeightFormat format) {
-    return unit_shape(format).code_bytes + unit_shape(format).scale_bytes;
-}
+constexpr int unit_bytes(WeightFormat format) { return unit_shape(format).code_bytes + unit_shape(format).scale_bytes; }
 constexpr bool has_row_scales(WeightFormat format) { return unit_shape(format).row_scales; }
 
 // What kernels ask of the shape of a format's units.
@@ -109,8 +104,9 @@ cudaError_t pack_weight(const PackArgs&, cudaStream_t);
 
 // What lies in a block of integers of a file, or of what is made of files: the scale of `size` neighbours of a row,
 // then of each 32 the codes: of 4 bits those of columns j and j + 16 in byte j, else bytes.
-// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127). Those of K-quants, whose codes and scales lie as
-// stored_planes.cuh says: six_bits, pairs of 6 bits for 32 columns and two float16; bytes, of 16 columns, and a float16.
+// f16_zero: with an int8 behind it; exponent: a byte e for 2^(e - 127). Those of K-quants, whose codes and scales lie
+// as stored_planes.cuh says: six_bits, pairs of 6 bits for 32 columns and two float16; bytes, of 16 columns, and a
+// float16.
 enum class BlockScale : int { f16, f16_zero, f32, exponent, six_bits, bytes };
 struct BlockType {
     const char* name;  // as Blocks::type of src/ops/backend.h

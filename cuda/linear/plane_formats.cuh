@@ -1,9 +1,9 @@
 // Formats whose codes lie in planes of bits: the K-quants of GGUF files. Part of weight_formats.cuh.
 //
-// A unit is 64 columns. A code of b bits is cut into a plane of 4, one of 2 and one of 1 bits, as b in binary says, from
-// the lowest bits of the code on; a lane has four words of the first plane, two of the second and one of the third.
-// Number `second` (0, 1) of register i of step s belongs to row r + 8 h of the tile, h = i % 2, and to the t-th of four
-// places of a word, t = (2 s + i / 2) % 4. Its bits are, with g = s / 2,
+// A unit is 64 columns. A code of b bits is cut into a plane of 4, one of 2 and one of 1 bits, as b in binary says,
+// from the lowest bits of the code on; a lane has four words of the first plane, two of the second and one of the
+// third. Number `second` (0, 1) of register i of step s belongs to row r + 8 h of the tile, h = i % 2, and to the t-th
+// of four places of a word, t = (2 s + i / 2) % 4. Its bits are, with g = s / 2,
 //   4 bits  in word 2 g + h, from bit 4 t + 16 second on
 //   2 bits  in word h, from bit 4 t + 2 g + 16 second on
 //   1 bit   bit 16 h + 4 t + g + 2 second of the word
@@ -47,8 +47,8 @@ __device__ __forceinline__ float signed_byte_of(uint32_t word, int i) {
     return static_cast<float>(static_cast<int8_t>(word >> 8 * i & 255));
 }
 
-// Words h: bytes of the scales of both groups of 32 columns, then of their minima. Words 2 + h: the float16 numbers that
-// multiply scales and minima.
+// Words h: bytes of the scales of both groups of 32 columns, then of their minima. Words 2 + h: the float16 numbers
+// that multiply scales and minima.
 struct ByteMinima32 {
     static constexpr int kScales = 4;
     static constexpr bool kMinima = true;

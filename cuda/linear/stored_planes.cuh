@@ -1,6 +1,6 @@
-// The blocks of GGUF files whose formats are planes of bits (plane_formats.cuh), as pack_blocks reads them: the code of a
-// column of a block, and the scales of the 64 columns of a unit. Where they lie is what src/gguf/blocks.h has, for every
-// type by itself.
+// The blocks of GGUF files whose formats are planes of bits (plane_formats.cuh), as pack_blocks reads them: the code of
+// a column of a block, and the scales of the 64 columns of a unit. Where they lie is what src/gguf/blocks.h has, for
+// every type by itself.
 #pragma once
 
 #include "cuda/linear/weight_formats.cuh"

@@ -1,6 +1,6 @@
 // How a lane reads a packed weight (kernels.h): what a unit holds, and how its words become A fragments of
-// mma_m16n8k16. Weights of fewer bits are made bf16 or f16 here, in registers: a weight is its number times the scale of
-// its group, less a minimum if the format has one, rounded once. So the sums are those of a model whose weights were
+// mma_m16n8k16. Weights of fewer bits are made bf16 or f16 here, in registers: a weight is its number times the scale
+// of its group, less a minimum if the format has one, rounded once. So the sums are those of a model whose weights were
 // made numbers of 16 bits before, bit for bit, and only scales of rows meet float32 sums (linear.cuh).
 //
 // A format has
@@ -228,8 +228,8 @@ struct Q5_K : Planes<Q5_K, WeightFormat::q5_k, 5, 0, ByteMinima32> {};
 struct Q6_K : Planes<Q6_K, WeightFormat::q6_k, 6, 32, SignedBytes16> {};
 
 // Every format but AsType, each of which a file instantiates the linears for.
-#define INFINILM_FOR_FORMATS(DO) DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4) \
-    DO(Q4_K) DO(Q5_K) DO(Q6_K)
+#define INFINILM_FOR_FORMATS(DO) \
+    DO(Int8) DO(Int4) DO(Fp8) DO(Int4Zeros) DO(Int8Groups) DO(Fp8Blocks) DO(Fp4) DO(Q4_K) DO(Q5_K) DO(Q6_K)
 
 // f(the type of one of these), unless the format is as_type.
 template <class Visit>
@@ -322,7 +322,9 @@ struct StoredUnit {
         int lane;
         __device__ __forceinline__ uint32_t operator[](int i) const {
             constexpr int kWide = Unit<F>::kWide, kWider = kWide + Unit<F>::kMiddle;
-            const int place = i < kWide ? lane * 16 + i * 4 : i < kWider ? kWide * 128 + lane * 8 + (i - kWide) * 4 : kWider * 128 + lane * 4;
+            const int place = i < kWide    ? lane * 16 + i * 4
+                              : i < kWider ? kWide * 128 + lane * 8 + (i - kWide) * 4
+                                           : kWider * 128 + lane * 4;
             return *reinterpret_cast<const uint32_t*>(unit + place);
         }
     } words;

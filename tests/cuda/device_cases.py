@@ -474,7 +474,9 @@ def a_lost_device(gpu: Gpu) -> None:
     llm = open_llm(golden("qwen3"))
     prompt = [1, 2, 3]
     before = llm.forward(prompt)
-    too_new = "a CUDA toolkit that is newer than the driver; install a newer driver, or reinstall with --config-settings"
+    too_new = (
+        "a CUDA toolkit that is newer than the driver; install a newer driver, or reinstall with --config-settings"
+    )
     for code, expected in ((700, "cudaErrorIllegalAddress"), (222, too_new)):
         gpu.lib.infinilm_emulator_inject_error(code)
         try:

@@ -96,7 +96,9 @@ def gguf(
 ) -> None:
     """The same of a GGUF file, whose embedding is quantised, too. float32 on a CPU is its exact weights."""
     is_wide = "_K" in type_name  # whose blocks have 256 weights
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64} if is_wide else SIZES
+    sizes = (
+        {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64} if is_wide else SIZES
+    )
     source = make_model(name, Path(folder), **(sizes | FAMILY_SIZES.get(f"{name} wide" if is_wide else "", {})))
     stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
     file = convert(source, as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding))

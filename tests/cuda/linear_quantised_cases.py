@@ -157,10 +157,13 @@ def twins(
     for kernel, tokens, splits in parts:
         outs = []
         for data, number in ((native, numbers), (twin, 0)):
-            rows_of_x, out = of(gpu, x[:tokens], kind), Frame(gpu, kind, (tokens, n // (2 if order == "gate_up" else 1)))
+            rows_of_x, out = (
+                of(gpu, x[:tokens], kind),
+                Frame(gpu, kind, (tokens, n // (2 if order == "gate_up" else 1))),
+            )
             gpu.call(
-                "run_quantised", KERNELS.index(kernel), rows_of_x.pointer, ctypes.c_int64(rows_of_x.stride), tokens, data,
-                None, *where, number, None, ctypes.c_float(EPS), None, ctypes.c_int64(0), out.pointer,
+                "run_quantised", KERNELS.index(kernel), rows_of_x.pointer, ctypes.c_int64(rows_of_x.stride), tokens,
+                data, None, *where, number, None, ctypes.c_float(EPS), None, ctypes.c_int64(0), out.pointer,
                 ctypes.c_int64(out.stride), 0, split_workspace(gpu, n, tokens, splits), splits,
             )  # fmt: skip
             outs.append(out.get())

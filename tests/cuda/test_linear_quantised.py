@@ -90,8 +90,10 @@ def test_packing(emulate: Run, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("type_name", "format"),
-    [("Q4_0", "int4"), ("Q8_0", "int8_groups"), ("Z4_64", "int4_zeros"), ("MXFP4", "fp4")]
-    + [("Q4_K", "q4_k"), ("Q5_K", "q5_k"), ("Q6_K", "q6_k")],
+    [
+        ("Q4_0", "int4"), ("Q8_0", "int8_groups"), ("Z4_64", "int4_zeros"), ("MXFP4", "fp4"),
+        ("Q4_K", "q4_k"), ("Q5_K", "q5_k"), ("Q6_K", "q6_k"),
+    ],
 )  # fmt: skip
 @few
 @given(

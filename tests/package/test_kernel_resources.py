@@ -107,7 +107,10 @@ def test_rules(kernel_resources: ModuleType, kernel: str, arch: str, code: list[
         ([FENCE, "MOV R96, R2", ROWS_96, SUMS_ARE_THERE], "MOV at 0x10 writes behind the fence of HGMMA"),
         ([ROWS_96, SUMS_ARE_THERE], "no fence before HGMMA"),
         (["@P0 BRA 0x20", FENCE, ROWS_96, SUMS_ARE_THERE], "no fence before HGMMA"),
-        ([FENCE, ROWS_96, SUMS_ARE_THERE, "MOV R96, R2", "@P0 BRA 0x10", "EXIT"], "MOV at 0x30 writes behind the fence"),
+        (
+            [FENCE, ROWS_96, SUMS_ARE_THERE, "MOV R96, R2", "@P0 BRA 0x10", "EXIT"],
+            "MOV at 0x30 writes behind the fence",
+        ),
         # A jump by a table goes to what begins a block, not between a fence and its product.
         (["BRX R2 -0x10", "EXIT", FENCE, "MOV R3, R4", ROWS_96, SUMS_ARE_THERE, "EXIT"], ""),
     ],
