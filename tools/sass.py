@@ -84,7 +84,7 @@ class Kernel:
         return [self.code[i] for i in sorted(seen)]
 
     def wgmma_faults(self) -> list[str]:
-        """What breaks the rules of asynchronous products (PTX ISA, "wgmma.fence" and "wgmma.wait_group"), on any path.
+        """Breaches of the rules of asynchronous products (PTX ISA, "wgmma.fence" and "wgmma.wait_group"), on any path.
 
         From an HGMMA on, until a wait that covers its group, nothing else may write its A or name its accumulators.
         Back to a WARPGROUP.ARRIVE, nothing else may have written either.
@@ -108,8 +108,8 @@ class Kernel:
         return sorted(faults)
 
     def _between_blocks(self) -> list[list[int]]:
-        """As `next_of`, but a jump by a table goes to what begins a block: what is behind a branch, or the target of
-        one. To any instruction it would go between a fence and its product, too.
+        """As `next_of`, but a jump by a table goes to begins of blocks: instructions behind a branch, and targets of
+        branches. If it could go to any instruction, a way would lead between a fence and its product.
         """
         next_of = self.next_of()
         tables = [len(found) == len(self.code) for found in next_of]

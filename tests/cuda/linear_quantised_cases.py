@@ -132,9 +132,7 @@ def twins(
     gpu: Gpu, type_name: str, format: str, n: int, k: int, order: str, head_dim: int, kind: str, seed: int,
     parts: list[tuple[str, int, int]],
 ) -> None:  # fmt: skip
-    """Blocks of files have the bits of their numbers rounded to 16 bits before: what the package computes of such a
-    file is what it computes of the plainly dequantised model.
-    """
+    """Blocks of files have the bits of their numbers rounded to 16 bits before, as a plainly dequantised model has."""
     size, bytes_of_block = block_formulas.SIZES[type_name]
     stored = block_formulas.random_blocks(type_name, n * k // size, seed).reshape(-1, bytes_of_block)
     if type_name.startswith("Z4"):
