@@ -89,8 +89,8 @@ inline HopperPlan choose_sm90(const LinearArgs& args, int num_sms) {
     const int64_t stages = (num_steps(w.k) + 3) / 4, at_once = num_sms > 1 ? num_sms / 2 : 1;  // pairs of blocks
     const int64_t weight_bytes = int64_t{32} / unit_steps(w.format) * unit_bytes(w.format);    // of a stage
     // By what was measured on an H100: a call takes 5.8 us and its stages, a stage by itself about tokens + 100 (of
-    // quantised weights the instructions that widen them; where groups have scales, when these multiplied sums), and all
-    // SMs together get 8.4 TB/s from L2. Counted: what two blocks exchange and keep.
+    // quantised weights the instructions that widen them; where groups have scales, when these multiplied sums), and
+    // all SMs together get 8.4 TB/s from L2. Counted: what two blocks exchange and keep.
     constexpr int64_t begin = 10000, l2_bytes = 4800, hand_over = 1000, hand_over_of_token = 64;
     auto stage_alone = [&](int tokens) -> int64_t {
         if (is_as_type) return 3 * (tokens + 100);
