@@ -6,6 +6,9 @@ A model of the llama-1b shape with random weights and a made-up vocabulary of 12
 temperature 1. Constrained rows follow a JSON schema by llguidance, as those of a server do. The kinds take turns. What
 is compared is the CPU time of the process: on one thread that is what a step takes on a machine that does nothing else.
 The time of the grammars counts as well, though most of it passes while the step runs.
+
+Before that come a row alone, and the time until a new schema of the bundled model can be used: the first time it is
+tried in a process of its own and compiled, and later, when others have taken its place, compiled alone.
 """
 
 from __future__ import annotations
@@ -126,13 +129,40 @@ def time_one_row(repeat: int) -> None:
         print(f"one row at temperature 1, {name:24}: {np.median(each) * 1e3:.2f} ms")
 
 
+def time_new_schemas(num_schemas: int) -> None:
+    """More schemas than are kept, so that each is compiled twice, and tried the first time alone."""
+    kinds = (
+        {"type": "integer"},
+        {"type": "string"},
+        {"enum": ["a", "b"]},
+        {"type": "array", "items": {"type": "null"}},
+    )
+    schemas = [
+        Constraint.json_schema(
+            {"type": "object", "properties": {f"p{i}_{j}": kinds[j % len(kinds)] for j in range(2 + i % 6)}}
+        )
+        for i in range(num_schemas)
+    ]
+    with LLM("demo", use_tqdm=False) as llm:
+        llm.grammars.start()
+        llm.grammars.matcher(Constraint.regex("a"))
+        for name in ("tried and compiled", "compiled alone"):
+            times = []
+            for constraint in schemas:
+                begin = time.perf_counter()
+                llm.grammars.matcher(constraint)
+                times.append(time.perf_counter() - begin)
+            print(f"a schema, {name:18}: {np.median(times) * 1e3:.2f} ms, mean {np.mean(times) * 1e3:.2f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=4, help="0: one row alone")
+    parser.add_argument("--rounds", type=int, default=4, help="0: no steps")
     args = parser.parse_args()
     time_one_row(300)
+    time_new_schemas(300)
     if not args.rounds:
         return
     with tempfile.TemporaryDirectory() as folder:

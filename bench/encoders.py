@@ -1,7 +1,7 @@
 """Encoders of real shapes beside their peers: passages a second, the time of a query, and how near vectors are.
 
     python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small [--rounds 5] [--passages 96]
-    python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small --cosines 1000
+    python -m bench.encoders FOLDER --peers-python PEERS/bin/python --shape bge-small --cosines 1000 [--longest 64]
 
 FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
 transformers and sentence-transformers; with onnxruntime and onnx its graph is compared, too, which is what fastembed
@@ -9,7 +9,8 @@ runs. Each engine is a process of its own with --threads threads, which stays lo
 vectors of the same passages, of mixed lengths, then of one query of 12 tokens, ten times. Ratios are taken within
 rounds; medians are printed.
 
-`--cosines N`: instead, the cosines of N texts to sentence-transformers in float32.
+`--cosines N`: instead, the cosines of N texts to sentence-transformers in float32. `--longest`: tokens of the longest
+passage.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 3072,
         "vocab_size": 30528,
         "max_position_embeddings": 2048,
+    },
+    "mpnet-base": {
+        "kind": "MPNet",
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 514,
     },
     "embedding-gemma": {
         "kind": "Gemma3Text",
@@ -102,11 +110,11 @@ def make(folder: Path, shape: str) -> None:
     SentenceTransformer(modules=[transformer, pooling, modules.Normalize()]).save(str(folder / "model"))
 
 
-def texts_of(count: int) -> list[str]:
-    """Passages of 16 to 400 tokens, most of them short: the same ones in each process."""
+def texts_of(count: int, longest: int = 400) -> list[str]:
+    """Passages of 16 tokens to the longest, most of them short: the same ones in each process."""
     found = []
     for i in range(count):
-        length = 16 + (i * 7919 % 97) ** 2 * 384 // 97**2
+        length = 16 + (i * 7919 % 97) ** 2 * (longest - 16) // 97**2
         found.append(" ".join(f"w{(7919 * j + 104729 * i + 17) % NUM_WORDS}" for j in range(length - 2)))
     return found
 
@@ -196,10 +204,10 @@ def serve(engine: str, folder: Path, threads: int) -> None:
         command = json.loads(line)
         if "vectors" in command:
             path = folder / f"{engine.replace(' ', '-')}.npy"
-            np.save(path, np.asarray(encode(texts_of(command["vectors"])), np.float32))
+            np.save(path, np.asarray(encode(texts_of(command["vectors"], command["longest"])), np.float32))
             print(json.dumps({"path": str(path)}), flush=True)
             continue
-        texts = texts_of(command["passages"]) if "passages" in command else [query()]
+        texts = texts_of(command["passages"], command["longest"]) if "passages" in command else [query()]
         seconds = []
         for _ in range(1 if "passages" in command else QUERIES):
             started = time.perf_counter()
@@ -244,6 +252,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--passages", type=int, default=96)
+    parser.add_argument("--longest", type=int, default=400)
     parser.add_argument("--cosines", type=int, default=0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)
@@ -267,7 +276,7 @@ def main() -> None:
     found: dict[str, list[tuple[float, float]]] = {engine: [] for engine in workers}
     for _ in range(options.rounds):
         for engine, worker in workers.items():
-            passages = worker.ask(passages=options.passages)["seconds"]
+            passages = worker.ask(passages=options.passages, longest=options.longest)["seconds"]
             found[engine].append((passages, worker.ask(query=True)["seconds"]))
     for worker in workers.values():
         worker.close()
@@ -288,7 +297,9 @@ def compare(folder: Path, options: argparse.Namespace, python: dict[str, str]) -
     vectors = {}
     for engine in dict.fromkeys(["sentence-transformers float32", *options.engines]):
         worker = Worker(engine, folder, python[engine], options.threads)
-        vectors[engine] = np.load(worker.ask(vectors=options.cosines)["path"]).astype(np.float64)
+        vectors[engine] = np.load(worker.ask(vectors=options.cosines, longest=options.longest)["path"]).astype(
+            np.float64
+        )
         worker.close()
     wanted = vectors["sentence-transformers float32"]
     for engine, got in vectors.items():

@@ -71,13 +71,14 @@ struct Options {
 };
 
 constexpr std::pair<const char*, Format> formats[] = {
-    {"f32", Format::f32},       {"bf16", Format::bf16},     {"f16", Format::f16},     {"int8", Format::int8},
-    {"int4", Format::int4},     {"q8_0", Format::q8_0},     {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},
-    {"q5_0", Format::q5_0},     {"q5_1", Format::q5_1},     {"q2_k", Format::q2_k},   {"q3_k", Format::q3_k},
-    {"q4_k", Format::q4_k},     {"q5_k", Format::q5_k},     {"q6_k", Format::q6_k},   {"iq4_nl", Format::iq4_nl},
-    {"iq4_xs", Format::iq4_xs}, {"tq2_0", Format::tq2_0},   {"mxfp4", Format::mxfp4}, {"z4_32", Format::z4_32},
-    {"z4_64", Format::z4_64},   {"z4_128", Format::z4_128}, {"fp8", Format::f8_row},  {"f8_32", Format::f8_32},
-    {"f8_128", Format::f8_128}};
+    {"f32", Format::f32},       {"bf16", Format::bf16},       {"f16", Format::f16},     {"int8", Format::int8},
+    {"int4", Format::int4},     {"q8_0", Format::q8_0},       {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},
+    {"q5_0", Format::q5_0},     {"q5_1", Format::q5_1},       {"q2_k", Format::q2_k},   {"q3_k", Format::q3_k},
+    {"q4_k", Format::q4_k},     {"q5_k", Format::q5_k},       {"q6_k", Format::q6_k},   {"iq4_nl", Format::iq4_nl},
+    {"iq4_xs", Format::iq4_xs}, {"iq1_s", Format::iq1_s},     {"iq1_m", Format::iq1_m}, {"iq2_xxs", Format::iq2_xxs},
+    {"iq2_xs", Format::iq2_xs}, {"iq3_xxs", Format::iq3_xxs}, {"iq3_s", Format::iq3_s}, {"nvfp4", Format::nvfp4},
+    {"tq2_0", Format::tq2_0},   {"mxfp4", Format::mxfp4},     {"z4_32", Format::z4_32}, {"z4_64", Format::z4_64},
+    {"z4_128", Format::z4_128}, {"fp8", Format::f8_row},      {"f8_32", Format::f8_32}, {"f8_128", Format::f8_128}};
 
 double seconds(clockid_t clock) {
     timespec t;

@@ -134,7 +134,7 @@ class Backend:
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None) -> None: ...
 
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
@@ -184,7 +184,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -298,6 +298,13 @@ class AttentionSpec:
 
     @out_multiplier.setter
     def out_multiplier(self, arg: float, /) -> None: ...
+
+    @property
+    def inputs(self) -> int:
+        """It reads rows of so many times hidden_size."""
+
+    @inputs.setter
+    def inputs(self, arg: int, /) -> None: ...
 
     @property
     def two_way(self) -> bool:
@@ -588,7 +595,7 @@ class MambaSpec:
 class MlpSpec:
     """down(activation(gate) * up), or down(activation(up))."""
 
-    def __init__(self, intermediate_size: int = 0, bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
+    def __init__(self, intermediate_size: int = 0, bias: bool = False, down_bias: bool = False, gated: bool = True, activation: str = 'silu', in_multiplier: float = 1.0, out_multiplier: float = 1.0) -> None: ...
 
     @property
     def intermediate_size(self) -> int: ...
@@ -597,10 +604,18 @@ class MlpSpec:
     def intermediate_size(self, arg: int, /) -> None: ...
 
     @property
-    def bias(self) -> bool: ...
+    def bias(self) -> bool:
+        """Of all linears."""
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def down_bias(self) -> bool:
+        """Of down alone."""
+
+    @down_bias.setter
+    def down_bias(self, arg: bool, /) -> None: ...
 
     @property
     def gated(self) -> bool:
@@ -786,10 +801,38 @@ class EmbeddingSumSpec:
 
     def __repr__(self) -> str: ...
 
+class PositionBiasSpec:
+    """What is added to scores of attention by the distance of a key."""
+
+    def __init__(self, slopes: Sequence[float] = ..., num_buckets: int = 0, buckets: Sequence[int] = ...) -> None: ...
+
+    @property
+    def slopes(self) -> list[float]:
+        """[num_heads] times the distance is taken off; empty: rows are learned."""
+
+    @slopes.setter
+    def slopes(self, arg: Sequence[float], /) -> None: ...
+
+    @property
+    def num_buckets(self) -> int:
+        """Learned rows; 0: there are slopes."""
+
+    @num_buckets.setter
+    def num_buckets(self, arg: int, /) -> None: ...
+
+    @property
+    def buckets(self) -> list[int]:
+        """[2 * max_model_len - 1]: the learned row of each distance."""
+
+    @buckets.setter
+    def buckets(self, arg: Sequence[int], /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, num_positions: int = 0, merged_patches: int = 1, merger_size: int = 0, out_size: int = 0, activation: str = 'gelu', levels: Sequence[int] = ...) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, num_positions: int = 0, merged_patches: int = 1, pooled: bool = False, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., activation: str = 'gelu', eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
 
     @property
     def patch_dim(self) -> int:
@@ -803,6 +846,13 @@ class TowerSpec:
 
     @patch_bias.setter
     def patch_bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def patch_norm(self) -> bool:
+        """A norm of what embeds patches takes its place."""
+
+    @patch_norm.setter
+    def patch_norm(self, arg: bool, /) -> None: ...
 
     @property
     def num_positions(self) -> int:
@@ -819,25 +869,41 @@ class TowerSpec:
     def merged_patches(self, arg: int, /) -> None: ...
 
     @property
-    def merger_size(self) -> int:
-        """Outputs of the first of the two linears that make a row."""
+    def pooled(self) -> bool:
+        """
+        It is made of their mean, behind RMSNorm, and not of all their numbers.
+        """
 
-    @merger_size.setter
-    def merger_size(self, arg: int, /) -> None: ...
+    @pooled.setter
+    def pooled(self, arg: bool, /) -> None: ...
 
     @property
-    def out_size(self) -> int:
-        """hidden_size of the model of texts."""
+    def pooled_norm_offset(self) -> float:
+        """Added to the weight of this norm."""
 
-    @out_size.setter
-    def out_size(self, arg: int, /) -> None: ...
+    @pooled_norm_offset.setter
+    def pooled_norm_offset(self, arg: float, /) -> None: ...
+
+    @property
+    def merger(self) -> list[MergerLinear]:
+        """The linears that make a row; the last one gives it."""
+
+    @merger.setter
+    def merger(self, arg: Sequence[MergerLinear], /) -> None: ...
 
     @property
     def activation(self) -> str:
-        """Between these linears."""
+        """Behind those of these linears that say so."""
 
     @activation.setter
     def activation(self, arg: str, /) -> None: ...
+
+    @property
+    def eps(self) -> float:
+        """Of the norms behind the layers."""
+
+    @eps.setter
+    def eps(self, arg: float, /) -> None: ...
 
     @property
     def levels(self) -> list[int]:
@@ -1039,7 +1105,7 @@ class LayerSpec:
 class MtpSpec:
     """An MTP head, which drafts, and how it keeps its weights."""
 
-    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0) -> None: ...
+    def __init__(self, layer: LayerSpec = ..., quantization: str = 'none', lm_head_size: int = 0, taps: Sequence[int] = ..., norm_before_residual: bool = False) -> None: ...
 
     @property
     def layer(self) -> LayerSpec:
@@ -1064,12 +1130,30 @@ class MtpSpec:
     @lm_head_size.setter
     def lm_head_size(self, arg: int, /) -> None: ...
 
+    @property
+    def taps(self) -> list[int]:
+        """
+        Layers at whose beginning an EAGLE-3 head reads the residual stream; empty: it reads the last norm.
+        """
+
+    @taps.setter
+    def taps(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def norm_before_residual(self) -> bool:
+        """
+        With taps: what it reads is normed before it becomes its residual stream.
+        """
+
+    @norm_before_residual.setter
+    def norm_before_residual(self, arg: bool, /) -> None: ...
+
     def __repr__(self) -> str: ...
 
 class ModelSpec:
     """Everything the engine needs to know of a model, as plain numbers."""
 
-    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
+    def __init__(self, dtype: str = 'float32', quantization: str = 'none', vocab_size: int = 0, hidden_size: int = 0, num_layers: int = 0, max_model_len: int = 0, rms_norm_eps: float = 0.0, norm: str = 'rms', pre_norms: bool = True, post_norms: bool = False, stream_norms: str = 'none', parallel_blocks: bool = False, norm_offset: float = 0.0, embedding_multiplier: float = 1.0, residual_multiplier: float = 1.0, logit_multiplier: float = 1.0, logit_cap: float = 0.0, lm_head: bool = True, tie_word_embeddings: bool = False, layer_scalars: bool = False, own_vectors: OwnVectorsSpec | None = None, embedding_sum: EmbeddingSumSpec | None = None, tower: TowerSpec | None = None, ropes: Sequence[RopeSpec] = ..., position_bias: PositionBiasSpec | None = None, given_levels: int = 0, layers: Sequence[LayerSpec] = ..., mtp: MtpSpec | None = None) -> None: ...
 
     @property
     def dtype(self) -> str:
@@ -1232,6 +1316,13 @@ class ModelSpec:
     def ropes(self, arg: Sequence[RopeSpec], /) -> None: ...
 
     @property
+    def position_bias(self) -> PositionBiasSpec | None:
+        """What is added to scores by the distance of a key."""
+
+    @position_bias.setter
+    def position_bias(self, value: PositionBiasSpec | None) -> None: ...
+
+    @property
     def given_levels(self) -> int:
         """
         Levels of embeddings that steps are given: the embedding, then what is added behind layers; 0: none.
@@ -1331,7 +1422,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""
@@ -1476,6 +1567,24 @@ class InferEngine:
         """
         Allocates the KV cache anew, empty. dtype: of keys and values; empty: the spec's. num_states: of sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first the slots and blocks of all other layers, then theirs.
         """
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> list[Tensor]:
+        """
+        Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here [num_blocks, bytes_per_block] uint8. RequestError: there is no such block.
+        """
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Sequence[Tensor]) -> None:
+        """
+        Fills blocks with what read_blocks gave of a cache of the same shape. RequestError: it does not fit.
+        """
+
+    def read_state(self, state: int) -> list[Tensor]:
+        """
+        A state of all layers as bytes: of each rank [1, bytes_per_state] uint8.
+        """
+
+    def write_state(self, state: int, num_tokens: int, data: Sequence[Tensor]) -> None:
+        """Fills a state, which has seen num_tokens, with what read_state gave."""
 
     def time_ops(self, on: bool) -> None:
         """

@@ -46,6 +46,10 @@ class ReceiptError(InfinilmError, ValueError):
     """A text that is no receipt, or a receipt whose signature does not fit: names the part."""
 
 
+class CacheFileError(InfinilmError, ValueError):
+    """A file of keys and values that is damaged, or of another model or prefix."""
+
+
 class EngineDeadError(InfinilmError):
     """The engine was closed, a rank failed (`__cause__` says how), or this process was forked from the engine's."""
 

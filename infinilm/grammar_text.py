@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infinilm.errors import RequestError
+from infinilm.extras import how_to_install
 from infinilm.json_schema import LENIENT, enforceable_schema
 
 __all__ = ["as_lark", "enforceable_grammar"]
@@ -43,7 +44,7 @@ def as_lark(text: str, name: str) -> str:
         from llguidance.gbnf_to_lark import gbnf_to_lark
     except ImportError:
         raise RequestError(
-            f"{name}: a grammar in GBNF needs the package llguidance: pip install 'infinilm[constraint]'"
+            f"{name}: a grammar in GBNF needs the package llguidance: {how_to_install('constraint')}"
         ) from None
     try:
         return str(gbnf_to_lark(text))

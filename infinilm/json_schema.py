@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from infinilm.checks import short_repr
 from infinilm.errors import RequestError, did_you_mean
+from infinilm.json_content import content_pattern
 from infinilm.json_disjoint import Exclusions
 from infinilm.json_keywords import misspelt
 from infinilm.json_references import References, each_part_once, escaped, parts_of
@@ -234,7 +235,7 @@ class _Reader:
                 continue
             self._num_unknown += 1
             if meant := misspelt(key, (*_ENFORCED, *_NEVER_ENFORCED), _ANNOTATIONS):
-                self._refuse(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
+                self._leave_out(f"{path}.{key}", f"is no keyword{did_you_mean(key, [meant])}")
 
     def _visit_list(self, value: object, path: str, depth: int) -> list[Any]:
         if not isinstance(value, list) or not value:
@@ -480,9 +481,10 @@ class _Reader:
     def _add_rest(self, made: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
         """Keywords that can be enforced in some cases alone, and those that never can."""
         alone = not any(key in schema for key in (*_IN_PLACE, "$ref"))
+        self._add_content(made, schema, f"{path}.contentSchema")
         for key in _NEVER_ENFORCED:
             value = schema.get(key)
-            if value is None or key in ("propertyNames", "minContains", "maxContains"):
+            if value is None or key in ("propertyNames", "minContains", "maxContains", "contentSchema"):
                 continue
             if key == "uniqueItems" and (value is False or made.get("maxItems", 2) <= 1):
                 continue
@@ -496,6 +498,17 @@ class _Reader:
                 made.setdefault("items", False)
             else:
                 self._leave_out(f"{path}.{key}", "is a keyword that cannot be enforced")
+
+    def _add_content(self, made: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
+        """`contentSchema` as a pattern; without `contentMediaType` it says nothing (JSON Schema, Validation, 8.5)."""
+        content = schema.get("contentSchema")
+        if content is None or "contentMediaType" not in schema:
+            return
+        pattern = content_pattern(content, self._references.target)
+        if pattern is None or schema["contentMediaType"] != "application/json" or "contentEncoding" in schema:
+            self._leave_out(path, "cannot be enforced: no regular expression says it")
+        else:
+            _add_one(made, "pattern", pattern)
 
     # ---- objects ----
 

@@ -33,6 +33,7 @@ from infinilm.calls.scores import ScoreMethods
 from infinilm.calls.vectors import VectorMaker, VectorMethods
 from infinilm.calls.verify import VerifyMethods
 from infinilm.checkpoint import load_weights, open_checkpoint
+from infinilm.checkpoint.eagle3 import load_eagle3
 from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of, weights_fingerprint
 from infinilm.checkpoint.mapped import FileState
 from infinilm.checks import OfThisProcess, as_boolean, as_integer
@@ -40,7 +41,7 @@ from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.devices.system import kernel_class, nccl_library
 from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
-from infinilm.errors import RequestError
+from infinilm.errors import ConfigError, RequestError
 from infinilm.images import MediaRules
 from infinilm.keywords import unknown_attribute, unknown_parameter
 from infinilm.logs import logger
@@ -59,22 +60,27 @@ from infinilm.sampling_params import SAMPLING, SamplingKeywords, SamplingParams
 from infinilm.scheduling.mtp import MtpHead
 from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Sequence as ScheduledSequence
+from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.serving.draft_engine import DraftModelEngine, check_vocabulary
 from infinilm.serving.engine_thread import EngineThread
+from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.serving.tower import TowerEngine
 from infinilm.serving.turns import Turns
 from infinilm.signatures import name_keywords
 from infinilm.speculation.prediction import follow_prediction
-from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
+from infinilm.speculation.settings import DraftModelSettings, SpeculationSetting, read_speculation
 from infinilm.text.generation_config import GenerationConfig
 from infinilm.text.grammars import Grammars
 from infinilm.text.opening import open_texts
 from infinilm.text.tokenizer import Tokenizer, TokenizerSource
+from infinilm.tiers import DiskTier, PrefixStore, Tier, open_tiers
 from infinilm.token_ids import TokenIds, host_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from infinilm.scheduling.sequence import Int32Array
 
 
 class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods, VerifyMethods, OfThisProcess):
@@ -122,6 +128,13 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         long contexts, int8 half of that memory. On a GPU it is always the dtype of the computation.
     enable_prefix_caching
         Keep the KV cache of prompts for later prompts that begin alike. Answers do not change.
+    host_cache
+        Memory of the host for prefixes that the KV cache has no room for: bytes or "8GiB". Answers do not change.
+    disk_cache
+        A folder that keeps the keys and values of prompts and answers beyond the end of this process, for all processes
+        that name it; see docs/cache.md. Answers do not change.
+    disk_cache_size
+        What its files may take; the least recently used go.
     num_threads
         CPU threads; default: one per physical core this process may use, and no more than its CPU quota (cgroups).
     revision
@@ -142,8 +155,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         occurred before; keys of vLLM's `speculative_config` that mean the same are understood. Adaptive: how many
         tokens of a draft are verified, 0 among them, follows from measured times; otherwise all are. Or ``{"method":
         "mtp", "num_tokens": 3, "quantization": "auto", "vocab_size": None}``: how the head keeps its weights ("auto":
-        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "draft_model", "model": ...,
-        "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
+        in 4 bits), and the first ids of the vocabulary that it drafts. Or ``{"method": "eagle3", "model": ...,
+        "num_tokens": 3, "quantization": "auto"}``: an EAGLE-3 head of another checkpoint. Or ``{"method":
+        "draft_model", "model": ..., "num_tokens": 4}``: a smaller model with the same vocabulary drafts. Or a function
         that makes the drafter of each sequence (`infinilm.speculation`). Pipelines and requests with a logits processor
         draft nothing. `SamplingParams.speculation` is that of a request, and its `prediction` is followed whatever is
         said here.
@@ -201,6 +215,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         kv_cache: int | str | CacheConfig | None = None,
         kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool = True,
+        host_cache: int | str | None = None,
+        disk_cache: str | os.PathLike[str] | None = None,
+        disk_cache_size: int | str = "16GiB",
         num_threads: int | None = None,
         seed: int | None = None,
         revision: str | None = None,
@@ -228,6 +245,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         if seed is not None:
             seed = as_integer("seed", seed, least=0, below=2**64)
         drafting = read_speculation(speculation)
+        tiers = open_tiers(host_cache, disk_cache, disk_cache_size)
         self.limits = limits = RequestLimits.of(limits)
         of_all_stages: dict[str, Any] = {
             "dtype": dtype,
@@ -262,6 +280,8 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         self.dtype: str = plan.dtype
         self.memory: MemoryPlan = plan.memory
         self.max_model_len: int = plan.memory.max_model_len
+        if tiers and (reason := _no_tiers(plan, enable_prefix_caching, count_stages(stages, pipeline_parallel_size))):
+            raise ConfigError(f"{' and '.join(tier.setting for tier in tiers)}: {reason}")
         self.generation_config = GenerationConfig.from_folder(plan.path, generation_config)
         self.vectors = VectorMaker(plan.path, plan.config.hidden_size)
         spec = self._spec_of(plan, plan.mtp)
@@ -283,12 +303,17 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 stage=others.stage if others else None,
             )
             files: Mapping[Path, FileState] = {}
+            self._ids_of_head: Int32Array | None = None
             if load_format == "dummy":
                 self._engine.load_dummy(plan.stored_dtype, seed or 0)
             else:
                 with open_checkpoint(plan.path) as checkpoint:
                     files = checkpoint.states
                     load_weights(checkpoint, self._engine, progress=use_tqdm, **plan.loading)
+                if plan.eagle3:
+                    self._ids_of_head = load_eagle3(
+                        plan.eagle3, self._engine, spec, dtype=plan.dtype, progress=use_tqdm
+                    )
             self._engine.finish_loading()
             self._tower: TowerEngine | None = None
             if isinstance(plan.tower, TowerPlan):
@@ -303,9 +328,10 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 self._adapters.add(name, adapter)
             self.tokenizer, self.chat_template = texts.result()
             self._draft: DraftModelEngine | None = None
-            self._mtp = drafting.model if plan.mtp and isinstance(drafting.model, MtpSettings) else None
+            self._mtp = drafting.model if plan.mtp and not isinstance(drafting.model, DraftModelSettings) else None
             if self._mtp is not None:
-                logger.info("the MTP head of %s drafts up to %d tokens", plan.path, self._mtp.num_tokens)
+                head = f"EAGLE-3 head {plan.eagle3}" if plan.eagle3 else f"MTP head of {plan.path}"
+                logger.info("the %s drafts up to %d tokens", head, self._mtp.num_tokens)
             if isinstance(drafting.model, DraftModelSettings) and plan.draft is not None:
                 check_vocabulary(plan, plan.draft, self.tokenizer)
                 self._draft = DraftModelEngine(
@@ -338,6 +364,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             "vocab_size": plan.config.vocab_size,
         }
         max_open = max_num_seqs + limits.max_queued_seqs
+        weights = partial(_weights_of, files, plan.merge, f"dummy {seed or 0}")
         self._receipts = ReceiptMaker(
             {
                 "architecture": plan.config.architecture,
@@ -352,7 +379,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 "kv_cache_dtype": self.memory.kv_cache_dtype,
                 "num_ranks": tensor_parallel_size,
             },
-            weights=partial(_weights_of, files, plan.merge, f"dummy {seed or 0}"),
+            weights=weights,
             adapters=self._adapters,
             tokenizer=self.tokenizer,
             has_hooks=lambda: engine_hooks.in_use,
@@ -370,12 +397,25 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             max_open,
             self._adapters,
             self._receipts,
-            self._picture_reader(plan.tower, media),
+            self._picture_reader(plan.tower, media, max_num_batched_tokens),
         )
         self.generation_config.warn()
         scheduler = self._make_scheduler(self.memory)
         queue = RequestQueue(max_open, limits.max_seconds)
-        self._thread = EngineThread(self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages)
+        exchange = None
+        if tiers:
+            noted = partial(_noted_weights, tiers, files, plan.merge, weights)
+            layout = f"blocks of {self.memory.block_size} tokens, {plan.mtp}"
+            exchange = PrefixExchange(
+                self._engine,
+                PrefixStore(tiers),
+                lambda adapter: self._receipts.identity(adapter, noted(), layout),
+                lambda: engine_hooks.in_use,
+                queue.wake,
+            )
+        self._thread = EngineThread(
+            self._engine, scheduler, engine_hooks, self._adapters, queue, self.num_stages, exchange
+        )
         # For the end of this object or of the interpreter, after which a thread returning from the core would abort.
         self._finalizer = weakref.finalize(self, self._thread.finalize)
         self.load_time: float = time.perf_counter() - started  # seconds
@@ -391,15 +431,19 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             given=plan.tower.config.given if isinstance(plan.tower, TowerPlan) else None,
         )
 
-    def _picture_reader(self, tower: TowerPlan | str, media: MediaRules | None) -> PictureReader | str:
+    def _picture_reader(
+        self, tower: TowerPlan | str, media: MediaRules | None, max_num_batched_tokens: int
+    ) -> PictureReader | str:
         """What puts pictures into prompts, or why there is none."""
         if self._tower is None or isinstance(tower, str):
             return str(tower)
-        placeholder = f"token {tower.config.image_token_id}"
-        if self.tokenizer.available:
-            placeholder = self.tokenizer.id_to_token(tower.config.image_token_id) or placeholder
         rules = MediaRules() if media is None else media
-        return PictureReader(tower.config, tower.processor, self._tower, rules, tower.max_patches, placeholder)
+        # Sequences that decode have a token each of the step that computes a picture whole.
+        of_a_step = tokens_of_a_step(max_num_batched_tokens, self.memory.max_num_seqs, self.num_stages)
+        max_span = of_a_step - self.memory.max_num_seqs
+        return PictureReader(
+            tower.config, tower.processor, self._tower, rules, tower.max_patches, max_span, self.tokenizer
+        )
 
     @classmethod
     def from_pretrained(cls, model: str | os.PathLike[str], **kwargs: Any) -> LLM:
@@ -729,7 +773,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         if self._draft is not None:
             settings["drafters"] += (self._draft.drafters(memory, settings["max_num_batched_tokens"]),)
         elif self._mtp is not None:
-            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens),)
+            settings["drafters"] += (MtpHead(self._engine, self._mtp.num_tokens, self._ids_of_head),)
         return Scheduler(
             memory.num_blocks,
             memory.block_size,
@@ -749,6 +793,17 @@ for _method in (LLM.generate, LLM.stream, LLM.submit, LLM.agenerate, LLM.astream
     name_keywords(_method, SAMPLING)
 
 
+def _no_tiers(plan: ModelPlan, enable_prefix_caching: bool, num_stages: int) -> str | None:
+    """Why no prefixes can be kept outside of the cache; None: they can."""
+    if not enable_prefix_caching:
+        return "needs enable_prefix_caching=True, since prefixes are kept that the cache would find again"
+    if num_stages > 1:
+        return "pipelines keep no prefixes outside of the cache in this version: leave out one of them"
+    if plan.config.is_encoder:
+        return "this model is an encoder, which keeps no keys and values between texts: leave it out"
+    return None
+
+
 def _computation(spec: _core.ModelSpec) -> str:
     """All that a model computes, whatever its longest sequence is."""
     return re.sub(r"max_model_len=\d+", "", repr(spec))
@@ -759,3 +814,14 @@ def _weights_of(files: Mapping[Path, FileState], merge: Merge | None, dummy: str
     weights = weights_fingerprint(files) if files else fingerprint_of([dummy])
     merged = [] if merge is None else [adapter_fingerprint(folder) for folder in merge.folders]
     return fingerprint_of([weights, *merged]) if merged else weights
+
+
+def _noted_weights(
+    tiers: Sequence[Tier], files: Mapping[Path, FileState], merge: Merge | None, weights: Callable[[], str]
+) -> str:
+    """What `weights` gives, which a tier on disk remembers for later processes while the files are what they were."""
+    disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+    if disk is None or merge is not None or not files:
+        return weights()
+    state = sorted((str(path.resolve()), *map(str, state)) for path, state in files.items())
+    return disk.noted(f"weights in {state}", weights)

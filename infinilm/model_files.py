@@ -87,6 +87,11 @@ def what_is_there(folder: Path) -> str:
         return "the folder has none, only a GGUF file: pass the path of that"
     elif within := sorted(folder.glob("*/*.gguf")):
         return f"the folder has none, and GGUF files in folders of it: pass the path of one, such as {within[0]}"
+    elif (folder / "modules.json").exists():
+        return (
+            "the folder has none, but a modules.json of sentence-transformers, whose Transformer lies in another "
+            "folder: a Router, or an old layout, which are not supported"
+        )
     else:
         problem = "the folder has no config.json"
     return f"{problem}. Give the folder of a Hugging Face checkpoint: config.json beside *.safetensors"

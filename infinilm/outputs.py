@@ -479,6 +479,7 @@ class Delta:
     finish_reason: str | None
     error: BaseException | None
     stop_reason: str | int | None = None  # as in `CompletionOutput`
+    receipt: Receipt | None = None  # of the answer that has ended with it, as in `CompletionOutput`
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,6 +609,8 @@ class EngineMetrics:
         Drafts that steps have verified; their tokens; those of them that were right.
     accepted_at : tuple of int
         How often the token at each position of a draft was right, from the first.
+    num_external_queried_tokens, num_external_hit_tokens : int
+        Tokens of prompts that were looked for in `host_cache` and `disk_cache`, and those that came from there.
     """
 
     num_running: int
@@ -629,3 +632,5 @@ class EngineMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
+    num_external_queried_tokens: int = 0
+    num_external_hit_tokens: int = 0

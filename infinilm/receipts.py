@@ -27,7 +27,7 @@ from infinilm.checks import short_repr
 from infinilm.errors import ReceiptError
 from infinilm.extras import how_to_install
 
-__all__ = ["Receipt", "Verdict", "check_key"]
+__all__ = ["Receipt", "Verdict", "read_key"]
 
 _FORMAT = 1
 _PARTS = ("model", "engine", "request", "answer")
@@ -174,13 +174,14 @@ class Receipt:
 
     # ---- signatures ----
 
-    def signed(self, key: str | os.PathLike[str]) -> Receipt:
+    def signed(self, key: Any) -> Receipt:
         """The receipt with a signature.
 
         Parameters
         ----------
         key
-            Path of an Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``).
+            Path of an Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``), or an ``Ed25519PrivateKey``
+            of the package `cryptography`.
 
         Raises
         ------
@@ -189,7 +190,7 @@ class Receipt:
         ImportError
             The package `cryptography` is not installed.
         """
-        private = _read_key(key, is_private=True)
+        private = read_key(key, is_private=True) if isinstance(key, (str, os.PathLike)) else key
         value = private.sign(_canonical(self._content()).encode())
         return replace(
             self,
@@ -228,7 +229,7 @@ class Receipt:
             raise ReceiptError(
                 "the signature does not fit the receipt, which was changed after it was signed"
             ) from None
-        if key is not None and _read_key(key, is_private=False).public_bytes_raw() != public:
+        if key is not None and read_key(key, is_private=False).public_bytes_raw() != public:
             raise ReceiptError(f"the receipt was signed with another key than {os.fspath(key)}")
 
 
@@ -258,11 +259,6 @@ class Verdict:
     def __str__(self) -> str:
         """The status and the reason."""
         return f"{self.status}: {self.reason}" if self.reason else self.status
-
-
-def check_key(path: str | os.PathLike[str], *, is_private: bool) -> None:
-    """Do nothing if a file has a key of a kind; otherwise raises what signing or checking would raise."""
-    _read_key(path, is_private=is_private)
 
 
 def _canonical(value: Mapping[str, Any]) -> str:
@@ -310,8 +306,8 @@ def _ed25519() -> Any:
     return ed25519
 
 
-def _read_key(path: str | os.PathLike[str], *, is_private: bool) -> Any:
-    """An Ed25519 key of a PEM file."""
+def read_key(path: str | os.PathLike[str], *, is_private: bool) -> Any:
+    """The Ed25519 key of a PEM file. ReceiptError: it has none. ImportError: `cryptography` is not installed."""
     ed25519 = _ed25519()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization

@@ -1,47 +1,268 @@
-"""What to say of a model whose family has no row: why, where that is known, or which name is near."""
+"""What to say of a model whose family has no row: which math is missing, and the nearest family that is computed.
+
+`REFUSED` is also the list of docs/architectures.md, which `tools/refused_page.py` writes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from infinilm.errors import ConfigError, did_you_mean
 
-__all__ = ["LIST", "unsupported"]
+__all__ = ["LIST", "REFUSED", "Refused", "missing_math", "unsupported"]
 
 LIST = "docs/architectures.md lists those that are"
 
-# By the words of a model_type together; where no name is near, by the first of them.
-_REASONS = {
-    "it is an encoder whose math is not computed": (
-        "albert camembert clip convbert deberta debertav2 electra ernie esm gte layoutlm longformer siglip"
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Classes that are not computed for one reason.
+
+    Attributes
+    ----------
+    classes : str
+        Their names in `architectures` of config.json, with spaces between them.
+    missing : str
+        The math that is missing, with the keys of config.json that ask for it.
+    nearest : str
+        The class that is computed and comes nearest.
+    also : str
+        Other names that mean the same: those of `model_type`, or of `general.architecture` in a GGUF file, where these
+        are not the words of a class.
+    """
+
+    classes: str
+    missing: str
+    nearest: str
+    also: str = ""
+
+
+REFUSED: tuple[Refused, ...] = (
+    Refused(
+        "Gemma3nForConditionalGeneration Gemma3nForCausalLM",
+        "several residual streams (`altup_num_inputs`), a second way around attention (`laurel_rank`), sparse "
+        "activations",
+        "Gemma4ForConditionalGeneration",
+        "gemma3n gemma3ntext",
     ),
-    "its positions are relative biases of attention, which are not computed": "mpnet",
-    "it has an encoder and a decoder, and only decoders are computed": (
-        "bart bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5 "
-        "t5gemma udop umt5 whisper"
+    Refused(
+        "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
+        "latent attention that chooses some of the tokens before (`index_topk`)",
+        "DeepseekV3ForCausalLM",
+        "deepseek32 glmdsa",
     ),
-    "it has state space layers, which are not computed": (
-        "codestralmamba falconmamba jamba mamba mamba2 plamo2 recurrentgemma rwkv rwkv5 rwkv6 rwkv7 xlstm zamba zamba2"
+    Refused(
+        "Mamba2ForCausalLM Zamba2ForCausalLM",
+        "models without attention; an attention that several layers share, of which each has adapters of its own",
+        "BambaForCausalLM",
+        "mamba2 zamba zamba2 codestralmamba plamo2",
     ),
-    "its positions are learned, and only those of RoPE are computed": ("biogpt ctrl gpt2 gptbigcode gptneo opt xglm"),
-    "its positions are those of ALiBi, and only those of RoPE are computed": "bloom falcon jinabert mpt",
-    "it makes pictures or reads them, and no text": "beit convnext deit detr dinov2 resnet sam segformer swin vit",
-}
-_REASON_OF = {word: reason for reason, words in _REASONS.items() for word in words.split()}
+    Refused(
+        "JambaForCausalLM MambaForCausalLM FalconMambaForCausalLM",
+        "Mamba of the first kind, whose states have a decay of each element",
+        "BambaForCausalLM",
+    ),
+    Refused(
+        "RwkvForCausalLM RecurrentGemmaForCausalLM xLSTMForCausalLM",
+        "states that are neither those of Mamba-2 nor of the delta rule",
+        "Qwen3NextForCausalLM",
+        "rwkv5 rwkv6 rwkv7 rwkv6qwen2 arwkv7",
+    ),
+    Refused(
+        "DeciLMForCausalLM",
+        "layers of unequal sizes, some without attention or without an MLP (`block_configs`, `no_op`)",
+        "LlamaForCausalLM",
+        "nemotronnas deci",
+    ),
+    Refused(
+        "BailingMoeForCausalLM",
+        "the names of Ling 1, whose scores of experts are a softmax; `norm_head`, which norms the lm_head",
+        "BailingMoeV2ForCausalLM",
+        "bailingmoe",
+    ),
+    Refused(
+        "ApertusForCausalLM",
+        'an activation with weights of its own (`hidden_act` "xielu")',
+        "ArceeForCausalLM",
+    ),
+    Refused(
+        "PhimoeForCausalLM",
+        "a router that chooses its experts one after the other (SparseMixer)",
+        "MixtralForCausalLM",
+    ),
+    Refused(
+        "MiniCPM3ForCausalLM",
+        "latent attention (`kv_lora_rank`) beside MiniCPM's multipliers",
+        "MiniCPMForCausalLM",
+    ),
+    Refused(
+        "ChatGLMModel QWenLMHeadModel",
+        "code of their own on the hub, with q, k and v in one tensor and other names of keys (`kv_channels`, "
+        "`ffn_hidden_size`); GLM-4-9B-hf is `GlmForCausalLM`",
+        "GlmForCausalLM",
+    ),
+    Refused(
+        "Mistral4ForCausalLM",
+        "latent attention whose queries are scaled by their position (`llama_4_scaling_beta`)",
+        "DeepseekV3ForCausalLM",
+    ),
+    Refused(
+        "AXK1ForCausalLM",
+        "a norm behind the experts, and none behind attention and dense MLPs (`post_mlp_layernorm`)",
+        "DeepseekV3ForCausalLM",
+    ),
+    Refused(
+        "MiMoV2FlashForCausalLM",
+        "values of another size than keys in plain attention (`v_head_dim`), `attention_value_scale`",
+        "MiMoForCausalLM",
+    ),
+    Refused(
+        "Cohere2MoeForCausalLM GraniteSWAForCausalLM",
+        "`shared_expert_combination_strategy`, `expert_selection_fn`; `layer_rope_theta`",
+        "Cohere2ForCausalLM",
+    ),
+    Refused(
+        "KimiLinearForCausalLM BailingHybridForCausalLM OlmoHybridForCausalLM",
+        "other delta rules: a decay of each element (`linear_head_dim`, `kda_lower_bound`), `linear_allow_neg_eigval`",
+        "Qwen3NextForCausalLM",
+        "kimik3 bailingmoe3",
+    ),
+    Refused(
+        "DeepseekV4ForCausalLM Qwen4ExpForCausalLM",
+        "several residual streams (`hc_mult`, `hc_count`), keys that are compressed or chosen (`index_topk`)",
+        "DeepseekV3ForCausalLM",
+    ),
+    Refused(
+        "LongcatFlashForCausalLM AfmoeForCausalLM",
+        "experts that do nothing (`zero_expert_num`); `global_attn_every_n_layers`, `mup_enabled`",
+        "DeepseekV3ForCausalLM",
+    ),
+    Refused(
+        "BitNetForCausalLM",
+        "norms inside of sublayers (`attn_sub_norm`, `ffn_sub_norm`)",
+        "LlamaForCausalLM",
+        "bitnetb158",
+    ),
+    Refused(
+        "DbrxForCausalLM",
+        "`clip_qkv`, all experts of a layer in one tensor, keys inside of `attn_config` and `ffn_config`",
+        "MixtralForCausalLM",
+    ),
+    Refused(
+        "PhiForCausalLM GPTJForCausalLM",
+        "a bias of the lm_head",
+        "Phi3ForCausalLM",
+        "phi2 phi",
+    ),
+    Refused(
+        "GPTNeoXForCausalLM",
+        "attention and MLP side by side with a norm of their own each (`use_parallel_residual`)",
+        "StableLmForCausalLM",
+    ),
+    Refused(
+        "GPT2LMHeadModel OPTForCausalLM",
+        "weights as [inputs, outputs] (GPT-2), or an activation that is ReLU (OPT)",
+        "GPTBigCodeForCausalLM",
+        "gpt2 biogpt ctrl gptneo xglm",
+    ),
+    Refused(
+        "FalconForCausalLM BloomForCausalLM MptForCausalLM",
+        "positions by ALiBi (`alibi`), or q, k and v side by side in one tensor",
+        "LlamaForCausalLM",
+        "refact",
+    ),
+    Refused(
+        "MiniCPMV",
+        "keys of the text part at the top, its tensors below `llm.`",
+        "Qwen3ForCausalLM",
+    ),
+    Refused(
+        "Qwen2_5OmniForConditionalGeneration Qwen3OmniMoeForConditionalGeneration",
+        "the text part two levels deep (`thinker_config`, `text_config`), its tensors below `thinker.`; speech is a "
+        "second model (`talker_config`)",
+        "Qwen3VLMoeForConditionalGeneration",
+    ),
+    Refused(
+        "Phi4MMForCausalLM Phi4MultimodalForCausalLM",
+        "linears that have adapters of their own for images and speech beside them (`vision_lora`, `speech_lora`)",
+        "Phi3ForCausalLM",
+    ),
+    Refused(
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "two sets of experts, for text and for images, of unequal sizes (`moe_intermediate_size` is a list)",
+        "Ernie4_5_MoeForCausalLM",
+    ),
+    Refused(
+        "PaliGemmaForConditionalGeneration",
+        "tokens of a prompt that see those after them, too",
+        "Gemma3ForConditionalGeneration",
+    ),
+    Refused(
+        "MllamaForConditionalGeneration",
+        "cross-attention to the pictures",
+        "Llama4ForConditionalGeneration",
+    ),
+    Refused(
+        "T5ForConditionalGeneration BartForConditionalGeneration WhisperForConditionalGeneration",
+        "an encoder beside the decoder, which reads it by cross-attention",
+        "Gemma3ForCausalLM",
+        "bigbirdpegasus blenderbot led longt5 m2m marian mbart mt5 pegasus prophetnet seamless switch t5gemma "
+        "t5encoder udop umt5",
+    ),
+    Refused(
+        "DebertaV2Model ElectraModel AlbertModel",
+        "attention between contents and positions apart, or other encoders whose math has no row",
+        "BertModel",
+        "camembert clip convbert deberta ernie esm gte layoutlm longformer siglip",
+    ),
+    Refused(
+        "ViTModel ResNetModel SamModel",
+        "text: they make pictures or read them",
+        "Qwen3VLForConditionalGeneration",
+        "beit convnext deit detr dinov2 segformer swin",
+    ),
+)
+
 _CLASS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model|PreTrainedModel)$")
 
 
-def unsupported(what: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error of a name of a family that has no row; `what`: the key that has it, `known`: the names of all rows."""
-    reason, hint = None, ""
+def _words(name: str) -> list[str]:
+    return re.split(r"[_\-\s.]+", _CLASS.sub("", name).lower())
+
+
+def _names(row: Refused) -> Iterator[str]:
+    for name in row.classes.split():
+        yield "".join(_words(name))
+    yield from row.also.split()
+
+
+_BY_NAME = {name: row for row in REFUSED for name in _names(row)}
+
+
+def missing_math(name: str, first_word: bool = False) -> Refused | None:
+    """The row of a name of a family; with `first_word`, of the first of its words alone."""
+    words = _words(name)
+    return _BY_NAME.get(words[0] if first_word else "".join(words))
+
+
+def unsupported(what: str, name: object, known: Iterable[str], where: str = LIST) -> ConfigError:
+    """The error of a name of a family that has no row, in three lines where it is known what is missing.
+
+    `what`: the key that has it, `known`: the names of all rows, `where`: the page that lists them.
+    """
+    row, hint = None, ""
     if isinstance(name, str):
-        words = re.split(r"[_\-\s]+", _CLASS.sub("", name).lower())
-        reason = _REASON_OF.get("".join(words))
+        row = missing_math(name)
         stems = {_CLASS.sub("", other): other for other in known}
         near = did_you_mean(_CLASS.sub("", name), stems)
         hint = next((f"; did you mean {other!r}?" for stem, other in stems.items() if repr(stem) in near), "")
         if not hint:
-            reason = reason or _REASON_OF.get(words[0])
-    told = f": {reason}" if reason else hint
-    return ConfigError(f"{what} {name!r} is not supported{told}{';' if not told.endswith('?') else ''} {LIST}")
+            row = row or missing_math(name, first_word=True)
+    if row:
+        missing = row.missing.replace("`", "")
+        return ConfigError(
+            f"{what} {name!r} is not supported\nmissing: {missing}\nnearest that is computed: {row.nearest}; {where}"
+        )
+    return ConfigError(f"{what} {name!r} is not supported{hint}{'' if hint else ';'} {where}")

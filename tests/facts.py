@@ -28,6 +28,7 @@ ROOMS: tuple[type, ...] = (
     _core.ExpertsSpec,
     _core.OwnVectorsSpec,
     _core.EmbeddingSumSpec,
+    _core.PositionBiasSpec,
     _core.RopeSpec,
 )
 OF_ENGINE = ("dtype", "quantization")  # fields of a ModelSpec that no family sets
@@ -38,12 +39,14 @@ _OF_ENCODERS = "tests/golden_encoders has it, which tests/llm/test_encoders.py h
 WITHOUT_GOLDEN = {
     **dict.fromkeys(
         (
-            *("AttentionSpec.two_way=True", "MlpSpec.activation=gelu"),
+            *("AttentionSpec.two_way=True", "MlpSpec.activation=gelu", "MlpSpec.down_bias=True"),
+            "PositionBiasSpec.num_buckets=set",
             *("ModelSpec.lm_head=False", "ModelSpec.stream_norms=all", "ModelSpec.stream_norms=embedding"),
-            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_positions", "num_types", "position_offset")),
+            *(f"EmbeddingSumSpec.{name}=set" for name in ("num_types", "position_offset")),
         ),
         _OF_ENCODERS,
     ),
+    "AttentionSpec.inputs=set": "EAGLE-3 heads alone have it: tests/speculation/test_eagle3.py",
     "ModelSpec.given_levels=set": "only models that see have it, whose goldens have a tower: tests/golden_vision",
     "OwnVectorsSpec.activation=gelu": _ONLY_GELU,
     "MlpSpec.activation=sigmoid": _NOT_OF_MLPS,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from goldens import random_bits, write_checkpoint
 from numpy.typing import NDArray
 
@@ -37,22 +38,43 @@ def pictures_of(name: str) -> list[NDArray[np.uint8]]:
 
 
 def prompts_of(name: str) -> list[tuple[list[int], tuple[int, ...]]]:
-    """Token ids with one placeholder for each picture, and which pictures."""
-    config = ENTRIES[name]["config"]
-    special = [config[key] for key in ("image_token_id", "video_token_id") if key in config]
-    before, behind = (
-        [config[key]] if key in config else [] for key in ("vision_start_token_id", "vision_end_token_id")
-    )
-    usable = [i for i in range(config["text_config"]["vocab_size"]) if i not in (*special, *before, *behind)]
+    """Token ids with one placeholder for each picture, and which pictures.
+
+    What stands around a placeholder is of its entry: `around`, tokens before and behind it.
+    """
+    entry = ENTRIES[name]
+    usable = [i for i in range(entry["config"]["text_config"]["vocab_size"]) if i not in entry["tokens"].values()]
+    before, behind = ([entry["tokens"][token] for token in tokens] for tokens in entry["around"])
+    placeholder = entry["tokens"][entry["placeholder"]]
     prompts = []
     for i, pictures in enumerate(PICTURES):
-        words = random_bits(f"{name}/prompt{i}", ENTRIES[name]["seed"], 64)
+        words = random_bits(f"{name}/prompt{i}", entry["seed"], 64)
         texts = iter([usable[int(word % np.uint64(len(usable)))] for word in words])
         ids = [next(texts) for _ in range(3 + 4 * i)]
         for _ in pictures:
-            ids += [*before, special[0], *behind, next(texts)]
+            ids += [*before, placeholder, *behind, next(texts)]
         prompts.append((ids + [next(texts) for _ in range(5)], pictures))
     return prompts
+
+
+def text_of(name: str, ids: list[int]) -> str:
+    """The text that `tokenizer_of` makes these ids of, but for line ends that are one token with others."""
+    marks = {token: text for text, token in ENTRIES[name]["tokens"].items()}
+    return "".join(marks.get(token, f" w{token} ") for token in ids)
+
+
+def tokenizer_of(name: str) -> tokenizers.Tokenizer:
+    """A tokenizer whose words are w0, w1, .., and that has the tokens of its entry."""
+    tokens = ENTRIES[name]["tokens"]
+    known = {token: text for text, token in tokens.items()}
+    size = ENTRIES[name]["config"]["text_config"]["vocab_size"]
+    words = {known.get(i, f"w{i}"): i for i in range(size)}
+    unknown = next(word for word in words if word not in tokens)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=unknown))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in tokens if text.strip()])
+    made.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in tokens if not text.strip()])
+    return made
 
 
 @functools.cache

@@ -21,6 +21,8 @@ import infinilm
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/api.md"
 WIDTH = 120
+# Many methods take each of these as a keyword, which is left out where nothing is given. The page lists them once.
+SAMPLING_FIELDS = {field.name for field in dataclasses.fields(infinilm.SamplingParams)}
 HEAD = """\
 # API
 
@@ -36,6 +38,10 @@ def signature(name: str, value: object) -> str:
     except (TypeError, ValueError):
         return ""
     parameters = [p for p in made.parameters.values() if p.name not in ("self", "cls")]
+    sampling = [p for p in parameters if p.default is Ellipsis and p.name in SAMPLING_FIELDS]
+    if sampling:
+        kept = [p for p in parameters if p not in sampling]
+        parameters = [*kept, inspect.Parameter("fields_of_SamplingParams", inspect.Parameter.VAR_KEYWORD)]
     made = made.replace(parameters=parameters)
     text = f"{name}{made}".replace("'", "")
     if len(text) > WIDTH:
@@ -82,34 +88,47 @@ def members(kind: type) -> Iterator[tuple[str, object]]:
 
 
 def fields(kind: type) -> str:
-    """The fields of a dataclass with their types and defaults."""
+    """The public fields of a dataclass with their types and defaults."""
     lines = []
     for field in dataclasses.fields(kind):
+        if field.name.startswith("_"):
+            continue
         default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
         lines.append(f"{field.name}: {field.type}{default}")
     return "\n".join(["```text", *lines, "```\n"])
 
 
-def section(name: str) -> str:
+def section(name: str, seen: dict[object, str]) -> str:
+    """What the page says of a public name; objects that `seen` has under another name are told by that name."""
     value = getattr(infinilm, name)
     parts = [f"## {name}\n"]
+    if value in seen:
+        return "\n".join([*parts, f"Another name of `{seen[value]}`.\n"])
+    seen[value] = name
     if inspect.isclass(value) and dataclasses.is_dataclass(value):
         parts.append(fields(value))
     elif callable(value) and not (inspect.isclass(value) and issubclass(value, BaseException)):
         parts.append(signature(f"infinilm.{name}", value))
     parts.append(prose(value.__doc__ or ""))
     if inspect.isclass(value) and not issubclass(value, BaseException):
+        inherited: dict[str, list[str]] = {}
         for method, found in members(value):
+            first = seen.setdefault(found, f"{name}.{method}")
+            if first != f"{name}.{method}":
+                inherited.setdefault(first.partition(".")[0], []).append(f"`{method}`")
+                continue
             parts.append(f"### {name}.{method}\n")
             if not isinstance(found, property):
                 parts.append(signature(method, found))
             parts.append(prose(found.__doc__ or ""))
+        parts += [f"Inherited from `{base}`: {', '.join(names)}.\n" for base, names in inherited.items()]
     return "\n".join(part for part in parts if part)
 
 
 def page() -> str:
     names = sorted(name for name in infinilm.__all__ if name != "__version__")
-    return "\n".join([HEAD, *(section(name) for name in names)])
+    seen: dict[object, str] = {}
+    return "\n".join([HEAD, *(section(name, seen) for name in names)])
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jina_bert_v2
 import numpy as np
 import torch
 import transformers
@@ -46,7 +47,8 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         (folder / "config.json").write_text(json.dumps(entry["config"]))
         config = transformers.AutoConfig.from_pretrained(folder)
         config._attn_implementation = "eager"
-        made = getattr(transformers, entry["config"]["architectures"][0])
+        architecture = entry["config"]["architectures"][0]
+        made = getattr(transformers, architecture, None) or getattr(jina_bert_v2, architecture)
         made(config).save_pretrained(folder / "saved")  # with the names of published files
         with safe_open(folder / "saved" / "model.safetensors", "numpy") as file:
             names = file.keys()

@@ -77,6 +77,8 @@ def model_class(config: Any) -> Any:
 
 
 def text_model(model: Any) -> Any:
+    if hasattr(model, "transformer"):  # in the words of GPT-2
+        return model.transformer
     if not hasattr(model, "model"):  # of Llama 4
         return model.language_model.model
     return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
@@ -157,7 +159,9 @@ def mean_and_spread(name: str, shape: list[int], config: Any) -> tuple[float, fl
     if name.endswith((*SHARP_NORMS, "q_a_layernorm.weight")):
         # Scores of unit variance would be too flat; in Gemma 4 they are not divided by the root of head_dim.
         return (0.7, 0.15) if "gemma4" in kind else (1.5, 0.3)
-    if name.endswith(("norm.weight", "router.scale", "expert_scale")) or "layernorm_" in name:
+    if name.endswith(("norm.weight", "router.scale", "expert_scale")) or re.search(
+        r"layernorm_|\.ln_\w+\.weight", name
+    ):
         return 1.0, 0.2
     if name.endswith("layer_scalar"):
         return 0.8, 0.1

@@ -25,26 +25,40 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from goldens import make_weights, write_weights
-from vision import ENTRIES, KEPT, pictures_of, prompts_of
+from vision import ENTRIES, KEPT, pictures_of, prompts_of, text_of, tokenizer_of
 
-PROCESSORS = {"Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil, "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil}
+PROCESSORS = {
+    "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
+    "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
+    "Gemma3ImageProcessor": Gemma3ImageProcessorPil,
+    "PixtralImageProcessor": PixtralImageProcessorPil,
+    "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
+}
+OPTIONS = {
+    Idefics3ImageProcessorPil: {"return_row_col_info": True},
+    PixtralImageProcessorPil: {"patch_size": 8},  # of a patch that is merged, as its processor of texts says it
+}
 NUM_GREEDY = 12
 
 
-def spread_of(name: str, shape: list[int]) -> tuple[float, float]:
+def spread_of(name: str, shape: list[int], adds_one: bool) -> tuple[float, float]:
     """Mean and standard deviation of a tensor, so that attention is far from flat."""
-    is_norm = "norm" in name.lower()
+    is_norm = "norm" in name.lower() or "ln_pre" in name
     if name.endswith(("A_log", "dt_bias")):
         return 0.0, 0.5
     if len(shape) == 1:
-        plus_one = is_norm and "visual" not in name and "Qwen3_5" in name
+        plus_one = is_norm and adds_one and ("language_model" in name or "mm_soft_emb_norm" in name)
         return (1.0 if is_norm and name.endswith("weight") and not plus_one else 0.0), 0.2
-    if name.endswith(("embed_tokens.weight", "pos_embed.weight")):
-        return 0.0, 1.0
+    if name.endswith(("embed_tokens.weight", "pos_embed.weight", "position_embedding.weight")):
+        # An embedding that is scaled by the root of its width is as large as others.
+        return 0.0, float(shape[1]) ** -0.5 if adds_one and "embed_tokens" in name else 1.0
     return 0.0, 1.5 / float(np.prod(shape[1:])) ** 0.5
 
 
@@ -58,38 +72,54 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         shapes = {tensor: list(value.shape) for tensor, value in made(config).state_dict().items()}
         if config.tie_word_embeddings or config.text_config.tie_word_embeddings:
             shapes.pop("lm_head.weight", None)
-        entry["tensors"] = {tensor: [shape, *spread_of(tensor, shape)] for tensor, shape in shapes.items()}
+        entry["tensors"] = {
+            tensor: [shape, *spread_of(tensor, shape, "gemma" in name)] for tensor, shape in shapes.items()
+        }
         write_weights(folder, make_weights(name, entry), entry["dtype"])
         model = made.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     settings = dict(entry["preprocessor"])
     processor = PROCESSORS[settings.pop("image_processor_type")](**settings)
     arrays: dict[str, np.ndarray] = {}
-    inputs: list[dict[str, torch.Tensor]] = []
     entry["digests"] = []
-    for i, picture in enumerate(pictures_of(name)):
-        made_of = processor(images=[Image.fromarray(picture)], return_tensors="pt")
-        inputs.append(made_of)
-        entry["digests"].append(hashlib.sha256(made_of["pixel_values"].numpy().tobytes()).hexdigest())
+    pictures = [Image.fromarray(picture) for picture in pictures_of(name)]
+    for i, picture in enumerate(pictures):
+        inputs = processor(images=[picture], return_tensors="pt", **OPTIONS.get(type(processor), {}))
+        patches, grid = patches_of(entry, inputs)
+        entry["digests"].append(hashlib.sha256(np.ascontiguousarray(patches).tobytes()).hexdigest())
         with torch.no_grad():
-            out = model.model.get_image_features(**made_of, return_dict=True)
-        levels = [torch.cat(out.pooler_output), *(torch.cat(level) for level in getattr(out, "deepstack_features", ()))]
+            out = model.model.get_image_features(**of_model(inputs), return_dict=True)
+        rows = out.pooler_output
+        levels = [torch.cat([*rows]), *(torch.cat([*level]) for level in getattr(out, "deepstack_features", ()))]
         arrays[f"rows_{i}"] = torch.cat(levels, dim=1).numpy()
-        arrays[f"grid_{i}"] = made_of["image_grid_thw"][0, 1:].numpy().astype(np.int32)
-    image_id = entry["config"]["image_token_id"]
-    for i, (ids, pictures) in enumerate(prompts_of(name)):
-        counts = iter([len(arrays[f"rows_{p}"]) for p in pictures])
-        expanded = [other for one in ids for other in ([one] * next(counts) if one == image_id else [one])]
+        arrays[f"grid_{i}"] = np.array(grid, np.int32)
+    text_processor = text_processor_of(name, entry, processor)
+    for i, (ids, shown) in enumerate(prompts_of(name)):
+        image_id = entry["tokens"][entry["image_token"]]
         given: dict[str, torch.Tensor] = {}
-        if pictures:
-            given = {key: torch.cat([inputs[p][key] for p in pictures]) for key in inputs[0]}
-        sequence = torch.tensor([expanded])
+        if text_processor is None:
+            counts = iter([len(arrays[f"rows_{p}"]) for p in shown])
+            expanded = [other for one in ids for other in ([one] * next(counts) if one == image_id else [one])]
+            if shown:
+                each = [processor(images=[pictures[p]], return_tensors="pt") for p in shown]
+                given = {key: torch.cat([own[key] for own in each]) for key in each[0]}
+            sequence = torch.tensor([expanded])
+        else:
+            images = [pictures[p] for p in shown]
+            made_of = text_processor(
+                text=[text_of(name, ids)], images=[images] if images else None, return_tensors="pt"
+            )
+            sequence = made_of.pop("input_ids")
+            expanded = sequence[0].tolist()
+            given = of_model(made_of) if images else {}
         types = (sequence == image_id).int()
+        given[entry["types"]] = types
+        if not entry["types"]:
+            del given[""]
         with torch.no_grad():
-            logits = model(input_ids=sequence, mm_token_type_ids=types, **given).logits[0].numpy()
+            logits = model(input_ids=sequence, **given).logits[0].numpy()
             model.model.rope_deltas = None
             greedy = model.generate(
                 input_ids=sequence,
-                mm_token_type_ids=types,
                 attention_mask=torch.ones_like(sequence),
                 **given,
                 max_new_tokens=NUM_GREEDY,
@@ -102,6 +132,49 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         arrays |= {f"ids_{i}": np.array(expanded, np.int32), f"logits_{i}": logits}
         arrays[f"greedy_{i}"] = greedy[: ends[0]].astype(np.int32) if len(ends) else greedy.astype(np.int32)
     return arrays
+
+
+def of_model(inputs: Any) -> dict[str, torch.Tensor]:
+    """What a processor makes that the model takes."""
+    names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "token_type_ids")
+    return {key: torch.as_tensor(np.asarray(inputs[key])) for key in names if key in inputs}
+
+
+def patches_of(entry: dict[str, Any], inputs: Any) -> tuple[np.ndarray, list[int]]:
+    """Patches of a picture in the order in which they are merged; rows and columns of patches, and those of tiles."""
+    pixels = np.asarray(inputs["pixel_values"])
+    if "image_grid_thw" in inputs:
+        return pixels, [*inputs["image_grid_thw"][0, 1:].tolist(), 0, 0]
+    vision = entry["config"]["vision_config"]
+    patch = vision["patch_size"]
+    merge = entry["config"].get("spatial_merge_size") or entry["config"].get("scale_factor")
+    if merge is None:
+        merge = vision["image_size"] // patch // round(entry["config"]["mm_tokens_per_image"] ** 0.5)
+    tiles = pixels.reshape(-1, *pixels.shape[-3:])
+    rows, columns = tiles.shape[2] // patch, tiles.shape[3] // patch
+    blocks = tiles.reshape(len(tiles), 3, rows // merge, merge, patch, columns // merge, merge, patch)
+    cut = blocks.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, 3 * patch**2)
+    return cut, [rows, columns, *(inputs["rows"][0] + inputs["cols"][0] if "rows" in inputs else (0, 0))]
+
+
+def text_processor_of(name: str, entry: dict[str, Any], processor: Any) -> Any:
+    """What puts pictures into texts; None: a placeholder is repeated, and nothing else."""
+    if entry["text_processor"] is None:
+        return None
+    kind, settings = entry["text_processor"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of(name),
+        extra_special_tokens={
+            key: text
+            for key, text in (
+                ("image_token", entry["image_token"]),
+                ("boi_token", "<start_of_image>"),
+                ("eoi_token", "<end_of_image>"),
+            )
+            if text in entry["tokens"]
+        },
+    )
+    return getattr(transformers, kind)(image_processor=processor, tokenizer=tokenizer, **settings)
 
 
 def main() -> None:

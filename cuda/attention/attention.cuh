@@ -40,17 +40,20 @@ struct Divider {
 };
 
 // The first key that a row sees of those up to `end`, which is at least 1; negative: all of them. `end` grows by
-// per_query from a query to the next: by 1, or where all see all keys by 0.
+// per_query from a query to the next: by 1, or where all see all keys by 0. It is `ahead` keys behind the row's own,
+// where the sequence has so many.
 struct FirstKey {
+    static constexpr int kAll = 1 << 29;  // no sequence has as many keys
     Divider per_step;
-    int step, behind, per_query;
+    int step, behind, per_query, ahead;
     FirstKey(int window, bool chunked, bool two_way)
-        : per_step(chunked ? window : 1),
-          step(chunked ? window : 1),
-          behind(chunked      ? 0
-                 : window > 0 ? window - 1
-                              : 1 << 30),
-          per_query(two_way ? 0 : 1) {}
+        : per_step(chunked ? window : 1), step(chunked ? window : 1), behind(1 << 30), per_query(1), ahead(0) {
+        const bool slides = window > 0 && window < kAll && !chunked;
+        if (chunked) behind = 0;
+        if (slides) behind = window - 1;
+        if (two_way && slides) ahead = window - 1, behind += ahead;
+        if (two_way && !slides) per_query = 0;
+    }
     template <class Args>
     __device__ __forceinline__ explicit FirstKey(const Args& p) : FirstKey(p.first_key) {}
     __device__ __forceinline__ int operator()(int end) const { return per_step.quotient(end - 1) * step - behind; }
@@ -59,7 +62,7 @@ struct FirstKey {
 // The same of windows that slide. attention_sm90.cu takes these alone: with the quotient, ptxas finds too few registers
 // for its wgmma.
 struct SlidingFirstKey {
-    static constexpr int per_query = 1;
+    static constexpr int per_query = 1, ahead = 0;
     int window;
     __device__ __forceinline__ explicit SlidingFirstKey(const AttentionArgs& p)
         : window(p.sliding_window > 0 ? p.sliding_window : 1 << 30) {}
@@ -72,6 +75,7 @@ struct AttentionKernelArgs : AttentionArgs {
     // The cap of scores before softmax_scale, 0: none; -2 cap; 2 log2(e) / cap. The host works these out, since threads
     // have no registers for it.
     float cap, minus_2_cap, cap_scale;
+    float bias_scale;   // of position_bias, which is added to scores before softmax_scale
     Divider per_block;  // by block_size
     FirstKey first_key;
     AttentionWorkArgs work;
@@ -83,6 +87,7 @@ struct AttentionKernelArgs : AttentionArgs {
           cap(a.score_cap / a.softmax_scale),
           minus_2_cap(-2 * cap),
           cap_scale(2 * kLog2E / cap),
+          bias_scale(1 / a.softmax_scale),
           per_block(a.block_size),
           first_key(a.sliding_window, a.chunked, a.two_way),
           work(work) {}
@@ -115,18 +120,22 @@ cudaError_t visit_dim(int head_dim, F f) {
 // Row r is query token r / group, head kv_head * group + r % group. The queries are the last of the context.
 template <class First>
 struct RowsOf {
-    int first_token, count, first_position, group, first_head;
+    int first_token, count, first_position, context, first_end, group, first_head;
     First first_key;
     __device__ __forceinline__ RowsOf(const AttentionKernelArgs& p, int seq, int kv_head)
         : first_token(p.cu_seqlens_q[seq]), group(p.group), first_key(p) {
         const int query_len = p.cu_seqlens_q[seq + 1] - first_token;
         count = query_len * group;
-        first_position = p.context_lens[seq] - (first_key.per_query ? query_len : 1);
+        context = p.context_lens[seq];
+        first_position = context - query_len;
+        first_end = first_key.per_query ? first_position + 1 + first_key.ahead : context;
         first_head = kv_head * group;
     }
-    // Row r sees keys [begin(r), end(r)); neither shrinks as r grows.
-    __device__ __forceinline__ int end(int row) const { return first_position + row / group * first_key.per_query + 1; }
+    // Row r sees keys [begin(r), end(r)), as far as the sequence has them; neither shrinks as r grows.
+    __device__ __forceinline__ int end(int row) const { return first_end + row / group * first_key.per_query; }
     __device__ __forceinline__ int begin(int row) const { return max(0, first_key(end(row))); }
+    __device__ __forceinline__ int seen_end(int row) const { return min(end(row), context); }
+    __device__ __forceinline__ int position(int row) const { return first_position + row / group; }
     __device__ __forceinline__ int head(int row) const { return first_head + row % group; }
     // The offset of a row's `head_dim` elements in q or out, whose tokens are `stride` apart.
     __device__ __forceinline__ int64_t offset(int row, int64_t stride, int head_dim) const {
@@ -309,16 +318,37 @@ __device__ __forceinline__ void cap_scores(float (*scores)[4], const AttentionKe
                                      __fdividef(1.0f, __fadd_rn(1.0f, exp2_approx(scores[j][i] * p.cap_scale))), p.cap);
 }
 
-// -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end), end).
+// Adds what the heads' tables say of the distances from rows g and g + 8 of a tile, whose first is row0, to the keys of
+// a piece, whose first is `begin`. Scores are still to be multiplied by softmax_scale.
+__device__ __forceinline__ void add_position_bias(float (*scores)[4], const AttentionKernelArgs& p, const Rows& rows,
+                                                  int row0, int begin) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = min(row0 + static_cast<int>(lane_id()) / 4 + 8 * h, rows.count - 1);
+        const float* of_key = p.position_bias + rows.head(row) * p.position_bias_stride - rows.position(row);
+#pragma unroll
+        for (int j = 0; j < kPiece / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int key = begin + 8 * j + 2 * static_cast<int>(lane_id() % 4) + i;
+                float& score = scores[j][2 * h + i];
+                score = __fmaf_rn(of_key[min(key, rows.context - 1)], p.bias_scale, score);
+            }
+    }
+}
+
+constexpr int kNoLimit = 0x7fffffff;
+// -inf where a row does not see a key of a piece, whose first is `begin`: it sees [first_key(end), end), and none sees
+// the keys from `limit` on.
 template <class First>
-__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int begin,
+__device__ __forceinline__ void mask_scores(float (*scores)[4], const int (&end)[2], int limit, int begin,
                                             const First& first_key) {
 #pragma unroll
     for (int j = 0; j < kPiece / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int key = 8 * j + 2 * static_cast<int>(lane_id() % 4) + i % 2;
-            if (key < first_key(end[i / 2]) - begin || key >= end[i / 2] - begin) scores[j][i] = -INFINITY;
+            if (key < first_key(end[i / 2]) - begin || key >= min(end[i / 2], limit) - begin) scores[j][i] = -INFINITY;
         }
 }
 

@@ -38,7 +38,8 @@ struct DecodeTile {
     int seq, row0, num_rows, kv_head;
     int begin, end, chunk0, chunks;  // keys that any row sees; the first of their chunks, and how many
     int slot, width;                 // of AttentionDecodeItem and AttentionListHead
-    int row_ends[kTileRows];         // of the keys that each row sees
+    int all_begin, all_end;          // keys that all rows see
+    int row_ends[kTileRows];         // of the keys that each row sees, as far as there are some
     bool is_last;                    // of the blocks to arrive
 
     // By the first warp.
@@ -49,7 +50,8 @@ struct DecodeTile {
         if (lane < kTileRows) row_ends[lane] = row_end;
         if (lane == kTileRows - 1) {
             seq = item.x, row0 = item.y, num_rows = count, kv_head = head;
-            begin = rows.begin(item.y), end = row_end;
+            begin = rows.begin(item.y), end = min(row_end, rows.context);
+            all_begin = rows.begin(item.y + count - 1), all_end = rows.seen_end(item.y);
             chunk0 = begin / kChunk, chunks = ceil_div(end, kChunk) - chunk0;
             slot = item.w, width = chunks_of_an_item;
         }
@@ -162,9 +164,10 @@ __device__ __forceinline__ void weigh_piece(const AttentionKernelArgs& p, const 
     }
     if (p.cap > 0) cap_scores(scores[0], p);
     const int begin = chunk_begin + warp * kPiece;
-    if (tile.row_ends[0] < begin + kPiece || p.first_key(tile.end) > begin) {  // some row does not see all
+    if (p.position_bias) add_position_bias(scores[0], p, Rows(p, tile.seq, tile.kv_head), tile.row0, begin);
+    if (tile.all_end < begin + kPiece || tile.all_begin > begin) {
         const int end[2] = {tile.row_ends[lane / 4], tile.row_ends[lane / 4 + 8]};
-        mask_scores(scores[0], end, begin, p.first_key);
+        mask_scores(scores[0], end, tile.end, begin, p.first_key);
     }
     tell_maxima<kTileRows>(room.maxima, warp, scores[0], p.scale);
     __syncthreads();

@@ -20,9 +20,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
     const int seq = blockIdx.z, head = blockIdx.y, token = blockIdx.x * kWarps + warp_id(), lane = lane_id();
     const int first_token = p.cu_seqlens_q[seq], query_len = p.cu_seqlens_q[seq + 1] - first_token;
     if (token >= query_len) return;
-    const int context = p.context_lens[seq], end = p.two_way ? context : context - query_len + token + 1;
-    const int window = p.sliding_window > 0 ? p.sliding_window : end;
-    const int begin = p.chunked ? (end - 1) / window * window : max(0, end - window);
+    const int context = p.context_lens[seq], position = context - query_len + token;
+    const int window = p.sliding_window > 0 ? min(p.sliding_window, context) : context;
+    const int begin = p.chunked ? position / p.sliding_window * p.sliding_window : max(0, position + 1 - window);
+    const int end = p.two_way ? min(context, position + window) : position + 1;
     const int kv_head = head / (p.num_heads / p.num_kv_heads);
     const int* blocks = p.block_table + seq * p.block_table_stride;
     auto key_row = [&](const void* cache, int key) {
@@ -48,6 +49,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) attention_f32_kernel(const Att
             }
             score *= p.softmax_scale;
             if (p.score_cap > 0) score = __fmul_rn(p.score_cap, tanhf(score / p.score_cap));
+            if (p.position_bias)
+                score = __fadd_rn(score, p.position_bias[head * p.position_bias_stride + key - position]);
         }
         const float before = m;
         m = fmaxf(m, warp_max(score));

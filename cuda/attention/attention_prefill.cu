@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     const int block_row0 = item.y * Shape::kBlockRows, row0 = block_row0 + warp * Shape::kWarpRows,
               last = rows.count - 1;
     const int block_begin = of_warp(rows.begin(block_row0)),
-              block_end = of_warp(rows.end(min(block_row0 + Shape::kBlockRows - 1, last)));
+              block_end = of_warp(rows.seen_end(min(block_row0 + Shape::kBlockRows - 1, last)));
     const int first_chunk = block_begin / kChunk;
     T* queries = reinterpret_cast<T*>(smem);
     T* stages = queries + kPrefillWarps * Shape::kQueries;
@@ -124,8 +124,10 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
     queries += warp * Shape::kQueries;
 
     using Keeper = RowKeeper<kTiles>;
-    const int warp_end = of_warp(row0 <= last ? rows.end(min(row0 + Shape::kWarpRows - 1, last)) : 0);
-    const int first_end = of_warp(rows.end(min(row0, last))), warp_begin = max(0, p.first_key(first_end));
+    const int last_row = min(row0 + Shape::kWarpRows - 1, last);
+    const int warp_begin = of_warp(rows.begin(min(row0, last))),
+              warp_end = of_warp(row0 <= last ? rows.seen_end(last_row) : 0);
+    const int all_begin = of_warp(rows.begin(last_row)), all_end = of_warp(rows.seen_end(min(row0, last)));
     const int own_row = min(row0 + Keeper::row(), last), own_end = rows.end(own_row);
     Keeper own;  // of own_row
     float total[kTiles][D / 8][4] = {};
@@ -152,9 +154,14 @@ __global__ void __launch_bounds__(kPrefillThreads, 2) attention_prefill_kernel(c
                     float (*of_piece)[4] = scores[t] + i / kTiles * kPiece / 8;
                     if (p.cap > 0) cap_scores(of_piece, p);
                     const int begin = chunk * kChunk + piece * kPiece;
-                    if (first_end < begin + kPiece || p.first_key(warp_end) > begin) {  // some row does not see all
+                    if (p.position_bias) {
+                        const int4 of = p.work.array[p.work.prefill_begin + blockIdx.y];  // read again: see below
+                        const Rows biased(p, of.x, kv_head);
+                        add_position_bias(of_piece, p, biased, row0 + t * kTileRows, begin);
+                    }
+                    if (all_end < begin + kPiece || all_begin > begin) {  // some row does not see all
                         const int end[2] = {Keeper::give(own_end, t, 0), Keeper::give(own_end, t, 1)};
-                        mask_scores(of_piece, end, begin, p.first_key);
+                        mask_scores(of_piece, end, warp_end, begin, p.first_key);
                     }
                     add_weights<T>(weights[t], now[t], piece, of_piece, p.scale);
                 }

@@ -70,10 +70,12 @@ __device__ __forceinline__ WideItem wide_item(const AttentionKernelArgs& p) {
 // What a block has to do, in shared memory: in its loop there are no registers for it.
 template <class Shape>
 struct WideTile {
-    int seq, begin, end;            // keys that any row of the block sees; end 0: it has no rows
-    int key_parts, parts;           // of a chunk
-    int row_ends[Shape::kRows];     // of the keys that each row sees; rows beyond the last are like it
+    int seq, begin, end;         // keys that any row of the block sees; end 0: it has no rows
+    int key_parts, parts;        // of a chunk
+    int row_ends[Shape::kRows];  // of the keys that each row sees, as far as there are some; rows beyond the last are
+                                 // like it
     int half_ends[Shape::kHalves];  // of the keys that any of a half's rows sees; 0: it has none
+    int all_begins[Shape::kHalves], all_ends[Shape::kHalves];  // keys that all rows of a half see
     // By all threads.
     __device__ __forceinline__ void find(const AttentionKernelArgs& p, WideItem item) {
         const Rows rows(p, item.seq, static_cast<int>(blockIdx.y));
@@ -81,11 +83,13 @@ struct WideTile {
         if (thread < Shape::kRows) row_ends[thread] = rows.end(min(row0 + thread, last));
         if (thread < Shape::kHalves) {
             const int first = row0 + thread * kHalfRows;
-            half_ends[thread] = first <= last ? rows.end(min(first + kHalfRows - 1, last)) : 0;
+            half_ends[thread] = first <= last ? rows.seen_end(min(first + kHalfRows - 1, last)) : 0;
+            all_begins[thread] = rows.begin(min(first + kHalfRows - 1, last));
+            all_ends[thread] = first <= last ? rows.seen_end(first) : 0;
         }
         if (thread == 0) key_parts = wide_parts(p.head_dim), parts = key_parts + wide_parts(p.value_dim);
         if (thread == 0) seq = item.seq, begin = rows.begin(min(row0, last));
-        if (thread == 0) end = row0 <= last ? rows.end(min(row0 + Shape::kRows - 1, last)) : 0;
+        if (thread == 0) end = row0 <= last ? rows.seen_end(min(row0 + Shape::kRows - 1, last)) : 0;
     }
     // What a half sees of a chunk.
     __device__ __forceinline__ Span visible(const AttentionKernelArgs& p, int half, int chunk) const {
@@ -190,15 +194,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) attention_wide_kernel(cons
         }
         const int begin = chunk * kChunk + piece * kPiece;
         const int* ends = tile->row_ends + half * kHalfRows;
-        const bool all_see = ends[0] >= begin + kPiece && p.first_key(max(tile->half_ends[half], 1)) <= begin;
+        const bool all_see = tile->all_ends[half] >= begin + kPiece && tile->all_begins[half] <= begin;
         float* maxima = room.maxima + half * kHalfRows;
 #pragma unroll
         for (int t = 0; t < kWideTiles; ++t) {
             if (p.cap > 0) cap_scores(scores[t], p);
+            if (p.position_bias) {
+                const WideItem of = wide_item<Shape>(p);
+                const Rows rows(p, of.seq, static_cast<int>(blockIdx.y));
+                add_position_bias(scores[t], p, rows, of.row0 + half * kHalfRows + t * kTileRows, begin);
+            }
             if (!all_see) {
                 const int row = t * kTileRows + static_cast<int>(lane_id()) / 4;
                 const int end[2] = {ends[row], ends[row + 8]};
-                mask_scores(scores[t], end, begin, p.first_key);
+                mask_scores(scores[t], end, tile->half_ends[half], begin, p.first_key);
             }
             tell_maxima<Shape::kRows>(maxima + t * kTileRows, piece, scores[t], p.scale);
         }

@@ -477,7 +477,7 @@ void CudaBackend::qk_norm_rope_store_kv(const RopeStoreParams& p) {
 void CudaBackend::paged_attention(const AttentionParams& p) {
     activate();
     if (p.q.numel() == 0) return;
-    require(!p.two_way || p.sliding_window == 0, "two_way attention has no sliding_window on CUDA; use device='cpu'");
+    require(!p.two_way_seqs, "tokens of images that see each other both ways: use device='cpu'");
     const AttentionArgs args = attention_args(p);
     if (type_ == Element::f32) return run(attention_f32(args, stream_), "paged_attention", p.q.shape());
     const AttentionWorkArgs work{.array = p.work.as<const int4>(),

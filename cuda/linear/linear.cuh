@@ -38,9 +38,9 @@ __host__ __device__ inline int feature_of_row(const PackedWeight& w, int row) {
     return row;
 }
 
-// activation(gate) * up as act_mul has it of stored values is gate / divisor * up; clamped_swiglu changes both first,
-// relu2 and sigmoid the gate.
-// silu, or x / 2 * (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+// Returns the divisor for which activation(gate) * up is gate / divisor * up, after it has changed gate and up
+// (clamped_swiglu) or the gate (relu2, sigmoid). silu divides by 1 + e^-x. gelu of tanh is x / 2 * (1 + tanh(u)), which
+// is x / (1 + e^-2u), with u = sqrt(2 / pi) * (x + 0.044715 x^3).
 __device__ __forceinline__ float activation_divisor(Activation activation, float& gate, float& up) {
     if (activation == Activation::clamped_swiglu) {
         gate = gate > 7.0f ? 7.0f : gate;  // a NaN stays one

@@ -14,7 +14,7 @@ from infinilm.checks import as_boolean, as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.logs import logger
-from infinilm.pooling.recipe import POOLINGS, VectorRecipe
+from infinilm.pooling.recipe import POOLINGS, VectorRecipe, num_pooled
 from infinilm.requests.prompts import Prompts, RequestMaker
 from infinilm.requests.reducers import HiddenPool
 from infinilm.serving.engine_thread import EngineThread
@@ -46,6 +46,7 @@ class VectorMaker:
     def __init__(self, model: Path, hidden_size: int) -> None:
         self.recipe = VectorRecipe.from_model(model, hidden_size)
         self._linears: list[HostLinear] = [read_dense(dense) for dense in self.recipe.dense]
+        self._hidden_size = hidden_size
         self.size = self.recipe.size(hidden_size)
         self._told_sizes: set[int] = set()
 
@@ -53,15 +54,23 @@ class VectorMaker:
         """Check what a call asks for, and give its pooling."""
         if self.recipe.yes_no is not None:
             raise RequestError("this checkpoint is a reranker and makes no vectors: use rerank()")
-        if pooling is not None and pooling not in POOLINGS:
+        if pooling is not None and not (isinstance(pooling, str) and set(pooling.split("+")) <= set(POOLINGS)):
             raise RequestError(
-                f"pooling: expected one of {', '.join(map(repr, POOLINGS))}, or None, got {pooling!r:.80}"
+                f"pooling: expected one of {', '.join(map(repr, POOLINGS))}, several joined by '+', or None, got "
+                f"{pooling!r:.80}"
             )
+        own, kind = self.recipe.pooling, pooling or self.recipe.pooling
+        if self._linears and num_pooled(kind) != num_pooled(own):
+            raise RequestError(
+                f"pooling: the linears of this checkpoint read what {own!r} gives, {num_pooled(own)} joined; "
+                f"got {kind!r:.80}"
+            )
+        size = self.recipe.size(self._hidden_size, kind)
         if normalize is not None:
             as_boolean("normalize", normalize)
-        if dimensions is not None and as_integer("dimensions", dimensions, error=RequestError) > self.size:
-            raise RequestError(f"dimensions: expected at most {self.size}, the size of the vectors, got {dimensions}")
-        known = (self.size, *self._told_sizes)
+        if dimensions is not None and as_integer("dimensions", dimensions, error=RequestError) > size:
+            raise RequestError(f"dimensions: expected at most {size}, the size of the vectors, got {dimensions}")
+        known = (size, *self._told_sizes)
         if dimensions is not None and dimensions not in known and not self.recipe.has_dimension(dimensions):
             self._told_sizes.add(dimensions)
             logger.warning(
@@ -70,7 +79,7 @@ class VectorMaker:
                 dimensions,
                 f", but to {', '.join(map(str, self.recipe.dimensions))}" if self.recipe.dimensions else "",
             )
-        return pooling or self.recipe.pooling
+        return kind
 
     def finish(self, pooled: Float32Array, normalize: bool | None, dimensions: int | None) -> Float32Array:
         """[num_texts, hidden_size] to [num_texts, `dimensions` or `size`]; each row depends on its own alone."""
@@ -220,5 +229,6 @@ class VectorMethods:
         return self.vectors.check(pooling, normalize, dimensions)
 
     def _pooled(self, reduced: list[tuple[Any, Any, HiddenPool]]) -> Float32Array:
-        pooled = [pool.vector() for _, _, pool in reduced]  # an empty list without prompts
-        return np.array(pooled, np.float32).reshape(-1, self.config.hidden_size)
+        pooled = [pool.vector() for _, _, pool in reduced]
+        width = self.config.hidden_size * num_pooled(self.vectors.recipe.pooling)
+        return np.stack(pooled) if pooled else np.empty((0, width), np.float32)

@@ -25,6 +25,23 @@ class VerifyMethods:
     _requests: RequestMaker
     _receipts: ReceiptMaker
 
+    def prepare_receipts(self, lora: str | None = None) -> None:
+        """Read the files of the weights and of an adapter, which receipts name.
+
+        The first request with ``return_receipt=True`` does so otherwise, before it begins.
+
+        Parameters
+        ----------
+        lora : str, optional
+            The name of an adapter.
+
+        Raises
+        ------
+        OSError
+            A file is not there any more, or cannot be read.
+        """
+        self._receipts.prepare(lora)
+
     def verify(
         self,
         receipts: Receipt | str | Mapping[str, Any] | Iterable[Receipt | str | Mapping[str, Any]],

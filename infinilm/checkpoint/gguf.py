@@ -27,6 +27,7 @@ from infinilm.errors import WeightError
 from infinilm.gguf.architectures import JOINED, STACKED, Architecture
 from infinilm.gguf.config import architecture_of, config_json, gguf_layers, stored_dtype
 from infinilm.gguf.file import GgufFile, open_gguf, reading
+from infinilm.pooling.recipe import GGUF_DENSE
 
 __all__ = ["GgufCheckpoint"]
 
@@ -37,7 +38,9 @@ _OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _MODULE = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias|_bias)?$")
 _TENSOR = re.compile(r"model\.layers\.\d+\.(.+?)(?:\.weight|\.bias)?")
 _BARE = frozenset({"self_attn.sinks"})  # no ".weight" behind it
-_CONSUMED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})  # by config.json
+_CONSUMED = frozenset(  # by config.json, and by what follows the pooling
+    f"{name}.weight" for name in ("rope_freqs", "rope_factors_long", "rope_factors_short", *GGUF_DENSE)
+)
 _BY_HEAD = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")  # a matrix for each head
 _FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")  # columns, or a row for each group
 _READABLE = frozenset(_PLAIN.values())
@@ -63,6 +66,8 @@ class GgufCheckpoint(MappedTensors):
         An architecture that is not supported.
     """
 
+    names: TensorNames
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = Path(path)
@@ -71,22 +76,30 @@ class GgufCheckpoint(MappedTensors):
         self._states = MappingProxyType({part: file_state(part.stat()) for part in gguf.parts})
         self._gguf, self._row = gguf, architecture_of(gguf)
         self._types: dict[str, str] = {}
+        self._scales: dict[str, npt.NDArray[np.float32]] = {}  # of NVFP4 weights: one number for each matrix
         with reading(self.path):
             config = config_json(gguf)
             tensors = self._named_tensors(gguf, self._row, config["num_hidden_layers"])
             self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
             self.dtypes = _READABLE | {t for t in set(self._types.values()) if _core.gguf_type(t)[2]}
-            self._names, self._order = self._layout(config)
+            self.names, self._order = self._layout(config)
         self._config = config
 
     def _named_tensors(self, gguf: GgufFile, row: Architecture, num_layers: int) -> dict[str, TensorInfo]:
-        """The tensors of the model, without those of layers behind its last, which guess at later tokens."""
+        """The tensors of the model and of its first MTP head, which is the layer behind its last."""
         found: dict[str, TensorInfo] = {}
         for tensor in gguf.tensors.values():
             of_layer = _OF_LAYER.fullmatch(tensor.name)
-            if tensor.name in _CONSUMED or (of_layer and num_layers <= int(of_layer[1]) < gguf_layers(gguf)):
+            if self._is_scale(gguf, tensor.name, row):
+                continue
+            if tensor.name in _CONSUMED or (of_layer and num_layers < int(of_layer[1]) < gguf_layers(gguf)):
                 continue
             name, shape = _name(tensor.name, row), tensor.shape
+            if (
+                name.endswith(".mlp.gate_up_proj.weight")
+                and f"blk.{name.split('.')[2]}.ffn_gate.weight" in gguf.tensors
+            ):
+                name = name.replace("gate_up_proj", "up_proj")  # older files of Jina v2 have both apart
             if name in found:
                 raise WeightError(f"{tensor.file}: two tensors are {name!r}, one of them {tensor.name!r}")
             if name.endswith(".mlp.shared_expert_gate.weight") and len(shape) == 1:
@@ -104,6 +117,26 @@ class GgufCheckpoint(MappedTensors):
             found[name] = TensorInfo(name, dtype, shape, tensor.file, tensor.offset, tensor.nbytes)
         return found
 
+    def _is_scale(self, gguf: GgufFile, name: str, row: Architecture) -> bool:
+        """Keep the scale of an NVFP4 weight, a tensor beside it that multiplies all of it.
+
+        The scale of its inputs, which says how they may be rounded to 4 bits, is not used.
+        """
+        stem, _, kind = name.rpartition(".")
+        weight = gguf.tensors.get(f"{stem}.weight")
+        if kind not in ("scale", "input_scale") or weight is None or weight.type != "NVFP4":
+            return False
+        if kind == "scale":
+            tensor = gguf.tensors[name]
+            matrices = weight.shape[0] if len(weight.shape) == 3 else 1
+            if tensor.type != "F32" or math.prod(tensor.shape) != matrices:
+                raise WeightError(
+                    f"{tensor.file}: tensor {name!r} must be {matrices} numbers of F32, the scales of an NVFP4 weight; "
+                    f"got {tensor.type} of shape {tensor.shape}"
+                )
+            self._scales[_name(weight.name, row)] = np.fromfile(tensor.file, "<f4", matrices, offset=tensor.offset)
+        return True
+
     def _layout(self, config: dict[str, Any]) -> tuple[TensorNames, npt.NDArray[np.int64] | None]:
         """How the engine's parameters lie in the tensors, and the order of the elements of a head of q and k."""
         modules = {match[1] for name in self.tensors if (match := _MODULE.match(name))}
@@ -111,6 +144,7 @@ class GgufCheckpoint(MappedTensors):
             joined={whole: parts for whole, parts in JOINED.items() if whole in modules},
             stacked={whole: parts for whole, parts in STACKED.items() if whole in modules},
             renamed=self._row.renamed,
+            later_layers=True,
             by_head=(GATED_Q,) * self._row.gated_q + DELTA_BY_HEAD * self._row.delta_by_head,
             norm_of_embedding="embed_norm" if "model.embed_norm.weight" in self.tensors else "",
             norm_of_layer="output_norm" if "output_norm" in modules else "",
@@ -132,10 +166,10 @@ class GgufCheckpoint(MappedTensors):
         """Find an engine's parameters, by their names and shapes."""
         config = ModelConfig.from_dict(self._config)
         layers = shapes_of(config)
-        by_head = rows_by_head(config, self._names) | (tiled_heads(config) if self._row.tiled_heads else {})
+        by_head = rows_by_head(config, self.names) | (tiled_heads(config) if self._row.tiled_heads else {})
         there = {match[1] for name in self.tensors if (match := _TENSOR.fullmatch(name))}
         by_head = {module: rows for module, rows in by_head.items() if rows.tensor in there}
-        return find_by_names(self._names, self._order, layers, expected, self.tensors, by_head)
+        return find_by_names(self.names, self._order, layers, expected, self.tensors, by_head)
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor as they are stored: a read-only view of the mapped file."""
@@ -170,7 +204,8 @@ class GgufCheckpoint(MappedTensors):
         offset = self._row.norm_offset if has_offset else 0.0
         of_decay = name.endswith(".A_log")
         is_exact = info.dtype == dtype or (dtype == "float32" and info.dtype in _READABLE)
-        target = "float32" if offset or of_decay else info.dtype if is_exact else dtype
+        scale = self._scale(source)
+        target = "float32" if offset or of_decay or scale != 1 else info.dtype if is_exact else dtype
         rows = self._rows(source)
         if target == info.dtype:
             array = rows.view(_NUMPY[target])
@@ -190,6 +225,8 @@ class GgufCheckpoint(MappedTensors):
             array = np.ascontiguousarray(array[:, source.column_order])
         if of_decay:  # the file has what the recurrence multiplies with, -exp(A_log)
             array, target = convert(np.log(-array), "float32", dtype, name=name), dtype
+        if scale != 1:
+            array, target = convert(array * np.float32(scale), "float32", dtype, name=name), dtype
         if offset:
             array, target = convert(array - np.float32(offset), "float32", dtype, name=name), dtype
         return array, target
@@ -202,9 +239,16 @@ class GgufCheckpoint(MappedTensors):
         types = {
             name: self._types[s.tensor]
             for name, s in sources.items()
-            if s.tensor in self._types and (s.column_order is None or self._block_order(s) is not None)
+            if s.tensor in self._types
+            and self._scale(s) == 1
+            and (s.column_order is None or self._block_order(s) is not None)
         }
         return choose_native(linears, types, device)
+
+    def _scale(self, source: Source) -> float:
+        """What multiplies the numbers of a parameter besides the scales of its blocks."""
+        scales = self._scales.get(source.tensor)
+        return 1.0 if scales is None else float(scales[source.matrix or 0])
 
     def _block_order(self, source: Source) -> npt.NDArray[np.int64] | None:
         """`Source.column_order` as an order of blocks; None: it is none."""

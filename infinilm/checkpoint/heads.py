@@ -19,6 +19,7 @@ from infinilm.checkpoint.folder import FLOATS, Checkpoint
 from infinilm.config.families import Family
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import WeightError
+from infinilm.gguf.file import is_gguf, open_gguf
 from infinilm.pooling.recipe import Dense
 
 __all__ = ["HostLinear", "HostStep", "label_tensors", "read_dense", "read_label_scores"]
@@ -92,12 +93,15 @@ def activate(x: Float32Array, activation: str) -> Float32Array:
 
 def read_dense(dense: Dense) -> HostLinear:
     """Read the weights of a module. WeightError: they are not there, or not as its config.json says."""
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
+    weight, bias = f"{dense.name}.weight", f"{dense.name}.bias"
+    if is_gguf(dense.place):
+        return HostLinear(open_gguf(dense.place).floats(weight), None, dense.activation)
+    shapes: dict[str, tuple[int, ...]] = {weight: (dense.out_features, dense.in_features)}
     if dense.bias:
-        shapes["linear.bias"] = (dense.out_features,)
-    with Checkpoint(dense.folder) as checkpoint:
+        shapes[bias] = (dense.out_features,)
+    with Checkpoint(dense.place) as checkpoint:
         arrays = _read(checkpoint, shapes, set(checkpoint.tensors))
-    return HostLinear(arrays["linear.weight"], arrays.get("linear.bias"), dense.activation)
+    return HostLinear(arrays[weight], arrays.get(bias), dense.activation)
 
 
 def label_tensors(family: Family, stored: Collection[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from infinilm.checkpoint.folder import FLOATS, Checkpoint, is_used_in_place
 from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.heads import label_tensors
 from infinilm.checkpoint.mapped import MappedTensors
-from infinilm.checkpoint.packed import expected_tensors
+from infinilm.checkpoint.packed import expected_tensors, unread_of_head
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.quantised.config import METHODS
 from infinilm.checkpoint.safetensors_header import STORED_DTYPES, TensorInfo
@@ -274,6 +275,7 @@ def load_weights(
     change: Callable[[str, npt.NDArray[Any], str], npt.NDArray[Any]] | None = None,
     find: Find | None = None,
     is_whole: bool = True,
+    is_wanted: Callable[[str], bool] | None = None,
 ) -> None:
     """Load every parameter of an engine from a checkpoint, strictly.
 
@@ -308,6 +310,8 @@ def load_weights(
         does.
     is_whole : bool
         Nothing else is read of the checkpoint, so that it is told what is not.
+    is_wanted : callable, optional
+        Tells by its name whether a parameter is loaded. Others are in another checkpoint. None: all are.
 
     Raises
     ------
@@ -319,7 +323,11 @@ def load_weights(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    expected = {name: tuple(int(n) for n in shape) for name, shape in engine.param_shapes().items()}
+    expected = {
+        name: tuple(int(n) for n in shape)
+        for name, shape in engine.param_shapes().items()
+        if is_wanted is None or is_wanted(name)
+    }
     head = "lm_head" if config is None else config.head
     packed_dtypes: Mapping[str, str] = {}
     if checkpoint.packed:
@@ -334,6 +342,8 @@ def load_weights(
         found = checkpoint.find(expected)
     else:
         found = find_tensors(config, expected, checkpoint.tensors)
+    if checkpoint.packed:
+        found = replace(found, not_read=unread_of_head(engine, checkpoint.tensors, checkpoint.packed))
     labels = label_tensors(family_of(config.architecture), checkpoint.tensors) if config and head == "score" else ()
     _match(checkpoint, found, packed_dtypes, head, labels, is_whole=is_whole)
     own = set(engine.own_params()) if isinstance(engine, _core.InferEngine) else None

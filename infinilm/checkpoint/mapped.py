@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from infinilm.checkpoint.packed import PackedInfo
 from infinilm.checkpoint.safetensors_header import TensorInfo, file_errors
+from infinilm.config.families.names import TensorNames
 from infinilm.errors import WeightError, did_you_mean
 from infinilm.files import open_regular, os_errors
 
@@ -41,12 +42,15 @@ class MappedTensors:
         What weights may be stored as.
     packed : PackedInfo or None
         How the weights are packed, in a folder that `infinilm pack` made.
+    names : TensorNames or None
+        How the files call the parameters of their model; None: as its family does.
     """
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     dtypes: frozenset[str]
     packed: PackedInfo | None = None
+    names: TensorNames | None = None
     _states: Mapping[Path, FileState]  # the state of each file before its header was read
 
     def __init__(self) -> None:

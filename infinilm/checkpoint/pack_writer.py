@@ -17,12 +17,13 @@ from infinilm.checkpoint.gguf import GgufCheckpoint
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.new_folder import check_room, copy_texts, new_folder, weights_file
 from infinilm.checkpoint.opening import open_checkpoint
-from infinilm.checkpoint.packed import PackedInfo
+from infinilm.checkpoint.packed import PackedInfo, is_of_linear
 from infinilm.checkpoint.quantised.checkpoint import QuantisedCheckpoint
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES
+from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
 from infinilm.checks import DTYPES, short_repr
-from infinilm.config.json.model_config import AutoConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.json.model_config import AutoConfig, ModelConfig
+from infinilm.config.spec import MtpFormat, build_spec
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.logs import logger
@@ -50,7 +51,7 @@ class _PackedFile:
         return self._shapes
 
     def load_param(self, name: str, tensor: Any, /) -> Sequence[str]:
-        if len(self._shapes[name]) != 2:
+        if not is_of_linear(name, self._shapes[name]):
             self._vectors[name] = tensor
         prepared = self._core.load_param(name, tensor)
         if prepared:
@@ -130,7 +131,10 @@ def pack_model(
         wanted = "float32" if dtype == "auto" else dtype  # in which 16 bits stay as they are
         if dtype == "auto" and quantization is None and is_gguf(source):
             wanted = checkpoint.checkpoint_dtype()
-        spec = build_spec(config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization)
+        mtp = _head_format(config, checkpoint, quantization)
+        spec = build_spec(
+            config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization, mtp=mtp
+        )
         kept = checkpoint.kept_dtype(wanted)
         if quantization is None:
             _tell_unpacked(checkpoint, _core.weight_bytes(spec, kept))
@@ -140,7 +144,7 @@ def pack_model(
                 check_room(out, _core.weight_bytes(spec, kept))
                 copy_texts(source, out, kept)
                 with weights_file(out) as file:
-                    packed = _PackedFile(file, core, PackedInfo(Path(file.name), quantization, kept).metadata())
+                    packed = _PackedFile(file, core, PackedInfo(Path(file.name), quantization, kept, mtp).metadata())
                     load_weights(
                         checkpoint,
                         packed,
@@ -153,6 +157,18 @@ def pack_model(
         finally:
             core.close()
     return out
+
+
+def _head_format(
+    config: ModelConfig, checkpoint: Checkpoint | GgufCheckpoint, quantization: str | None
+) -> MtpFormat | None:
+    """How an MTP head is packed beside a model of `quantization`: as it is loaded by default. None: there is none."""
+    files = checkpoint.tensors, checkpoint.names
+    if not has_mtp_head(config, *files):
+        return None
+    return MtpFormat.beside(
+        quantization, "int4", num_ids=config.vocab_size, has_lm_head=has_mtp_lm_head(config, *files)
+    )
 
 
 def _tell_unpacked(checkpoint: Checkpoint | GgufCheckpoint, size: int) -> None:

@@ -9,18 +9,19 @@ Norms and biases are as in any checkpoint, and so are the names of the parameter
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinilm import _core
 from infinilm.checks import DTYPES, short_repr
+from infinilm.config.spec import MtpFormat
 from infinilm.errors import ConfigError, WeightError
 
 if TYPE_CHECKING:
     from infinilm.checkpoint.safetensors_header import TensorInfo
 
-__all__ = ["PackedInfo", "expected_tensors", "read_packed"]
+__all__ = ["PackedInfo", "expected_tensors", "is_of_linear", "read_packed", "unread_of_head"]
 
 _FORMAT = "infinilm packed"  # in the metadata, where files of other libraries have "pt"
 _LAYOUT = (
@@ -42,15 +43,23 @@ class PackedInfo:
         None, "int8" or "int4".
     dtype : str
         The dtype that the weights had before they were quantised: "float32", "bfloat16" or "float16".
+    mtp : MtpFormat or None
+        How the MTP head is packed; None: there is none.
     """
 
     file: Path
     quantization: str | None
     dtype: str
+    mtp: MtpFormat | None = None
 
     def metadata(self) -> dict[str, str]:
         """The metadata in the header of a file."""
+        of_head = self.mtp and {
+            "mtp_quantization": self.mtp.quantization or "none",
+            "mtp_lm_head_size": str(self.mtp.lm_head_size),
+        }
         return {
+            **(of_head or {}),
             "format": _FORMAT,
             "layout_version": str(_core.PACKED_LAYOUT_VERSION),
             "layout": _LAYOUT,
@@ -66,6 +75,22 @@ class PackedInfo:
                 f"{self.quantization or self.dtype}; leave it out, or pack the original checkpoint again"
             )
         return self.quantization
+
+    def resolve_mtp(self, quantization: str | None, vocab_size: int | None) -> MtpFormat | None:
+        """Return how the MTP head is packed; what contradicts it is a `ConfigError`.
+
+        `quantization`, `vocab_size`: those of `MtpSettings`.
+        """
+        if self.mtp is None:
+            return None
+        is_other = quantization != "auto" and (quantization or self.quantization) != self.mtp.quantization
+        if is_other or vocab_size not in (None, self.mtp.lm_head_size):
+            raise ConfigError(
+                f"speculation: the MTP head in {self.file} is packed as {self.mtp.quantization or self.dtype} with "
+                f"{self.mtp.lm_head_size or 'all'} tokens, got quantization={quantization!r} and "
+                f"vocab_size={vocab_size}; leave them out, or load the checkpoint that it was packed from"
+            )
+        return self.mtp
 
     def check_device(self, device: str) -> None:
         """Refuse a device other than the CPU."""
@@ -99,7 +124,7 @@ def read_packed(metadata: Mapping[Path, Mapping[str, str]]) -> PackedInfo | None
     first = next(iter(found.values()))
     for file in metadata:
         other = found.get(file)
-        if other is None or (other.quantization, other.dtype) != (first.quantization, first.dtype):
+        if other is None or replace(other, file=first.file) != first:
             raise WeightError(
                 f"{file}: packed otherwise than {first.file}, or not packed: these files are not of one model; pack "
                 "the original checkpoint again"
@@ -121,7 +146,21 @@ def _read_file(file: Path, entries: Mapping[str, str]) -> PackedInfo:
             f"{', '.join(DTYPES)}; got {short_repr(quantization)} and {short_repr(dtype)}; pack the original "
             "checkpoint again"
         )
-    return PackedInfo(file, None if quantization == "none" else quantization, dtype)
+    of_head, size = entries.get("mtp_quantization"), entries.get("mtp_lm_head_size", "")
+    mtp = None
+    if of_head is not None:
+        if of_head not in ("none", "int8", "int4") or not (size.isdecimal() and len(size) < 10):
+            raise WeightError(
+                f"{file}: expected a packed MTP head of the quantization none, int8 or int4 and the size of its "
+                f"lm_head, got {short_repr(of_head)} and {short_repr(size)}; pack the original checkpoint again"
+            )
+        mtp = MtpFormat(None if of_head == "none" else of_head, int(size))
+    return PackedInfo(file, None if quantization == "none" else quantization, dtype, mtp)
+
+
+def is_of_linear(name: str, shape: Sequence[int]) -> bool:
+    """Tell whether a parameter is packed with a linear: rows that are added to the embedding stay as they are."""
+    return len(shape) == 2 and not name.startswith(("model.embed_positions.", "model.embed_token_types."))
 
 
 def expected_tensors(
@@ -154,7 +193,9 @@ def expected_tensors(
     tables: dict[str, Mapping[str, tuple[str, Sequence[int]]]] = {
         format: _core.packed_shapes(engine.spec, format) for format in (*DTYPES, "int8", "int4")
     }
-    shapes: dict[str, tuple[int, ...]] = {name: shape for name, shape in params.items() if len(shape) != 2}
+    shapes: dict[str, tuple[int, ...]] = {
+        name: shape for name, shape in params.items() if not is_of_linear(name, shape)
+    }
     dtypes: dict[str, str] = {}
     for name in tables[usual]:
         if not name.endswith(".panels"):
@@ -165,3 +206,10 @@ def expected_tensors(
             if tensor in table:
                 dtypes[tensor], shapes[tensor] = table[tensor][0], tuple(table[tensor][1])
     return shapes, dtypes
+
+
+def unread_of_head(engine: Any, stored: Mapping[str, TensorInfo], packed: PackedInfo) -> tuple[str, ...]:
+    """Names of the tensors of a packed MTP head that an engine does not load; the arguments are as above."""
+    if packed.mtp is None or engine.spec.mtp is not None:
+        return ()
+    return tuple(name for name in stored if name.startswith(f"model.layers.{engine.spec.num_layers}."))

@@ -19,7 +19,7 @@ from infinilm.checkpoint.folder import FLOATS
 from infinilm.checkpoint.head_rows import HeadRows, order_of_pairs, rows_by_head
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.config.families import family_of
-from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, TensorNames
+from infinilm.config.families.names import MISTRAL_OWN, OF_MISTRAL_OWN, WRAPPED, TensorNames
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.config.spec import rotary_dim, shapes_of
 from infinilm.config.sublayers.layer_shapes import LayerShape
@@ -172,28 +172,31 @@ def find_by_names(
     return FoundTensors(sources, shapes, others, of_heads)
 
 
-def has_mtp_head(config: ModelConfig, stored: Collection[str] | None) -> bool:
-    """Whether files with tensors of these names have an MTP head in a layout that is read; None: whether any may."""
-    names = family_of(config.architecture).names
-    if stored is None or not (names.mtp or names.later_layers):
-        return bool(names.mtp or names.later_layers)
-    return all(_has_module_of_head(config, stored, module) for module in _OF_HEAD)
+def has_mtp_head(config: ModelConfig, stored: Collection[str] | None, names: TensorNames | None = None) -> bool:
+    """Whether files with tensors of these names have an MTP head in a layout that is read; None: whether any may.
+
+    `names`: how the files call what they hold; None: as the family of the model does.
+    """
+    of_family = family_of(config.architecture).names
+    if stored is None or not (of_family.mtp or of_family.later_layers):
+        return bool(of_family.mtp or of_family.later_layers)
+    return all(_has_module_of_head(config, stored, names, module) for module in _OF_HEAD)
 
 
-def has_mtp_lm_head(config: ModelConfig, stored: Collection[str]) -> bool:
-    """Whether files with tensors of these names, and with an MTP head, have an lm_head for it alone."""
-    return _has_module_of_head(config, stored, _LM_HEAD_OF_HEAD)
+def has_mtp_lm_head(config: ModelConfig, stored: Collection[str], names: TensorNames | None = None) -> bool:
+    """Whether files with an MTP head have an lm_head for it alone; the arguments are those of `has_mtp_head`."""
+    return _has_module_of_head(config, stored, names, _LM_HEAD_OF_HEAD)
 
 
-def _has_module_of_head(config: ModelConfig, stored: Collection[str], module: str) -> bool:
-    files = _Files(family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
+def _has_module_of_head(config: ModelConfig, stored: Collection[str], names: TensorNames | None, module: str) -> bool:
+    files = _Files(names or family_of(config.architecture).names, None, shapes_of(config), {}, stored, {})
     layer = f"layers.{config.num_hidden_layers}."
     name = files.tensor(_Parameter("", (), layer, module, "", "", module), module)
     return any(tensor.startswith(f"{name}.") for tensor in stored)
 
 
 # What an MTP head has besides a layer: files that lack any of it have what is left of a head.
-_OF_HEAD = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+_OF_HEAD = ("enorm", "hnorm", "eh_proj")
 _LM_HEAD_OF_HEAD = "shared_head.head"  # an lm_head of its own; where files have none, the engine copies the model's
 
 
@@ -243,12 +246,13 @@ class _Files:
     ) -> None:
         self.names, self.order, self.stored, self.by_head = names, order, stored, by_head
         self._layers, self.expected, self.num_layers = layers, expected, len(layers)
-        # The prefixes that the files use; the first where they use none.
-        table = names.outside.get("embed_tokens", "embed_tokens")
-        used = (pair for pair in names.prefixes if f"{pair[0]}{table}.weight" in stored)
-        # A checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
-        usual = ("", "") if f"{table}.weight" in stored else names.prefixes[0]
-        self.model, self.head = next(used, usual)
+        table, self.lm_head = (names.outside.get(module, module) for module in ("embed_tokens", "lm_head"))
+        # The prefixes that the files use: of the family or of a wrapper around it; the first where they use none. A
+        # checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
+        known = (*names.prefixes, ("", ""), *WRAPPED)
+        used = (pair for pair in known if f"{pair[0]}{table}.weight" in stored)
+        self.model, self.head = next(used, names.prefixes[0])
+        self.is_wrapped = (self.model, self.head) in set(WRAPPED) - set(names.prefixes)
         self.joined, self.stacked = (
             {part: (whole, parts) for whole, parts in table.items() for part in parts}
             for table in (names.joined, names.stacked)
@@ -300,6 +304,8 @@ class _Files:
         """True if a tensor belongs to a part of the model that is not computed."""
         if self.names.not_read and tensor.startswith(self.names.not_read):
             return True
+        if self.is_wrapped and not tensor.startswith((self.model, f"{self.head}{self.lm_head}.")):
+            return True
         number, _, rest = tensor.removeprefix(f"{self.model}{self.names.layers}.").partition(".")
         if not number.isdecimal():
             return False
@@ -339,6 +345,18 @@ def _lm_head_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
     if own in files.stored:
         source = Source(own, 0, shape[0])
     return replace(source, end=parameter.shape[0]), shape
+
+
+def _norm_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
+    """Find the norm behind an MTP head in files that have none for it: it is that behind the model.
+
+    So it is in ERNIE 4.5 (FastDeploy, ernie4_5_mtp.py) and where GGUF files have no `nextn.shared_head_norm`.
+    """
+    if parameter.module != "shared_head.norm":
+        return None
+    if files.tensor(parameter, parameter.module) + parameter.kind in files.stored:
+        return None
+    return _outside(files, _parse(f"model.norm{parameter.kind}", parameter.shape, ()))
 
 
 def _projection_of_head(files: _Files, parameter: _Parameter) -> _Found | None:
@@ -458,6 +476,7 @@ _MATCHERS = (
     _norm_of_sum,
     _outside,
     _lm_head_of_head,
+    _norm_of_head,
     _projection_of_head,
     _head_by_head,
     _in_a_stack,

@@ -234,6 +234,19 @@ def add_control_vector(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tiers(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `LLM` that keep prefixes outside of the KV cache."""
+    parser.add_argument(
+        "--host-cache", type=size, metavar="SIZE", help="memory for prefixes that the KV cache has no room for"
+    )
+    parser.add_argument(
+        "--disk-cache", metavar="FOLDER", help="keep prefixes here, also for later runs; several processes may share it"
+    )
+    parser.add_argument(
+        "--disk-cache-size", type=size, default="16GiB", metavar="SIZE", help="of all its files; default 16GiB"
+    )
+
+
 def add_speculation(parser: argparse.ArgumentParser) -> None:
     """Add the option for drafts."""
     parser.add_argument(
@@ -487,12 +500,13 @@ def open_llm(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
 
 
 def make_llm(args: argparse.Namespace, **settings: Any) -> LLM:
-    """Make the LLM of a command with the options of `add_control_vector`, `add_speculation` and `add_quiet`."""
+    """Make the LLM of a command: options of `add_control_vector`, `add_tiers`, `add_speculation`, `add_quiet`."""
     from infinilm.engine import ControlVector, HookRegistry
     from infinilm.llm import LLM
 
     hooks = HookRegistry() if args.control_vector else None
     vectors = [ControlVector.from_gguf(file) * scale for file, scale in args.control_vector or ()]
+    settings |= {name: getattr(args, name) for name in ("host_cache", "disk_cache", "disk_cache_size")}
     llm = LLM(args.model, hooks=hooks, speculation=args.speculation, use_tqdm=not args.quiet, **settings)
     if hooks is not None:
         try:

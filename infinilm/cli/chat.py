@@ -20,6 +20,7 @@ from infinilm.cli.arguments import (
     add_sampling,
     add_speculation,
     add_text,
+    add_tiers,
     key_and_json,
     open_llm,
     sampling_params,
@@ -87,6 +88,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=512)
     add_constraint(parser)
     add_control_vector(parser)
+    add_tiers(parser)
     add_speculation(parser)
     add_quiet(parser)
 

@@ -30,6 +30,7 @@ from infinilm.cli.arguments import (
     add_sampling,
     add_speculation,
     add_text,
+    add_tiers,
     as_options,
     flag,
     integer_list,
@@ -204,6 +205,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add_sampling(parser, max_tokens=256, several=True)
     add_constraint(parser)
     add_control_vector(parser)
+    add_tiers(parser)
     add_speculation(parser)
     add_receipt(parser)
     add_quiet(parser)

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infinilm.cli.arguments import add_lora, add_model_settings, add_quiet, model_settings
 from infinilm.cli.output import put, stdin_text
@@ -15,25 +15,36 @@ from infinilm.errors import ConfigError, ReceiptError
 if TYPE_CHECKING:
     from infinilm.receipts import Receipt, Verdict
 
-__all__ = ["add_receipt", "add_verify", "check_receipt", "run_verify", "write_receipts"]
+__all__ = ["add_receipt", "add_sign", "add_verify", "check_receipt", "run_verify", "signing_key", "write_receipts"]
 
 
 def add_receipt(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that can write receipts."""
     parser.add_argument("--receipt", metavar="FILE", help="write the receipt of each text here, a line of JSON")
-    parser.add_argument("--sign", metavar="KEY", help="sign it with this Ed25519 private key (PEM)")
+    add_sign(parser)
+
+
+def add_sign(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the option of what can sign receipts."""
+    parser.add_argument("--sign", metavar="KEY", help="sign receipts with this Ed25519 private key (PEM)")
+
+
+def signing_key(path: str | None, gives_receipts: bool, option: str) -> Any:
+    """The key that signs receipts, if one was named. ConfigError: `option`, which asks for receipts, was not given."""
+    if path is None:
+        return None
+    if not gives_receipts:
+        raise ConfigError(f"--sign is for receipts: pass {option}, too")
+    from infinilm.receipts import read_key
+
+    return read_key(path, is_private=True)
 
 
 def check_receipt(args: argparse.Namespace) -> None:
     """ConfigError, OSError: the receipt cannot be written or signed, as far as can be told before the answer."""
+    signing_key(args.sign, args.receipt is not None, "--receipt FILE")
     if args.receipt is None:
-        if args.sign is not None:
-            raise ConfigError("--sign is for receipts: pass --receipt FILE, too")
         return
-    from infinilm.receipts import check_key
-
-    if args.sign is not None:
-        check_key(args.sign, is_private=True)
     with open(args.receipt, "x", encoding="ascii"):
         pass
 
@@ -61,10 +72,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def run_verify(args: argparse.Namespace) -> int:
     """Run `infinilm verify`; returns the exit code: 1 where a receipt is not equal."""
     from infinilm.llm import LLM
-    from infinilm.receipts import Verdict, check_key
+    from infinilm.receipts import Verdict, read_key
 
     if args.key is not None:
-        check_key(args.key, is_private=False)
+        read_key(args.key, is_private=False)
     read = list(_read(args.files))
     failed: dict[int, Verdict] = {}
     for i, (_, receipt) in enumerate(read):

@@ -14,6 +14,7 @@ from infinilm.cli.arguments import (
     add_model_settings,
     add_quiet,
     add_speculation,
+    add_tiers,
     flag,
     make_llm,
     model_settings,
@@ -23,6 +24,7 @@ from infinilm.cli.arguments import (
 )
 from infinilm.cli.front import add_front, needs_packages, read_front, seconds, signals_end_it
 from infinilm.cli.output import note
+from infinilm.cli.receipts import add_sign, signing_key
 from infinilm.cli.route import ROUTING, add_routing, routing_settings
 from infinilm.errors import ConfigError
 
@@ -74,6 +76,7 @@ def add_serve(parser: Parser) -> None:
     add_model_settings(parser, positional=True, several=True)
     add_lora(parser, "served as a model of this name; may be repeated")
     add_control_vector(parser)
+    add_tiers(parser)
     add_speculation(parser)
     add_quiet(parser)
     texts = parser.add_argument_group("what the model reads")
@@ -162,6 +165,12 @@ def add_serve(parser: Parser) -> None:
         metavar="FOLDER",
         help="let clients load and unload adapters that lie in it, by /v1/load_lora_adapter; default: they cannot",
     )
+    group.add_argument(
+        "--receipts",
+        action="store_true",
+        help="give receipts to requests with return_receipt; reads the files of the weights once more",
+    )
+    add_sign(group)
     group.add_argument("--no-page", action="store_true", help="no chat page at /")
     group.add_argument(
         "--unknown-fields",
@@ -283,6 +292,8 @@ def _serve(args: argparse.Namespace) -> int:
         max_queued_tokens=args.max_queued_tokens,
         page=not args.no_page,
         lora_folder=args.lora_folder,
+        receipts=args.receipts,
+        receipt_key=signing_key(args.sign, args.receipts, "--receipts"),
         unknown_fields=args.unknown_fields,
         sse_ping_interval=args.sse_ping_interval,
     )
@@ -344,7 +355,16 @@ def _one_more(args: argparse.Namespace, name: str, model: str, options: Mapping[
     """Another model, which shares the devices and the limits of the command, and has all else of its own."""
     texts = {key: options[key] for key in ("chat_template", "tokenizer") if key in options}
     settings = {"device": args.device} | {key: value for key, value in options.items() if key not in texts}
-    others = argparse.Namespace(**{**vars(args), "model": model, "control_vector": None, "speculation": "auto"})
+    others = argparse.Namespace(
+        **{
+            **vars(args),
+            "model": model,
+            "control_vector": None,
+            "speculation": "auto",
+            "host_cache": None,
+            "disk_cache": None,
+        }
+    )
     return _source(others, (name,), model, settings, texts)
 
 

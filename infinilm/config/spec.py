@@ -22,6 +22,7 @@ from infinilm._core import (
     MlpSpec,
     ModelSpec,
     MtpSpec,
+    PositionBiasSpec,
     RopeSpec,
     ShortConvSpec,
 )
@@ -33,6 +34,7 @@ from infinilm.config.sublayers.experts import experts_spec
 from infinilm.config.sublayers.latent import latent_spec
 from infinilm.config.sublayers.layer_shapes import LayerShape, layer_shapes, own_vectors
 from infinilm.config.sublayers.mamba import MAMBA_KEYS, mamba_spec, multipliers
+from infinilm.config.sublayers.position_bias import position_bias_spec
 from infinilm.config.sublayers.rope import Frequencies, inverse_frequencies
 from infinilm.config.sublayers.short_conv import conv_layers, short_conv_spec
 from infinilm.config.sublayers.windows import sliding_windows
@@ -41,6 +43,7 @@ from infinilm.errors import ConfigError
 __all__ = [
     "ACTIVATIONS",
     "LONE_SUBLAYERS",
+    "Eagle3Config",
     "GivenEmbeddings",
     "MtpFormat",
     "build_spec",
@@ -61,6 +64,53 @@ QUERY_SCALE = "llama_4_scaling_beta"  # a rope parameter, of q alone
 QUANTIZATIONS = ("int8", "int4", "fp8")
 """How an engine can store weights."""
 
+_MOST_POSITIONS = 2**20  # that a bias by distance is listed for
+
+
+NUM_TAPS = 3
+"""Layers that an EAGLE-3 head reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """An EAGLE-3 head.
+
+    Attributes
+    ----------
+    layer : ModelFields
+        The configuration of a model of one layer, which is that of the head.
+    vocab_size : int
+        Ids that it drafts; a map in its files tells which ids of the vocabulary these are.
+    norm_before_residual : bool
+        What it reads of the model is normed before it becomes its residual stream.
+    taps : tuple of int or None
+        Layers of the model at whose beginning it reads the residual stream. None: the usual ones.
+    """
+
+    layer: ModelFields
+    vocab_size: int
+    norm_before_residual: bool = False
+    taps: tuple[int, ...] | None = None
+
+    def taps_of(self, num_layers: int) -> list[int]:
+        """Layers of a model of so many at whose beginning it reads, in ascending order."""
+        return sorted(set(self.taps or (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))))
+
+    def check(self, config: ModelFields) -> None:
+        """Refuse a head that does not fit a model. ConfigError: its sizes are others, or there are no such layers."""
+        sizes = self.layer.hidden_size, config.hidden_size
+        if sizes[0] != sizes[1] or self.vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head has hidden_size {sizes[0]} and drafts {self.vocab_size} ids, and the "
+                f"model has hidden_size {sizes[1]} and {config.vocab_size} ids; take the head that was trained with "
+                "this model"
+            )
+        if len(taps := self.taps_of(config.num_hidden_layers)) != NUM_TAPS or taps[-1] > config.num_hidden_layers:
+            raise ConfigError(
+                f"speculation: the EAGLE-3 head reads layers {taps}; expected {NUM_TAPS} different ones of the "
+                f"{config.num_hidden_layers} of the model; take the head that was trained with this model"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class MtpFormat:
@@ -72,10 +122,26 @@ class MtpFormat:
         One of `QUANTIZATIONS`, as its linears are stored.
     lm_head_size : int
         Outputs of an lm_head of its own, which are the first ids of the vocabulary. 0: it has that of the model.
+    eagle3 : Eagle3Config, optional
+        It is an EAGLE-3 head, from another checkpoint. The ids of its lm_head are its own.
     """
 
     quantization: str | None = None
     lm_head_size: int = 0
+    eagle3: Eagle3Config | None = None
+
+    @classmethod
+    def beside(
+        cls, model: str | None, own: str | None, *, num_ids: int, is_cut: bool = False, has_lm_head: bool = False
+    ) -> MtpFormat:
+        """The format of a head of the quantization `own` beside a model of another.
+
+        `num_ids`: those that it drafts. `is_cut`: they are not all of the vocabulary. `has_lm_head`: the checkpoint has
+        one for the head alone.
+        """
+        # The lm_head of a quantised model is of 8 bits.
+        has_fewer_bits = own == "int4" or (own is not None and model is None)
+        return cls(own or model, num_ids if has_lm_head or has_fewer_bits or is_cut else 0)
 
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
@@ -112,20 +178,21 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
     _decided(family, "norm_topk_prob", family.norm_topk_prob, config)
     make_mixers = _mixers(family, config, shapes, ropes)
     mlp_bias = _decided(family, "mlp_bias", family.mlp_bias, config)
-    mlp = partial(MlpSpec, gated=family.gated_mlp, activation=activation)
+    mlp = partial(MlpSpec, gated=family.gated_mlp, down_bias=family.down_bias, activation=activation)
     # The norm that an MLP reads takes the multiplier of its gate, and so up has it, too.
     of_gate, of_mlp = multipliers("mlp_multipliers", config.mlp_multipliers, 2)
     layer_mlp = partial(mlp, in_multiplier=of_gate, out_multiplier=of_mlp / of_gate)
     has_experts, experts = experts_spec(config, family.routing, mlp)
 
-    def layer_spec(layer: int) -> LayerSpec:
+    def layer_spec(layer: int, *, is_dense: bool = False) -> LayerSpec:
         kind = config.layer_types[layer] if family.lone_sublayers and config.layer_types else None
         mixer, beside = (None, None) if kind in LONE_SUBLAYERS else make_mixers(layer)
-        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not has_experts[layer]
+        of_experts = has_experts[layer] and not is_dense
+        has_mlp = kind == "mlp" if kind else family.routing.beside_mlp or not of_experts
         return LayerSpec(
             mixer,
             layer_mlp(shapes[layer].intermediate_size, bias=mlp_bias) if has_mlp else None,
-            experts if has_experts[layer] else None,
+            experts if of_experts else None,
             beside,
         )
 
@@ -152,11 +219,14 @@ def decoder_spec(config: ModelFields, max_model_len: int, *, mtp: MtpFormat | No
         own_vectors=vectors,
         embedding_sum=_embedding_sum(family, config),
         ropes=ropes.tables,
+        position_bias=_position_bias(family, config, max_model_len),
         layers=[layer_spec(layer) for layer in range(config.num_hidden_layers)],
         mtp=None
-        if mtp is None
+        if mtp is None or mtp.eagle3 is not None
         else MtpSpec(
-            layer_spec(_last_with_attention(state_layers(config))), mtp.quantization or "none", mtp.lm_head_size
+            layer_spec(_last_with_attention(state_layers(config)), is_dense=family.routing.dense_head),
+            mtp.quantization or "none",
+            mtp.lm_head_size,
         ),
     )
 
@@ -184,6 +254,15 @@ def _embedding_sum(family: Family, config: ModelFields) -> EmbeddingSumSpec | No
     if not num_positions and not config.type_vocab_size:
         return None
     return EmbeddingSumSpec(num_positions, _position_offset(family, config), config.type_vocab_size)
+
+
+def _position_bias(family: Family, config: ModelFields, max_model_len: int) -> PositionBiasSpec | None:
+    """Return what is added to scores by distance; None: nothing.
+
+    The engine refuses texts that are longer than the learned positions, so nothing is listed for their distances.
+    """
+    longest = min(max_model_len, longest_text(config), _MOST_POSITIONS)
+    return position_bias_spec(family.position_bias, config.num_attention_heads, longest)
 
 
 def _last_with_attention(has_state: Sequence[bool]) -> int:
@@ -415,7 +494,28 @@ def build_spec(
     if given is not None:
         spec.given_levels = given.levels
         spec.ropes = [_on_axes(rope, given.rope_axes) for rope in spec.ropes]
+    if mtp is not None and mtp.eagle3 is not None:
+        mtp.eagle3.check(config)
+        _add_eagle3(spec, mtp, mtp.eagle3)
     return spec
+
+
+def _add_eagle3(spec: ModelSpec, mtp: MtpFormat, head: Eagle3Config) -> None:
+    """Give a model an EAGLE-3 head: the layer of a model of its own configuration, with the rope of that."""
+    own = decoder_spec(head.layer, spec.max_model_len)
+    layer = own.layers[0]
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionSpec) or own.norm != "rms" or own.post_norms or own.parallel_blocks:
+        raise ConfigError(
+            f"speculation: an EAGLE-3 head with a layer of {head.layer.architecture} is not supported; expected one "
+            "with attention and an MLP behind an RMSNorm each, such as that of Llama or Qwen3"
+        )
+    mixer.inputs = 2
+    if mixer.rope >= 0:
+        mixer.rope, spec.ropes = len(spec.ropes), [*spec.ropes, own.ropes[mixer.rope]]
+    layer.mixer = mixer
+    taps = head.taps_of(spec.num_layers)
+    spec.mtp = MtpSpec(layer, mtp.quantization or "none", mtp.lm_head_size, taps, head.norm_before_residual)
 
 
 def _on_axes(rope: RopeSpec, axes: Sequence[int]) -> RopeSpec:

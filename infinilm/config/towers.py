@@ -2,29 +2,50 @@
 
 A tower is a list of encoder layers like any other, so its math is a `ModelSpec` with a `TowerSpec`, and its weights
 are found by `TensorNames`. What differs between towers is a row of `TOWERS`: which keys of config.json say the sizes,
-how positions are told, what is normed how, and what the model of texts takes.
+how positions are told, what is normed how, what becomes of neighbouring patches, and what the model of texts takes.
+
+Sources of these facts: modeling_qwen3_vl.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py,
+modeling_pixtral.py and modeling_idefics3.py of transformers 5.24.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from infinilm._core import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, TowerSpec
+from infinilm._core import AttentionSpec, LayerSpec, MergerLinear, MlpSpec, ModelSpec, RopeSpec, TowerSpec
 from infinilm.checks import as_integer
 from infinilm.config.families.names import TensorNames
 from infinilm.config.spec import ACTIVATIONS, GivenEmbeddings
 from infinilm.config.sublayers.layer_shapes import LayerShape
 from infinilm.errors import ConfigError
 
-__all__ = ["TOWERS", "TowerConfig", "TowerFamily"]
+__all__ = ["KEPT_ROWS_BYTES", "TOWERS", "Linear", "TowerConfig", "TowerFamily", "TowerPlace"]
+
+KEPT_ROWS_BYTES = 256 << 20
+"""Bytes of rows of pictures that are kept in host memory, so that a picture that comes again costs no tower."""
 
 _ROPE_THETA = 10000.0
+
+
+class Linear(NamedTuple):
+    """One of the linears that make a row of neighbouring patches: see `MergerLinear`."""
+
+    size: Literal["merged", "hidden", "out"]  # outputs: all numbers of the patches, those of one, or those of a row
+    bias: bool | str = True  # a str: a key of config.json says it
+    activated: bool = False
+
+
+class TowerPlace(NamedTuple):
+    """What stands before the names of a tower's tensors in some files, and before those of its merger."""
+
+    tower: str
+    merger: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +56,75 @@ class TowerFamily:
     ----------
     keys : mapping of str to str
         Keys of `vision_config`, by the field of `TowerConfig` that each says.
+    outer_keys : mapping of str to str or tuple of str
+        The same of config.json itself, or of its `text_config` where there is a dot; the first of several counts.
     defaults : mapping of str to value
-        Values of fields whose keys are left out.
-    prefixes : tuple of str
-        What stands before the names of all its tensors: the first that the files use.
+        Values of fields whose keys are left out. One without a key has no other.
+    fixed_keys : mapping of str to tuple of values
+        Keys of config.json that are computed with these values alone.
+    places : tuple of TowerPlace
+        What the names of its tensors begin with: the first that the files use.
     names : TensorNames
-        Behind that.
+        Behind that. In `outside`, `{tower}` and `{merger}` stand for it.
     level_names : mapping of str to str
         Names of the modules that merge a level, `{}` being its number, by the engine's.
     norm : str
-        The kind of its norms; `norm_eps`: theirs.
+        The kind of its norms.
+    merger : tuple of Linear
+        What makes a row of neighbouring patches.
+    merges_by_channel : bool
+        The first of these linears reads the numbers of the patches channel by channel, and not patch by patch.
+    merger_matrix : str
+        The name of a tensor that is the weight of the first of these linears, transposed. "": there is none.
     merger_activation : str
-        What is between the two linears that make a row.
+        What is behind those of these linears that are activated, where no key says it.
+    pooled, pooled_norm_offset
+        See `TowerSpec`.
     positions : str
-        Learned positions: a square table that is stretched bilinearly to a picture's patches, or none.
+        Learned positions: a square table that is stretched bilinearly to a picture's patches; one whose rows are those
+        of its patches; one whose rows are those that a patch lies over in a square picture; or none.
+    rope : str
+        Which frequencies turn by the row of a patch, and which by its column: each axis has all of half as many
+        ("halves"), or every second one ("turns"); or none turns.
+    gated, bias, patch_bias, patch_norm : bool
+        Whether the MLP has a gate, linears of layers a bias, and what embeds patches a bias and a norm behind it.
+    resize : str
+        How pictures are resized and cut: see `infinilm.images.sizes`.
+    text : str
+        What stands for a picture in a prompt: its own tokens alone ("plain"), rows of them with marks behind them
+        ("rows"), all between two marks ("between"), or those of tiles ("tiles"). See `infinilm.requests.placeholders`.
+    placeholder : str
+        The token that stands where a picture is in a prompt, where it is not that of its rows.
+    two_way : bool
+        The model of texts lets tokens of a picture see all others of it.
     """
 
     keys: Mapping[str, str]
+    outer_keys: Mapping[str, str | tuple[str, ...]] = field(
+        default_factory=lambda: {"image_token_id": ("image_token_id", "image_token_index")}
+    )
     defaults: Mapping[str, Any]
-    prefixes: tuple[str, ...]
+    fixed_keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    places: tuple[TowerPlace, ...]
     names: TensorNames
     level_names: Mapping[str, str] = field(default_factory=dict)
     norm: Literal["rms", "layer", "layer_bias"] = "layer_bias"
-    norm_eps: float = 1e-6
+    merger: tuple[Linear, ...]
+    merges_by_channel: bool = False
+    merger_matrix: str = ""
     merger_activation: str = "gelu"
-    positions: Literal["stretched", "none"] = "stretched"
+    pooled: bool = False
+    pooled_norm_offset: float = 0
+    positions: Literal["stretched", "learned", "bucketed", "none"]
+    rope: Literal["halves", "turns", "none"]
+    gated: bool = False
+    bias: bool = True
+    patch_bias: bool = True
+    patch_norm: bool = False
+    resize: Literal["area", "square", "edge", "tiles"] = "area"
+    text: Literal["plain", "rows", "between", "tiles"] = "plain"
+    placeholder: str = ""
+    two_way: bool = False
 
 
 _QWEN3_VL = TowerFamily(
@@ -88,17 +153,17 @@ _QWEN3_VL = TowerFamily(
         "out_size": 3584,
         "num_positions": 2304,
         "levels": (8, 16, 24),
+        "norm_eps": 1e-6,
     },
-    prefixes=("model.visual.", "visual."),
+    places=(TowerPlace("model.visual.", "model.visual.merger."), TowerPlace("visual.", "visual.merger.")),
     names=TensorNames(
         layers="blocks",
         outside={
-            "embed_tokens": "patch_embed.proj",
-            "embed_patches": "patch_embed.proj",
-            "embed_positions": "pos_embed",
-            "norm": "merger.norm",
-            "merger_inner": "merger.linear_fc1",
-            "merger_outer": "merger.linear_fc2",
+            "embed_patches": "{tower}patch_embed.proj",
+            "embed_positions": "{tower}pos_embed",
+            "norm": "{merger}norm",
+            "merger_0": "{merger}linear_fc1",
+            "merger_1": "{merger}linear_fc2",
         },
         renamed={
             "self_attn.o_proj": "attn.proj",
@@ -110,21 +175,186 @@ _QWEN3_VL = TowerFamily(
         joined={"attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
     ),
     level_names={
-        "norm": "deepstack_merger_list.{}.norm",
-        "inner": "deepstack_merger_list.{}.linear_fc1",
-        "outer": "deepstack_merger_list.{}.linear_fc2",
+        "norm": "{{tower}}deepstack_merger_list.{}.norm",
+        "0": "{{tower}}deepstack_merger_list.{}.linear_fc1",
+        "1": "{{tower}}deepstack_merger_list.{}.linear_fc2",
     },
+    merger=(Linear("merged", activated=True), Linear("out")),
+    positions="stretched",
+    rope="halves",
 )
 
 _QWEN3_5 = replace(_QWEN3_VL, defaults={**_QWEN3_VL.defaults, "levels": ()})
+
+# SigLIP (arXiv:2303.15343), and Idefics3's variant of it.
+_SIGLIP_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "hidden_act",
+    "patch_size": "patch_size",
+    "image_size": "image_size",
+    "norm_eps": "layer_norm_eps",
+}
+_SIGLIP_NAMES = TensorNames(
+    layers="encoder.layers",
+    outside={
+        "embed_patches": "{tower}embeddings.patch_embedding",
+        "embed_positions": "{tower}embeddings.position_embedding",
+        "norm": "{tower}post_layernorm",
+    },
+    renamed={
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.up_proj": "mlp.fc1",
+        "mlp.down_proj": "mlp.fc2",
+        "input_layernorm": "layer_norm1",
+        "post_attention_layernorm": "layer_norm2",
+    },
+)
+_SIGLIP_DEFAULTS = {
+    "num_layers": 12,
+    "hidden_size": 768,
+    "num_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu_pytorch_tanh",
+    "patch_size": 16,
+    "temporal_patch_size": 1,
+    "image_size": 224,
+    "norm_eps": 1e-6,
+    "levels": (),
+}
+
+
+def _places(tower: str, merger: str, inner: str = "") -> tuple[TowerPlace, ...]:
+    """Names in files of transformers 5 and of earlier versions, with a module around the tower, or without."""
+    return tuple(
+        TowerPlace(f"{model}{tower}.{within}", f"{model}{merger}.")
+        for model in ("model.", "")
+        for within in ((inner, "") if inner else ("",))
+    )
+
+
+_GEMMA3 = TowerFamily(
+    keys=_SIGLIP_KEYS,
+    outer_keys={
+        "image_token_id": ("image_token_id", "image_token_index"),
+        "out_size": "text_config.hidden_size",
+        "num_image_tokens": "mm_tokens_per_image",
+    },
+    defaults={**_SIGLIP_DEFAULTS, "num_image_tokens": 256, "image_token_id": 262144},
+    places=_places("vision_tower", "multi_modal_projector", "vision_model."),
+    names=replace(_SIGLIP_NAMES, outside={**_SIGLIP_NAMES.outside, "merger_norm": "{merger}mm_soft_emb_norm"}),
+    merger=(Linear("out", bias=False),),
+    merger_matrix="mm_input_projection_weight",
+    pooled=True,
+    pooled_norm_offset=1,
+    positions="learned",
+    rope="none",
+    resize="square",
+    text="between",
+    placeholder="<start_of_image>",
+    two_way=True,
+)
+
+_IDEFICS3 = TowerFamily(
+    keys=_SIGLIP_KEYS,
+    outer_keys={
+        "image_token_id": "image_token_id",
+        "out_size": "text_config.hidden_size",
+        "merge_size": "scale_factor",
+    },
+    defaults={**_SIGLIP_DEFAULTS, "patch_size": 32, "merge_size": 2, "image_token_id": 128257},
+    places=_places("vision_model", "connector"),
+    names=replace(_SIGLIP_NAMES, outside={**_SIGLIP_NAMES.outside, "merger_0": "{merger}modality_projection.proj"}),
+    merger=(Linear("out", bias=False),),
+    positions="bucketed",
+    rope="none",
+    resize="tiles",
+    text="tiles",
+)
+
+_MISTRAL3 = TowerFamily(
+    keys={
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "hidden_act": "hidden_act",
+        "patch_size": "patch_size",
+    },
+    outer_keys={
+        "image_token_id": ("image_token_id", "image_token_index"),
+        "out_size": "text_config.hidden_size",
+        "merge_size": "spatial_merge_size",
+        "merger_eps": "text_config.rms_norm_eps",
+        "merger_act": "projector_hidden_act",
+    },
+    defaults={
+        "num_layers": 24,
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_act": "gelu",
+        "patch_size": 16,
+        "temporal_patch_size": 1,
+        "merge_size": 2,
+        "num_positions": 0,
+        "levels": (),
+        "norm_eps": 1e-5,
+        "merger_eps": 1e-6,
+        "merger_act": "gelu",
+        "image_token_id": 10,
+    },
+    fixed_keys={"vision_feature_layer": (-1, [-1])},
+    places=_places("vision_tower", "multi_modal_projector"),
+    names=TensorNames(
+        layers="transformer.layers",
+        outside={
+            "embed_patches": "{tower}patch_conv",
+            "patch_norm": "{tower}ln_pre",
+            "norm": "{merger}norm",
+            "merger_0": "{merger}patch_merger.merging_layer",
+            "merger_1": "{merger}linear_1",
+            "merger_2": "{merger}linear_2",
+        },
+        renamed={
+            **{f"self_attn.{part}_proj": f"attention.{part}_proj" for part in "qkvo"},
+            **{f"mlp.{part}_proj": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "ffn_norm",
+        },
+    ),
+    norm="rms",
+    merger=(
+        Linear("hidden", bias=False),
+        Linear("out", bias="multimodal_projector_bias", activated=True),
+        Linear("out", bias="multimodal_projector_bias"),
+    ),
+    merges_by_channel=True,
+    positions="none",
+    rope="turns",
+    gated=True,
+    bias=False,
+    patch_bias=False,
+    patch_norm=True,
+    resize="edge",
+    text="rows",
+)
 
 TOWERS: Mapping[str, TowerFamily] = {
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": _QWEN3_VL,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
+    "gemma3": _GEMMA3,
+    "mistral3": _MISTRAL3,
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
 }
 """By the model_type of config.json."""
+
+_COUNTS = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "patch_size", "temporal_patch_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +365,8 @@ class TowerConfig:
     ----------
     family : TowerFamily
     num_layers, hidden_size, num_heads, intermediate_size : int
-    hidden_act : str
-        As config.json calls it.
+    hidden_act, merger_act : str
+        Activations of the MLP and of the merger, as config.json calls them.
     patch_size, temporal_patch_size, merge_size : int
         Sides of a patch in pixels, its frames, and patches of each side that become one row.
     out_size : int
@@ -145,8 +375,14 @@ class TowerConfig:
         Learned positions: a square number.
     levels : tuple of int
         Layers whose results the first layers of the model of texts take besides.
+    norm_eps, merger_eps : float
+        What norms of the layers add, and what those behind them add.
+    rope_theta : float
+        The base of the frequencies that turn, where any do.
+    merger_biases : tuple of bool
+        Whether each linear of the merger has a bias.
     image_token_id : int
-        The token that stands where an image is.
+        The token that stands for a row of an image.
     rope_axes : tuple of int
         See `RopeSpec.axes` in the model of texts: its tokens have positions in time, rows and columns.
     """
@@ -157,12 +393,17 @@ class TowerConfig:
     num_heads: int
     intermediate_size: int
     hidden_act: str
+    merger_act: str
     patch_size: int
     temporal_patch_size: int
     merge_size: int
     out_size: int
     num_positions: int
     levels: tuple[int, ...]
+    norm_eps: float
+    merger_eps: float
+    rope_theta: float
+    merger_biases: tuple[bool, ...]
     image_token_id: int
     rope_axes: tuple[int, ...]
 
@@ -179,34 +420,34 @@ class TowerConfig:
         given, text = values.get("vision_config"), values.get("text_config")
         if family is None or not isinstance(given, Mapping) or not isinstance(text, Mapping):
             return None
-        said = {name: given.get(key) for name, key in family.keys.items()}
-        fields = {name: family.defaults[name] if value is None else value for name, value in said.items()}
-        for name, value in fields.items():
-            if name not in ("levels", "hidden_act"):
-                as_integer(f"vision_config: {family.keys[name]}", value, least=0 if name == "num_positions" else 1)
+        for key, known in family.fixed_keys.items():
+            if key in values and values[key] not in known:
+                raise ConfigError(f"{key} is {values[key]!r}; computed is {known[0]!r}")
+        fields = _read_fields(family, values, given)
         levels = fields["levels"]
         if not isinstance(levels, Sequence) or not all(isinstance(level, int) for level in levels):
             raise ConfigError(f"vision_config: {family.keys['levels']} must be a list of layers; got {levels!r}")
-        made = cls(
-            **{**fields, "levels": tuple(levels)},
-            family=family,
-            image_token_id=as_integer("image_token_id", values.get("image_token_id"), least=0),
-            rope_axes=_rope_axes(text),
-        )
-        if sorted({*levels}) != [*levels] or any(not 0 <= level < made.num_layers for level in levels):
-            raise ConfigError(
-                f"vision_config: {family.keys['levels']} must be some of {made.num_layers} layers, in their order; got "
-                f"{levels!r}"
-            )
-        if made.side**2 != made.num_positions:
-            raise ConfigError(f"vision_config: {made.num_positions} positions are no square")
-        if made.hidden_act not in ACTIVATIONS:
-            raise ConfigError(f"vision_config: hidden_act {made.hidden_act!r} is not supported")
-        if made.hidden_size % made.num_heads or made.hidden_size // made.num_heads % 4:
-            raise ConfigError(
-                f"vision_config: a head has {made.hidden_size} / {made.num_heads} numbers, which is no multiple of 4"
-            )
+        biases = (bool(values.get(own.bias, False)) if isinstance(own.bias, str) else own.bias for own in family.merger)
+        fields |= {"levels": tuple(levels), "merger_biases": tuple(biases)}
+        made = cls(**fields, family=family, rope_axes=_rope_axes(text))
+        made._check()
         return made
+
+    def _check(self) -> None:
+        if sorted({*self.levels}) != [*self.levels] or any(not 0 <= level < self.num_layers for level in self.levels):
+            raise ConfigError(
+                f"vision_config: {self.family.keys['levels']} must be some of {self.num_layers} layers, in their "
+                f"order; got {list(self.levels)!r}"
+            )
+        if self.side**2 != self.num_positions:
+            raise ConfigError(f"vision_config: {self.num_positions} positions are no square")
+        for act in (self.hidden_act, self.merger_act):
+            if act not in ACTIVATIONS:
+                raise ConfigError(f"vision_config: the activation {act!r} is not supported")
+        if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
+            raise ConfigError(
+                f"vision_config: a head has {self.hidden_size} / {self.num_heads} numbers, which is no multiple of 4"
+            )
 
     @property
     def side(self) -> int:
@@ -229,82 +470,173 @@ class TowerConfig:
         head_dim = self.hidden_size // self.num_heads
         return [LayerShape(head_dim, self.num_heads, self.intermediate_size, 0) for _ in range(self.num_layers)]
 
-    def prefix(self, stored: Iterable[str]) -> str:
-        """What stands before the names of all its tensors, in files with tensors of these names; "": they lack it."""
-        names = list(stored)
-        used = (prefix for prefix in self.family.prefixes if any(name.startswith(prefix) for name in names))
-        return next(used, "")
+    def place(self, stored: Collection[str]) -> TowerPlace | None:
+        """What the names of its tensors begin with, in files with tensors of these names; None: they lack it."""
+        patches = self.family.names.outside["embed_patches"] + ".weight"
+        used = (place for place in self.family.places if patches.format(**place._asdict()) in stored)
+        return next(used, None)
 
-    def names(self, prefix: str) -> TensorNames:
-        """How to find its parameters behind such a prefix."""
-        levels = {
-            f"level{i}_{part}": name.format(i)
-            for i in range(len(self.levels))
-            for part, name in self.family.level_names.items()
-        }
+    def names(self, place: TowerPlace) -> TensorNames:
+        """How to find its parameters there."""
         own = self.family.names
-        return replace(own, prefixes=((prefix, ""),), outside={**own.outside, **levels})
+        outside = {
+            **own.outside,
+            **{
+                f"level{i}_{part}": name.format(i)
+                for i in range(len(self.levels))
+                for part, name in self.family.level_names.items()
+            },
+        }
+        return replace(
+            own,
+            prefixes=(("", ""),),
+            layers=f"{place.tower}{own.layers}",
+            outside={module: name.format(**place._asdict()) for module, name in outside.items()},
+        )
 
     def spec(self, dtype: str, max_patches: int) -> ModelSpec:
         """Write its math for pictures of up to so many patches."""
         family, head_dim = self.family, self.hidden_size // self.num_heads
-        # Half of the frequencies turn by the row of a patch, half by its column, both over the whole range.
-        exponents = np.arange(0, head_dim // 2, 2, dtype=np.float32) / np.float32(head_dim // 2)
-        inv_freq = (1 / np.float32(_ROPE_THETA) ** exponents).astype(np.float32).tolist()
-        rope = RopeSpec(inv_freq * 2, axes=[0] * len(inv_freq) + [1] * len(inv_freq))
         attention = AttentionSpec(
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
             head_dim=head_dim,
             softmax_scale=head_dim**-0.5,
-            rope=0,
-            qkv_bias=True,
-            out_bias=True,
+            rope=-1 if family.rope == "none" else 0,
+            qkv_bias=family.bias,
+            out_bias=family.bias,
             two_way=True,
         )
-        mlp = MlpSpec(self.intermediate_size, bias=True, gated=False, activation=ACTIVATIONS[self.hidden_act])
+        mlp = MlpSpec(
+            self.intermediate_size,
+            bias=family.bias,
+            gated=family.gated,
+            activation=ACTIVATIONS[self.hidden_act],
+        )
+        sizes = {"merged": self.merged_patches * self.hidden_size, "hidden": self.hidden_size, "out": self.out_size}
         return ModelSpec(
             dtype=dtype,
             vocab_size=1,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             max_model_len=max_patches,
-            rms_norm_eps=family.norm_eps,
+            rms_norm_eps=self.norm_eps,
             norm=family.norm,
             lm_head=False,
             tie_word_embeddings=True,
-            ropes=[rope],
+            ropes=self._ropes(),
             layers=[LayerSpec(attention, mlp) for _ in range(self.num_layers)],
             tower=TowerSpec(
                 patch_dim=3 * self.temporal_patch_size * self.patch_size**2,
-                patch_bias=True,
+                patch_bias=family.patch_bias,
+                patch_norm=family.patch_norm,
                 num_positions=self.num_positions,
                 merged_patches=self.merged_patches,
-                merger_size=self.merged_patches * self.hidden_size,
-                out_size=self.out_size,
-                activation=family.merger_activation,
+                pooled=family.pooled,
+                pooled_norm_offset=family.pooled_norm_offset,
+                merger=[
+                    MergerLinear(sizes[own.size], bias, own.activated)
+                    for own, bias in zip(family.merger, self.merger_biases, strict=True)
+                ],
+                activation=ACTIVATIONS[self.merger_act],
+                eps=self.merger_eps,
                 levels=list(self.levels),
             ),
         )
 
+    def _ropes(self) -> list[RopeSpec]:
+        """Turn half of the frequencies by the row of a patch, and half by its column."""
+        if self.family.rope == "none":
+            return []
+        count = self.hidden_size // self.num_heads // 4  # frequencies of an axis
+        if self.family.rope == "halves":
+            exponents = np.arange(0, 2 * count, 2, dtype=np.float32) / np.float32(2 * count)
+            exponents = np.concatenate([exponents, exponents])
+        else:
+            all_of_them = np.arange(0, 4 * count, 2, dtype=np.float32) / np.float32(4 * count)
+            exponents = np.concatenate([all_of_them[0::2], all_of_them[1::2]])
+        inv_freq = (1 / np.float32(self.rope_theta) ** exponents).astype(np.float32)
+        return [RopeSpec(inv_freq.tolist(), axes=[0] * count + [1] * count)]
+
     def positions_of(
         self, places: npt.NDArray[np.int32], grid: tuple[int, int]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Rows of the table of positions that patches add, and their weights, both [num_patches, 4].
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None:
+        """Rows of the table of positions that patches add, and their weights, both [num_patches, n]; None: no rows.
 
-        `places`: row and column of each patch, [2, num_patches]. The table is stretched to the grid bilinearly, so that
-        its corners come to lie on those of the picture.
+        `places`: row and column of each patch, [2, num_patches].
         """
-        taps, weights = [], []
-        for axis, count in enumerate(grid):
-            at = places[axis].astype(np.float32) * np.float32(self.side - 1) / np.float32(max(count - 1, 1))
-            low = np.floor(at).astype(np.int32)
-            high = np.minimum(low + 1, self.side - 1)
-            part = at - low.astype(np.float32)
-            taps.append(np.stack([low, high], axis=1))
-            weights.append(np.stack([1 - part, part], axis=1))
-        rows = (taps[0][:, :, None] * self.side + taps[1][:, None]).reshape(-1, 4).astype(np.int32)
-        return rows, (weights[0][:, :, None] * weights[1][:, None]).reshape(-1, 4).astype(np.float32)
+        if self.family.positions == "none":
+            return None
+        if self.family.positions == "stretched":
+            return _stretched(places, grid, self.side)
+        if self.family.positions == "bucketed":
+            places = np.stack([_buckets(count, self.side)[at] for at, count in zip(places, grid, strict=True)])
+        rows = (places[0] * self.side + places[1])[:, None].astype(np.int32)
+        return rows, np.ones(rows.shape, np.float32)
+
+
+def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `TowerConfig` that keys say, checked one by one."""
+    said: dict[str, Any] = {name: given.get(key) for name, key in family.keys.items()}
+    where = {name: f"vision_config: {key}" for name, key in family.keys.items()}
+    for name, keys in family.outer_keys.items():
+        for key in (keys,) if isinstance(keys, str) else keys:
+            outer, _, inner = key.rpartition(".")
+            found = (values.get(outer) or {} if outer else values).get(inner)
+            where.setdefault(name, key)
+            said[name] = found if said.get(name) is None else said[name]
+    fields = dict(family.defaults)
+    fields |= {name: value for name, value in said.items() if value is not None}
+    for name in (*_COUNTS, "image_size", "num_image_tokens", "merge_size", "out_size"):
+        if name in fields:
+            as_integer(where.get(name, name), fields[name], least=1)
+    fields["image_token_id"] = as_integer("image_token_id", fields.get("image_token_id"), least=0)
+    if "out_size" not in fields:
+        raise ConfigError(f"{where['out_size']} is missing")
+    if (image_size := fields.pop("image_size", None)) is not None:
+        side = image_size // fields["patch_size"]
+        fields["num_positions"] = side**2
+        if (num_image_tokens := fields.pop("num_image_tokens", None)) is not None:
+            fields["merge_size"] = side // math.isqrt(num_image_tokens)
+            if fields["merge_size"] ** 2 * num_image_tokens != side**2:
+                raise ConfigError(
+                    f"{where['num_image_tokens']}: {num_image_tokens} tokens are no equal squares of {side} x {side} "
+                    "patches"
+                )
+    as_integer(where.get("num_positions", "num_positions"), fields["num_positions"], least=0)
+    fields["rope_theta"] = float((given.get("rope_parameters") or given).get("rope_theta", _ROPE_THETA))
+    for name in ("norm_eps", "merger_eps"):
+        fields[name] = float(fields.get(name, fields["norm_eps"]))
+    fields.setdefault("merger_act", family.merger_activation)
+    return fields
+
+
+def _stretched(
+    places: npt.NDArray[np.int32], grid: tuple[int, int], side: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Stretch a table bilinearly to a grid, so that its corners come to lie on those of the picture."""
+    taps, weights = [], []
+    for axis, count in enumerate(grid):
+        at = places[axis].astype(np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+        low = np.floor(at).astype(np.int32)
+        high = np.minimum(low + 1, side - 1)
+        part = at - low.astype(np.float32)
+        taps.append(np.stack([low, high], axis=1))
+        weights.append(np.stack([1 - part, part], axis=1))
+    rows = (taps[0][:, :, None] * side + taps[1][:, None]).reshape(-1, 4).astype(np.int32)
+    return rows, (weights[0][:, :, None] * weights[1][:, None]).reshape(-1, 4).astype(np.float32)
+
+
+def _buckets(count: int, side: int) -> npt.NDArray[np.int64]:
+    """Which of `side` equal parts each of `count` steps begins in, [count], by the rounding of transformers.
+
+    A step that should begin where a part does may, by float32, begin in the part before; models were trained with it.
+    """
+    boundaries = (1 / side + np.arange(side - 1) * (1 / side)).astype(np.float32)
+    begins = np.arange(count, dtype=np.float32) * (np.float32(1) / np.float32(count))
+    begins = np.minimum(begins, np.float32(1 - 1e-6))
+    buckets: npt.NDArray[np.int64] = np.searchsorted(boundaries, begins, side="right")
+    return buckets
 
 
 def _rope_axes(text: Mapping[str, Any]) -> tuple[int, ...]:

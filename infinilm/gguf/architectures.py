@@ -74,7 +74,8 @@ NEUTRAL_KEYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 
-# Keys that change nothing for `config.py`, or that it reads by itself; `infinilm.pooling` reads pooling_type.
+# Keys that change nothing for `config.py`, or that it reads by itself; `infinilm.pooling` reads pooling_type
+# and the sizes of linears behind the pooling.
 INERT_KEYS = frozenset(
     """
     vocab_size attention.value_length tensor_data_layout rope.dimension_count rope.scaling.type
@@ -82,7 +83,7 @@ INERT_KEYS = frozenset(
     rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scale_linear
     rope.scaling.yarn_attn_factor rope.scaling.yarn_log_multiplier attention.temperature_scale
     attention.sliding_window_pattern rope.freq_base_swa rope.dimension_sections n_deepstack_layers pooling_type
-    nextn_predict_layers
+    nextn_predict_layers dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out
     """.split()  # noqa: SIM905 (a list of quoted names is no easier to read)
 )
 
@@ -150,6 +151,13 @@ _LAYER_NAMES = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
+    # MTP heads.
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",  # a copy of the model's, which is not read
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
 }
 _STATES = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
 _MAMBA = {f"ssm_{name}": f"mamba.{name}" for name in ("conv1d", "norm")}
@@ -376,6 +384,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         # Learned positions of RoBERTa are those behind padding, as if it were BERT.
         "bert": Architecture("bert", neutral=_TWO_WAY),
+        "jina-bert-v2": Architecture("jina_bert_v2", layer_names=_GATE_UP, neutral=_TWO_WAY),
         "nomic-bert": Architecture("nomic_bert", neutral=_TWO_WAY),
         "jina-bert-v3": Architecture("jina_embeddings_v3", neutral=_TWO_WAY),
         "modern-bert": Architecture(

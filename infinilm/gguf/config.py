@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinilm.checks import as_integer
-from infinilm.errors import ConfigError, WeightError, did_you_mean
+from infinilm.errors import ConfigError, WeightError
 from infinilm.gguf.architectures import ARCHITECTURES, INERT_KEYS, KEYS, NEUTRAL_KEYS, Architecture
 from infinilm.gguf.file import GgufFile
 from infinilm.gguf.mixing_layers import conv_layers, latent_layers, mamba_layers, state_layers
 from infinilm.gguf.shaped_layers import alike_layers
 from infinilm.gguf.vocabulary import end_ids, special_id
+from infinilm.unsupported import unsupported
 
 __all__ = ["architecture_of", "config_json", "generation_config_json", "gguf_layers", "stored_dtype"]
 
@@ -41,10 +42,8 @@ def architecture_of(gguf: GgufFile) -> Architecture:
     if not isinstance(name, str):
         raise ConfigError(f"{gguf.path}: general.architecture, which names the kind of model, is missing or no text")
     if name not in ARCHITECTURES:
-        near = did_you_mean(name, ARCHITECTURES) or ";"
-        raise ConfigError(
-            f"{gguf.path}: general.architecture {name!r} is not supported{near} docs/formats.md lists those that are"
-        )
+        where = "docs/formats.md lists those that are"
+        raise unsupported(f"{gguf.path}: general.architecture", name, ARCHITECTURES, where)
     return ARCHITECTURES[name]
 
 

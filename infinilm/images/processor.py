@@ -8,42 +8,59 @@ table of 256 rows for each channel.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from infinilm.errors import ConfigError, RequestError
+from infinilm.errors import ConfigError
 from infinilm.images.opening import ImageArray
+from infinilm.images.sizes import AreaRule, EdgeRule, Resized, Size, SizeRule, SquareRule, TileRule
 
-__all__ = ["ImageProcessor", "Patches", "merge_order"]
+__all__ = ["ImageProcessor", "Patches", "ResizeRule", "merge_order"]
 
 Float32Array = npt.NDArray[np.float32]
-Size = tuple[int, int]  # height and width
+ResizeRule = Literal["area", "square", "edge", "tiles"]
 
-_MOST_RATIO = 200  # of the sides of a picture
+_HALVES = (0.5, 0.5, 0.5)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# The filter, mean and std of processors by their rules, where a file says none.
+_DEFAULTS: Mapping[ResizeRule, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
+    "area": (3, _HALVES, _HALVES),
+    "square": (2, _HALVES, _HALVES),
+    "edge": (3, _CLIP_MEAN, _CLIP_STD),
+    "tiles": (1, _HALVES, _HALVES),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patches:
-    """A picture as its tower reads it.
+    """A picture as its tower reads it: one grid of patches, or one for each tile that it is cut into.
 
     Attributes
     ----------
-    pixels : float32 array, [num_patches, patch_dim]
-        In the order of `merge_order`. The numbers of a patch are those of a convolution: channel, frame, row, column.
+    pixels : float32 array, [num_tiles * num_patches, patch_dim]
+        The patches of each tile are in the order of `merge_order`. The numbers of a patch are those of a convolution:
+        channel, frame, row, column.
     grid : (int, int)
-        Rows and columns of patches.
+        Rows and columns of patches of a tile.
     digest : bytes
         A hash of the picture after resizing: pictures of one digest have the same patches.
+    tiles : (int, int)
+        Rows and columns of tiles, behind which the whole is a tile; (0, 0): the whole is the only one.
     """
 
     pixels: Float32Array
     grid: Size
     digest: bytes
+    tiles: Size = (0, 0)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, the whole among them."""
+        return self.tiles[0] * self.tiles[1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +71,8 @@ class ImageProcessor:
     ----------
     patch_size, temporal_patch_size, merge_size : int
         Sides of a patch in pixels, frames of a patch (a picture is repeated), and patches of each side that are merged.
-    min_pixels, max_pixels : int
-        Pixels of a picture after resizing.
+    rule : SizeRule
+        What it is resized to.
     resample : int
         The filter, by its number in Pillow.
     scale : float
@@ -67,21 +84,29 @@ class ImageProcessor:
     patch_size: int
     temporal_patch_size: int
     merge_size: int
-    min_pixels: int
-    max_pixels: int
+    rule: SizeRule
     resample: int = 3  # bicubic
     scale: float = 1 / 255
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = _HALVES
+    std: tuple[float, ...] = _HALVES
     _table: list[Float32Array] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def from_settings(
-        cls, values: Mapping[str, Any], *, patch_size: int, temporal_patch_size: int, merge_size: int, max_pixels: int
+        cls,
+        values: Mapping[str, Any],
+        *,
+        rule: ResizeRule,
+        side: int,
+        patch_size: int,
+        temporal_patch_size: int,
+        merge_size: int,
+        max_pixels: int,
     ) -> ImageProcessor:
         """Read the content of preprocessor_config.json; sizes of patches must be those of the tower.
 
-        `max_pixels`: an upper limit of that in the file.
+        `rule`: how pictures are resized. `side`: rows, and columns, of patches that the tower has positions for, where
+        it has no more. `max_pixels`: an upper limit of that in the file.
 
         Raises
         ------
@@ -93,29 +118,30 @@ class ImageProcessor:
             ("temporal_patch_size", temporal_patch_size),
             ("merge_size", merge_size),
         ):
-            if values.get(key, own) != own:
+            if values.get(key, own) not in (own, {"height": own, "width": own}):
                 raise ConfigError(f"{key} is {values[key]!r}, but the tower's is {own}")
         for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if values.get(key) is False:
                 raise ConfigError(f"{key} is false, but pictures are always resized, scaled and converted to RGB")
-        size = values.get("size") or {}
-        least: Any = values.get("min_pixels") or size.get("shortest_edge")
-        most: Any = values.get("max_pixels") or size.get("longest_edge")
-        if not all(isinstance(limit, int) and limit > 0 for limit in (least, most)):
-            raise ConfigError(
-                "size must have shortest_edge and longest_edge, the least and the most pixels of a picture; got "
-                f"{size!r}"
-            )
+        made: SizeRule
+        if rule == "area":
+            made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels)
+        elif rule == "square":
+            made = SquareRule.from_settings(values, side * patch_size)
+        elif rule == "edge":
+            made = EdgeRule.from_settings(values, patch_size * merge_size, max_pixels)
+        else:
+            made = TileRule.from_settings(values, side * patch_size, max_pixels)
+        resample, mean, std = _DEFAULTS[rule]
         return cls(
             patch_size=patch_size,
             temporal_patch_size=temporal_patch_size,
             merge_size=merge_size,
-            min_pixels=min(least, max_pixels),
-            max_pixels=min(most, max_pixels),
-            resample=int(values.get("resample", 3)),
+            rule=made,
+            resample=int(values.get("resample", resample)),
             scale=float(values.get("rescale_factor", 1 / 255)),
-            mean=_three("image_mean", values.get("image_mean", (0.5, 0.5, 0.5))),
-            std=_three("image_std", values.get("image_std", (0.5, 0.5, 0.5))),
+            mean=_three("image_mean", values.get("image_mean", mean)),
+            std=_three("image_std", values.get("image_std", std)),
         )
 
     @property
@@ -123,25 +149,33 @@ class ImageProcessor:
         """Numbers of a patch."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
-    def grid_of(self, height: int, width: int, name: str) -> Size:
-        """Rows and columns of the patches of a picture. RequestError: it is too long for its width."""
-        factor = self.patch_size * self.merge_size
-        resized = smart_size(height, width, factor, self.min_pixels, self.max_pixels, name)
-        return resized[0] // self.patch_size, resized[1] // self.patch_size
+    def grid_of(self, resized: Resized) -> Size:
+        """Rows and columns of the patches of a tile."""
+        return resized.tile[0] // self.patch_size, resized.tile[1] // self.patch_size
 
     def prepare(self, image: ImageArray, name: str) -> Patches:
         """Make patches of a picture [height, width, 3]. RequestError: it is too long for its width."""
-        grid = self.grid_of(image.shape[0], image.shape[1], name)
-        size = grid[0] * self.patch_size, grid[1] * self.patch_size
-        if size != image.shape[:2]:
-            from PIL import Image
+        resized = self.rule.resized(image.shape[0], image.shape[1], name)
+        for size in resized.sizes:
+            image = self._resize(image, size)
+        grid, (rows, columns), (height, width) = self.grid_of(resized), resized.tiles, resized.tile
+        tiles = [
+            image[row * height : (row + 1) * height, column * width : (column + 1) * width]
+            for row in range(rows)
+            for column in range(columns)
+        ]
+        tiles.append(self._resize(image, resized.tile))
+        digest = hashlib.sha256(f"{resized} ".encode() + np.ascontiguousarray(image).tobytes()).digest()
+        pixels = [self._cut(self._scaled(tile), grid) for tile in tiles]
+        return Patches(pixels[0] if len(pixels) == 1 else np.concatenate(pixels), grid, digest, resized.tiles)
 
-            resized = Image.fromarray(image).resize(
-                size[::-1], resample=Image.Resampling(self.resample), reducing_gap=None
-            )
-            image = np.asarray(resized)
-        digest = hashlib.sha256(f"{grid} ".encode() + np.ascontiguousarray(image).tobytes()).digest()
-        return Patches(self._cut(self._scaled(image), grid), grid, digest)
+    def _resize(self, image: ImageArray, size: Size) -> ImageArray:
+        if size == image.shape[:2]:
+            return image
+        from PIL import Image
+
+        resample = Image.Resampling(self.resample)
+        return np.asarray(Image.fromarray(image).resize(size[::-1], resample=resample, reducing_gap=None))
 
     def _scaled(self, image: ImageArray) -> Float32Array:
         """The picture as numbers, [3, height, width]: float32 behind each of three operations, as in transformers."""
@@ -168,27 +202,6 @@ def merge_order(grid: Size, merge_size: int) -> npt.NDArray[np.int32]:
     blocks = places.reshape(2, rows // merge_size, merge_size, columns // merge_size, merge_size)
     ordered: npt.NDArray[np.int32] = blocks.transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return ordered
-
-
-def smart_size(height: int, width: int, factor: int, least: int, most: int, name: str) -> Size:
-    """Sides that are multiples of `factor`, near those of the picture, of `least` to `most` pixels.
-
-    The rule is that of Qwen2-VL and its relatives (`smart_resize` in transformers). RequestError: one side is more than
-    200 times the other.
-    """
-    if max(height, width) > _MOST_RATIO * min(height, width):
-        raise RequestError(f"{name}: {width} x {height} pixels: one side is more than {_MOST_RATIO} times the other")
-    area = round(height / factor) * round(width / factor) * factor**2
-    if area > most:
-        beta = math.sqrt(height * width / most)
-        return (
-            max(factor, math.floor(height / beta / factor) * factor),
-            max(factor, math.floor(width / beta / factor) * factor),
-        )
-    if area < least:
-        beta = math.sqrt(least / (height * width))
-        return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
-    return round(height / factor) * factor, round(width / factor) * factor
 
 
 def _three(key: str, value: Any) -> tuple[float, ...]:

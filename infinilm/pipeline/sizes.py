@@ -35,7 +35,7 @@ def join_sizes(first: MemoryPlan, sizes: Sequence[Mapping[str, int]]) -> MemoryP
     interval = 0
     if num_states > first.max_num_seqs:
         state_bytes, kv_bytes = (sum(of[name] for of in sizes) for name in ("state_bytes", "kv_bytes_per_token"))
-        interval = snapshot_interval(state_bytes, kv_bytes, first.block_size)
+        interval = snapshot_interval(state_bytes, kv_bytes, first.block_size, first.max_model_len)
     blocks = [BlockPlan(of["num_blocks"], of["num_window_blocks"], of["sliding_window"]) for of in sizes]
     return replace(
         first,

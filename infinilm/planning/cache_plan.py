@@ -205,6 +205,7 @@ def divide_memory(
     dtype = cache.dtype(kv_cache_dtype, kv_cache)
     kv_bytes_per_token, state_bytes = cache.bytes_per_token(dtype), cache.state_bytes
     num_states = interval = 0
+    longest = max_model_len or max_position_embeddings
     if isinstance(kv_cache, CacheConfig):
         layout = kv_cache.layout(
             max_position_embeddings=max_position_embeddings,
@@ -216,7 +217,7 @@ def divide_memory(
             max_num_seqs = min(max_num_seqs, most_blocks)
             has_blocks = layout.kind == "paged"
             num_states = plan_states(max_num_seqs, with_snapshots=has_blocks)
-            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size) if has_blocks else 0
+            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size, longest) if has_blocks else 0
         budget += num_states * state_bytes
         given = f"{most_blocks} blocks of {block_size}"
     else:
@@ -229,7 +230,7 @@ def divide_memory(
         if state_bytes:
             # Snapshots are worth it where most of the budget is left for what they save.
             num_states = plan_states(max_num_seqs, with_snapshots=True)
-            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size)
+            interval = snapshot_interval(state_bytes, kv_bytes_per_token, block_size, longest)
             if 2 * num_states * state_bytes > budget:
                 num_states, interval = plan_states(max_num_seqs, with_snapshots=False), 0
             if num_states * state_bytes >= budget:
@@ -254,16 +255,16 @@ def divide_memory(
         block_size=block_size,
         num_blocks=most_blocks,
         max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len or max_position_embeddings,
+        max_model_len=longest,
         num_step_tokens=cache.num_step_tokens,
         is_bounded=not isinstance(kv_cache, CacheConfig),
         takes_rest=not isinstance(kv_cache, PagedKVCacheConfig) or kv_cache.num_blocks is None,
     )
-    longest = block_size if is_static else blocks.num_blocks * block_size
-    length = max_model_len or min(max_position_embeddings, longest)
+    room = block_size if is_static else blocks.num_blocks * block_size
+    length = max_model_len or min(max_position_embeddings, room)
     blocks_per_seq = -(-max(length, 1) // block_size)
     if blocks_per_seq > (1 if is_static else blocks.num_blocks):
-        advice = f"pass max_model_len <= {longest} or " if longest else ""
+        advice = f"pass max_model_len <= {room} or " if room else ""
         needed = kv_bytes_per_token * blocks_per_seq
         if blocks.num_window_blocks:
             needed -= window_bytes * max(blocks_per_seq - blocks.num_window_blocks, 0)

@@ -34,7 +34,13 @@ from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
-from infinilm.speculation.settings import DraftModelSettings, MtpSettings, SpeculationSetting, read_speculation
+from infinilm.speculation.settings import (
+    DraftModelSettings,
+    Eagle3Settings,
+    MtpSettings,
+    SpeculationSetting,
+    read_speculation,
+)
 
 if TYPE_CHECKING:
     from infinilm.config.json.model_config import ModelConfig
@@ -64,13 +70,15 @@ class ModelPlan:
     adapters: Mapping[str, PeftAdapter] = field(default_factory=dict)  # that requests can name
     merge: Merge | None = None  # what becomes part of the weights
     has_mtp_head: bool = False  # that is read
-    mtp: MtpFormat | None = None  # how it is kept; None: it is not loaded
+    mtp: MtpFormat | None = None  # how it is kept, or an EAGLE-3 head; None: none is loaded
+    eagle3: Path | None = None  # the folder of such a head
     draft: ModelPlan | None = None  # of the draft model, whose bytes `memory` has, too
     tower: TowerPlan | str = ""  # whose bytes `memory` has, too; or why the model reads no pictures
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_weights`."""
+        of_head = f"model.layers.{self.config.num_hidden_layers}."
         return {
             "dtype": self.dtype,
             "config": self.config,
@@ -78,6 +86,7 @@ class ModelPlan:
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
             "is_whole": not isinstance(self.tower, TowerPlan),
+            "is_wanted": (lambda name: not name.startswith(of_head)) if self.eagle3 else None,
         }
 
     @property
@@ -152,25 +161,32 @@ def plan_model(
     longest = _longest_text(config, max_model_len, max_num_batched_tokens)
     if max_model_len is not None and max_model_len > longest:
         logger.warning("max_model_len=%d is beyond the %d positions the model was made for", max_model_len, longest)
-    may_have_head = not packed and has_mtp_head(config, None if checkpoint is None else checkpoint.tensors)
+    files = (None, None) if checkpoint is None else (checkpoint.tensors, checkpoint.names)
+    may_have_head = packed.mtp is not None if packed else has_mtp_head(config, *files)
     speculative = read_speculation(speculation)
     if speculative.is_optional:
         is_one_part = pipeline_parallel_size == 1 and stage is None
         if not (may_have_head and is_one_part and checkpoint is not None):
             speculative = speculative.without_model()
     drafting = speculative.model
-    mtp = None
+    mtp = eagle3 = None
+    if isinstance(drafting, (MtpSettings, Eagle3Settings)) and (pipeline_parallel_size != 1 or stage is not None):
+        raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the head out")
+    if isinstance(drafting, Eagle3Settings):
+        eagle3 = resolve_model(drafting.model, use_tqdm=use_tqdm)
+        mtp = _eagle3_format(drafting, eagle3, quantization, dtype=computed, on_cpu=on_cpu)
     if isinstance(drafting, MtpSettings):
-        if pipeline_parallel_size != 1 or stage is not None:
-            raise ConfigError("speculation: nothing is drafted in a pipeline, so leave the MTP head out")
         if not may_have_head:
             raise ConfigError(
                 f"speculation: 'mtp' needs the MTP head of the checkpoint, and {path} has none that is read; such "
-                "heads are tensors of safetensors named mtp.* (Qwen 3.5, Qwen3-Next) or model.mtp_layers.* (MiMo), or "
-                "those of a layer behind the last (DeepSeek V3, GLM 4.5). Use 'lookup', or a draft model"
+                "heads are tensors named mtp.* (Qwen 3.5, Qwen3-Next), model.mtp_layers.* (MiMo) or model.mtp_block.* "
+                "(ERNIE 4.5), those of a layer behind the last (DeepSeek V3, GLM 4.5), or blk.N.nextn.* of a GGUF "
+                "file. Use 'lookup', or a draft model"
             )
-        has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors)
-        mtp = _head_format(
+        if packed:
+            mtp = packed.resolve_mtp(drafting.quantization, drafting.vocab_size)
+        has_own = checkpoint is not None and has_mtp_lm_head(config, checkpoint.tensors, checkpoint.names)
+        mtp = mtp or _head_format(
             drafting, config.vocab_size, quantization, dtype=computed, on_cpu=on_cpu, has_lm_head=has_own
         )
     tower = plan_tower(
@@ -311,6 +327,7 @@ def plan_model(
         merge,
         checkpoint is not None and may_have_head,
         mtp,
+        eagle3,
         draft,
         tower,
     )
@@ -356,23 +373,40 @@ def plan_draft_model(settings: DraftModelSettings, **given: Any) -> ModelPlan:
 _ANY_LENGTH = 2**31 - 1  # tokens; more than any context
 
 
+def _quantization_of_head(given: str | None, *, dtype: str, on_cpu: bool) -> str | None:
+    own = given
+    if own == "auto":
+        own = "int4" if on_cpu or dtype != "float32" else None
+    check_quantization(own, dtype=dtype, on_cpu=on_cpu)
+    return own
+
+
+def _eagle3_format(
+    settings: Eagle3Settings, folder: Path, quantization: str | None, *, dtype: str, on_cpu: bool
+) -> MtpFormat:
+    """How an EAGLE-3 head of a folder is kept beside a model of `quantization`."""
+    from infinilm.checkpoint.eagle3 import has_lm_head
+    from infinilm.config.json.eagle3 import read_eagle3
+
+    head = read_eagle3(folder)
+    own = _quantization_of_head(settings.quantization, dtype=dtype, on_cpu=on_cpu)
+    return MtpFormat(own or quantization, head.vocab_size if has_lm_head(folder) else 0, head)
+
+
 def _head_format(
     settings: MtpSettings, vocab_size: int, quantization: str | None, *, dtype: str, on_cpu: bool, has_lm_head: bool
 ) -> MtpFormat:
     """How an MTP head is kept beside a model of `quantization`; `has_lm_head`: the files have one for it alone."""
-    own = settings.quantization
-    if own == "auto":
-        own = "int4" if on_cpu or dtype != "float32" else None
-    check_quantization(own, dtype=dtype, on_cpu=on_cpu)
+    own = _quantization_of_head(settings.quantization, dtype=dtype, on_cpu=on_cpu)
     if settings.vocab_size is not None and settings.vocab_size > vocab_size:
         raise ConfigError(
             f"speculation: vocab_size is {settings.vocab_size}, and the model has {vocab_size} tokens; give fewer, or "
             "leave it out"
         )
-    # The lm_head of a quantised model is of 8 bits.
-    has_fewer_bits = own == "int4" or (own is not None and quantization is None)
-    is_own = has_lm_head or has_fewer_bits or settings.vocab_size is not None
-    return MtpFormat(own or quantization, (settings.vocab_size or vocab_size) if is_own else 0)
+    num_ids = settings.vocab_size or vocab_size
+    return MtpFormat.beside(
+        quantization, own, num_ids=num_ids, is_cut=settings.vocab_size is not None, has_lm_head=has_lm_head
+    )
 
 
 def _read_adapters(lora: object, config: ModelConfig) -> dict[str, PeftAdapter]:

@@ -9,7 +9,7 @@ from typing import Any
 from infinilm import _core
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checks import DTYPES
-from infinilm.config.towers import TowerConfig
+from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig, TowerPlace
 from infinilm.errors import ConfigError
 from infinilm.images.processor import ImageProcessor
 from infinilm.logs import logger
@@ -31,20 +31,20 @@ class TowerPlan:
     config : TowerConfig
     processor : ImageProcessor
     spec : ModelSpec
-    prefix : str
+    place : TowerPlace
         What the names of its tensors begin with.
     max_patches : int
-        Patches of a picture at most, and of a step.
+        Patches of a picture, or of a tile of one, at most, and of a step.
     num_blocks : int
         Blocks of the cache that keys and values of a step pass through.
     weight_bytes, workspace_bytes : int
-        The workspace has the cache in it.
+        The workspace has the cache in it, and on a CPU the rows of pictures that were seen.
     """
 
     config: TowerConfig
     processor: ImageProcessor
     spec: _core.ModelSpec
-    prefix: str
+    place: TowerPlace
     max_patches: int
     num_blocks: int
     weight_bytes: int
@@ -90,8 +90,10 @@ def plan_tower(
         config = TowerConfig.from_config(read_optional_model_json(path, "config.json"))
         if config is None:
             return "it has no tower that is computed here (docs/images.md lists those that are)"
-        prefix = config.family.prefixes[0] if checkpoint is None else config.prefix(checkpoint.tensors)
-        if not prefix:
+        if config.family.two_way and device != "cpu":
+            return "tokens of its pictures see each other both ways, which is computed on CPUs alone: device='cpu'"
+        place = config.family.places[0] if checkpoint is None else config.place(checkpoint.tensors)
+        if place is None:
             return "its files have no tensors of a tower"
         settings = _processor_settings(path)
         if settings is None:
@@ -99,6 +101,8 @@ def plan_tower(
         limit = max_image_pixels or (_PIXELS_ON_CPU if device == "cpu" else 1 << 30)
         processor = ImageProcessor.from_settings(
             settings,
+            rule=config.family.resize,
+            side=config.side,
             patch_size=config.patch_size,
             temporal_patch_size=config.temporal_patch_size,
             merge_size=config.merge_size,
@@ -107,16 +111,17 @@ def plan_tower(
     except ConfigError as error:
         logger.warning("%s: pictures are not read: %s", path, error)
         return str(error)
-    max_patches = -(-processor.max_pixels // config.patch_size**2 // config.merged_patches) * config.merged_patches
-    max_patches = max(max_patches, 4 * config.merged_patches)
+    most_rows = -(-processor.rule.most_pixels // config.patch_size**2 // config.merged_patches)
+    max_patches = most_rows * config.merged_patches
     num_blocks = -(-max_patches // BLOCK_SIZE) + 1
     spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
     steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)
     workspace += spec.kv_bytes_per_token(dtype) * num_blocks * BLOCK_SIZE
+    workspace += KEPT_ROWS_BYTES if device == "cpu" else 0
     kept = stored if device == "cpu" and dtype == "float32" else dtype
     weights = _core.weight_bytes(spec, kept if kept in DTYPES else "float32")
-    return TowerPlan(config, processor, spec, prefix, max_patches, num_blocks, weights, workspace)
+    return TowerPlan(config, processor, spec, place, max_patches, num_blocks, weights, workspace)
 
 
 def _processor_settings(path: Path) -> dict[str, Any] | None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from infinilm.checks import as_integer, short_repr
 from infinilm.errors import ConfigError
-from infinilm.files import read_json
+from infinilm.files import read_json, read_optional_json
 
 __all__ = ["SCORE_ACTIVATIONS", "LabelRecipe"]
 
-SCORE_ACTIVATIONS = ("identity", "sigmoid", "softmax")
+SCORE_ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 """What scores of labels go through."""
 
 # By the `problem_type` of transformers.
@@ -23,7 +23,7 @@ _OF_PROBLEMS = {
     "multi_label_classification": "sigmoid",
 }
 # By the class of torch that a cross-encoder of sentence-transformers names.
-_OF_CLASSES = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_OF_CLASSES = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
 # By the `classifier_pooling` of transformers: what a head reads of a text.
 _POOLINGS = {"cls": "cls", "bos": "cls", "last": "last", "mean": "mean"}
 _MOST_LABELS = 2**20
@@ -60,7 +60,14 @@ class LabelRecipe:
         names = _names(path, values)
         sentence_transformers = values.get("sentence_transformers")
         said = sentence_transformers if isinstance(sentence_transformers, dict) else {}
-        chosen = said.get("activation_fn") or values.get("sbert_ce_default_activation_function")
+        of_modules = read_optional_json(model / "config_sentence_transformers.json")  # of version 6
+        if of_modules.get("model_type") != "CrossEncoder":
+            of_modules = {}
+        chosen = (
+            of_modules.get("activation_fn")
+            or said.get("activation_fn")
+            or values.get("sbert_ce_default_activation_function")
+        )
         problem = values.get("problem_type")
         if chosen is not None:
             activation = _OF_CLASSES.get(str(chosen).rpartition(".")[2])

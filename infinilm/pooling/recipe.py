@@ -18,11 +18,22 @@ from types import MappingProxyType
 from typing import Any
 
 from infinilm.checks import INT_LIMIT, as_boolean, as_integer, short_repr
-from infinilm.errors import ConfigError, RequestError, did_you_mean
+from infinilm.errors import ConfigError, RequestError, WeightError, did_you_mean
 from infinilm.files import read_json, read_json_list, read_optional_json
 from infinilm.gguf.file import is_gguf, open_gguf, reading
 
-__all__ = ["POOLINGS", "SIMILARITIES", "Dense", "Module", "TextRules", "VectorRecipe", "read_modules", "text_rules"]
+__all__ = [
+    "GGUF_DENSE",
+    "POOLINGS",
+    "SIMILARITIES",
+    "Dense",
+    "Module",
+    "TextRules",
+    "VectorRecipe",
+    "num_pooled",
+    "read_modules",
+    "text_rules",
+]
 
 POOLINGS = ("mean", "cls", "last", "max", "weightedmean", "mean_sqrt_len")
 """How the hidden states of a text become one: see `infinilm.requests.reducers.HiddenPool`."""
@@ -49,6 +60,14 @@ _KNOWN_TASKS: Mapping[str, tuple[Any, ...]] = {
     "module_output_name": ("token_embeddings", "causal_logits"),
     "query_expansion": (),
 }
+# The same of a Transformer that is alone, as a cross-encoder is: it gives the scores of labels.
+_SCORE_TASKS: Mapping[str, tuple[Any, ...]] = {
+    "transformer_task": ("sequence-classification",),
+    "module_output_name": ("scores",),
+    "query_expansion": (),
+}
+GGUF_DENSE = ("dense_2", "dense_3")
+"""Linears behind the pooling of EmbeddingGemma, as llama.cpp's converter calls them; they have no bias."""
 _MODULES_FILE = "modules.json"
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -63,18 +82,22 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear that a pooled vector goes through, with its weights in `folder`/model.safetensors.
+    """A linear that a pooled vector goes through.
 
     Attributes
     ----------
-    folder : Path
+    place : Path
+        A folder, with its weights in model.safetensors; or a GGUF file.
+    name : str
+        Of its tensors, up to ".weight" and ".bias".
     in_features, out_features : int
     bias : bool
     activation : str
         "identity", "tanh", "relu", "gelu" or "sigmoid".
     """
 
-    folder: Path
+    place: Path
+    name: str
     in_features: int
     out_features: int
     bias: bool
@@ -88,7 +111,7 @@ class VectorRecipe:
     Attributes
     ----------
     pooling : str
-        One of `POOLINGS`.
+        One of `POOLINGS`, or several joined by "+": see `infinilm.requests.reducers.HiddenPool`.
     dense : tuple of Dense
         What the pooled vector goes through, in order.
     normalize : bool
@@ -143,13 +166,13 @@ class VectorRecipe:
             A file is damaged, or asks for what is not supported.
         """
         if is_gguf(model):
-            return _of_gguf(model)
+            return _of_gguf(model, hidden_size)
         modules = read_modules(model)
         return _of_folder(model, modules, hidden_size) if modules else cls()
 
-    def size(self, hidden_size: int) -> int:
-        """Elements of a vector that is not cut."""
-        return self.dense[-1].out_features if self.dense else hidden_size
+    def size(self, hidden_size: int, pooling: str | None = None) -> int:
+        """Elements of a vector that is not cut, of this pooling or of the checkpoint's own."""
+        return self.dense[-1].out_features if self.dense else hidden_size * num_pooled(pooling or self.pooling)
 
     def prompt(self, name: str | None) -> str:
         """The text that stands before a text; None: the default. RequestError: there is none of that name."""
@@ -171,6 +194,11 @@ class VectorRecipe:
     def has_dimension(self, size: int) -> bool:
         """Whether the checkpoint says that vectors may be cut to this size."""
         return self.any_dimension or size in self.dimensions
+
+
+def num_pooled(pooling: str) -> int:
+    """How many hidden states a pooling leaves of a text: as many as are joined."""
+    return pooling.count("+") + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +259,27 @@ def _module(path: Path, entry: Any) -> Module:
     return Module(kind.rpartition(".")[2], path.parent / place)
 
 
-def _of_gguf(model: Path) -> VectorRecipe:
+def _of_gguf(model: Path, hidden_size: int) -> VectorRecipe:
+    dense: list[Dense] = []
     with reading(model):
-        metadata = open_gguf(model).metadata
+        gguf = open_gguf(model)
+        for name in GGUF_DENSE:
+            if (tensor := gguf.tensors.get(f"{name}.weight")) is None:
+                continue
+            size = dense[-1].out_features if dense else hidden_size
+            if len(tensor.shape) != 2 or tensor.shape[1] != size:
+                raise WeightError(f"{model}: {name}.weight is {list(tensor.shape)}, and what comes before gives {size}")
+            dense.append(Dense(model, name, size, tensor.shape[0], False, "identity"))
+        metadata = gguf.metadata
         key = f"{metadata['general.architecture']}.pooling_type"
         kind = metadata.get(key, 0)
     if type(kind) is not int or not 0 <= kind < len(_GGUF_POOLINGS):
         told = "a reranker with a head of its own" if kind == 4 else f"{kind!r:.80}"
         raise ConfigError(f"{model}: {key} is {told}; supported are 1 (mean), 2 (cls) and 3 (last)")
     pooling = _GGUF_POOLINGS[kind]
-    return VectorRecipe() if pooling is None else VectorRecipe(pooling, source=f"{key} of {model.name}")
+    if pooling is None:
+        return VectorRecipe(dense=tuple(dense))
+    return VectorRecipe(pooling, tuple(dense), source=f"{key} of {model.name}")
 
 
 def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> VectorRecipe:
@@ -252,6 +291,8 @@ def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> Ve
             )
     if modules[0].kind != "Transformer" or any(module.kind == "Transformer" for module in modules[1:]):
         raise ConfigError(f"{path}: expected a Transformer first and no other one, got {_kinds(modules)}")
+    if len(modules) == 1 and _gives_scores(modules[0]):
+        return VectorRecipe(**_transformer_of(modules[0], _SCORE_TASKS) | _prompts(model))
     said: dict[str, Any] = {"normalize": False, "dense": (), "source": _MODULES_FILE}
     if (count := sum(module.kind in ("Pooling", "LogitScore") for module in modules)) != 1:
         raise ConfigError(f"{path}: expected one Pooling, or a LogitScore, got {count}: {_kinds(modules)}")
@@ -262,7 +303,7 @@ def _of_folder(model: Path, modules: tuple[Module, ...], hidden_size: int) -> Ve
         if "pooling" not in said and module.kind in ("Dense", "Normalize"):
             raise ConfigError(f"{path}: {module.kind} before the Pooling is not supported, got {_kinds(modules)}")
         said |= _READERS[module.kind](module, size, said)
-        size = said["dense"][-1].out_features if said["dense"] else hidden_size
+        size = said["dense"][-1].out_features if said["dense"] else hidden_size * num_pooled(said.get("pooling", ""))
     return VectorRecipe(**said | _prompts(model) | _dimensions(model))
 
 
@@ -270,10 +311,19 @@ def _kinds(modules: tuple[Module, ...]) -> str:
     return ", ".join(module.kind for module in modules)
 
 
+def _gives_scores(transformer: Module) -> bool:
+    task = read_optional_json(transformer.folder / "sentence_bert_config.json").get("transformer_task")
+    return task in _SCORE_TASKS["transformer_task"]
+
+
 def _transformer(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
+    return _transformer_of(module, _KNOWN_TASKS)
+
+
+def _transformer_of(module: Module, tasks: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     path = module.folder / "sentence_bert_config.json"
     values = read_optional_json(path)
-    for key, known in _KNOWN_TASKS.items():
+    for key, known in tasks.items():
         if values.get(key) not in (None, *known):
             expected = " or ".join(map(repr, known)) or "null"
             raise ConfigError(f"{path}: {key} is {short_repr(values[key])}; only {expected} is supported")
@@ -296,15 +346,15 @@ def _pooling(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, An
     else:
         modes = [mode for key, mode in _OLD_POOLINGS.items() if values.get(key)] or ["mean"]
     others = [key for key in values if key.startswith("pooling_mode_") and key not in _OLD_POOLINGS and values[key]]
-    if len(modes) != 1 or modes[0] not in POOLINGS or others:
+    if not modes or any(mode not in POOLINGS for mode in modes) or others:
         got = others[0] if others else " and ".join(map(str, modes))
-        raise ConfigError(f"{path}: pooling is {got!r:.80}; supported is one of {', '.join(POOLINGS)}")
+        raise ConfigError(f"{path}: pooling is {got!r:.80}; supported are {', '.join(POOLINGS)}, and several of these")
     if not values.get("include_prompt", True):
         raise ConfigError(f"{path}: include_prompt is false, and tokens of prompts cannot be left out of the pooling")
     width = values.get("embedding_dimension", values.get("word_embedding_dimension", size))
     if width != size:
         raise ConfigError(f"{path}: pools vectors of {short_repr(width)} elements, and the model gives {size}")
-    return {"pooling": modes[0]}
+    return {"pooling": "+".join(modes)}
 
 
 def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +376,7 @@ def _dense(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]
     ):
         if values.get(key) not in (None, neutral):
             raise ConfigError(f"{path}: {key} is {short_repr(values[key])}; only {neutral!r} is supported")
-    return {"dense": (*said["dense"], Dense(module.folder, sizes[0], sizes[1], bias, activation))}
+    return {"dense": (*said["dense"], Dense(module.folder, "linear", sizes[0], sizes[1], bias, activation))}
 
 
 def _logit_score(module: Module, size: int, said: Mapping[str, Any]) -> dict[str, Any]:

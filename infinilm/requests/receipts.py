@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence as SequenceOf
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from infinilm.checkpoint.fingerprint import adapter_fingerprint, fingerprint_of
 from infinilm.checks import short_repr
 from infinilm.constraint import Constraint
 from infinilm.errors import InfinilmError, ReceiptError, RequestError
-from infinilm.lora.adapters import Adapters
+from infinilm.lora.adapters import Adapter, Adapters
 from infinilm.receipts import Receipt, Verdict
 from infinilm.requests.request import Completion, RequestUpdate
 from infinilm.sampling_params import SamplingParams
@@ -89,14 +90,24 @@ class ReceiptMaker:
 
     def prepare(self, lora: str | None = None) -> dict[str, Any]:
         """`Receipt.model` of requests with this adapter. It reads all weights when it is first called."""
-        with self._lock:
-            of_files = self._of_files
-            adapter = self._fingerprint(lora)
-        return {**self._model, **of_files, "adapter": adapter}
+        return self._prepare(self._adapters.get(lora))
 
-    def _fingerprint(self, lora: str | None) -> str | None:
-        """The fingerprint of the adapter that has this name now; None: no name."""
-        if (adapter := self._adapters.get(lora)) is None:
+    def identity(self, adapter: Adapter | None, weights: str, layout: str) -> str:
+        """What keys and values are a function of beside the tokens, as one text.
+
+        `weights`: their fingerprint; `layout`: what else decides how they lie in the cache.
+        """
+        with self._lock:
+            own = [self._model["computation"], weights, self._fingerprint(adapter), self._engine, layout]
+        return fingerprint_of([json.dumps(own, sort_keys=True)])
+
+    def _prepare(self, adapter: Adapter | None) -> dict[str, Any]:
+        with self._lock:
+            return {**self._model, **self._of_files, "adapter": self._fingerprint(adapter)}
+
+    def _fingerprint(self, adapter: Adapter | None) -> str | None:
+        """The fingerprint of an adapter; None: there is none."""
+        if adapter is None:
             return None
         if adapter.id not in self._of_adapters:
             self._of_adapters[adapter.id] = adapter_fingerprint(adapter.folder)
@@ -107,7 +118,7 @@ class ReceiptMaker:
         with self._lock:
             claimed = receipt.model.get("adapter")
             names = self._adapters.folders if claimed is not None else ()
-            return next((name for name in names if self._fingerprint(name) == claimed), None)
+            return next((name for name in names if self._fingerprint(self._adapters.get(name)) == claimed), None)
 
     def receipt(self, completion: Completion, model: Mapping[str, Any]) -> Receipt | None:
         """The receipt of a completion that has ended by itself; None of another. `model`: what `prepare` gave."""

@@ -1,4 +1,4 @@
-"""What takes in the logits or the hidden states of a prompt, in chunks as they are computed."""
+"""`HiddenPool` and `PromptLogprobs` take in the states or the logits of a prompt, in chunks as they are computed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,29 @@ class HiddenPool:
     pooling : str
         "mean" of all tokens; "cls", the first token; "last" token; "max" of each element; "weightedmean", in which
         token i, from 1 on, counts i times; "mean_sqrt_len", the sum divided by the root of the number of tokens.
+        Several with "+" between them, such as "cls+mean", stand one behind the other in the vector.
     """
 
+    def __init__(self, pooling: str) -> None:
+        self._pools = [_OnePool(one) for one in pooling.split("+")]
+
+    def take(self, first: int, rows: Float32Array) -> None:
+        """Read the states of positions `first`..., [num_rows, hidden_size]."""
+        for pool in self._pools:
+            pool.take(first, rows)
+
+    def vector(self) -> Float32Array:
+        """The pooled vector, [hidden_size], or as many of these as there are poolings."""
+        return np.concatenate([pool.vector() for pool in self._pools])
+
+
+class _OnePool:
     def __init__(self, pooling: str) -> None:
         self._pooling = pooling
         self._kept: npt.NDArray[Any] | None = None  # the sum, or the row that counts
         self._num_rows = 0
 
     def take(self, first: int, rows: Float32Array) -> None:
-        """Read the states of positions `first`..., [num_rows, hidden_size]."""
         self._num_rows = first + len(rows)
         kept = self._kept
         if self._pooling == "last" or (self._pooling == "cls" and kept is None):
@@ -48,7 +62,6 @@ class HiddenPool:
             self._kept = total
 
     def vector(self) -> Float32Array:
-        """The pooled vector, [hidden_size]."""
         assert self._kept is not None
         count = self._num_rows
         divisor = {"mean": count, "weightedmean": count * (count + 1) / 2, "mean_sqrt_len": count**0.5}

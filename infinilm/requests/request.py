@@ -460,6 +460,7 @@ class CompletionReader:
             reason,
             error,
             None if reason is None else completion.stop_reason,
+            None if reason is None else completion.receipt(),
         )
 
     def _take(self, last: RequestUpdate, num_tokens: int) -> tuple[str, str | None, BaseException | None]:

@@ -124,7 +124,7 @@ class _Changes:
         self._settings, self._pool = settings, pool
 
     async def add(self, request: Request) -> Response:
-        """Use one more, if it is of the model of the others."""
+        """Add a replica, if it serves the model of the others."""
         try:
             body = Body(mapping("body", await request.json()))
         except (ValueError, RecursionError) as error:
@@ -143,7 +143,7 @@ class _Changes:
         return JSONResponse(_entry(replica), 201)
 
     def remove(self, path: str) -> Response:
-        """Send one nothing more, and forget it once it is idle."""
+        """Send a replica nothing more, and forget it once it is idle."""
         index = path.removeprefix(_REPLICA_PATH)
         found = [replica for replica in self._pool.replicas if str(replica.index) == index]
         if not found:

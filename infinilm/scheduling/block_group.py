@@ -116,6 +116,10 @@ class BlockGroup:
         """Whether the block is here that this prefix ends with."""
         return chain_id in self._blocks
 
+    def block_of(self, chain_id: int) -> int:
+        """The block that a known prefix ends with."""
+        return self._blocks[chain_id]
+
     def num_idle(self, chain_ids: Iterable[int]) -> int:
         """How many blocks of these known prefixes are idle: sharing them reduces the free blocks."""
         return sum(self._blocks[chain_id] in self._idle for chain_id in chain_ids)

@@ -16,7 +16,7 @@ every group has what it sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -252,14 +252,18 @@ class BlockManager:
             self._chain_id[slot] = self._make_known(key, of_groups)
         self.num_remembered[slots] += 1
 
-    def _make_known(self, key: tuple[int, bytes], blocks: list[int]) -> int:
-        """The id of the prefix that ends with these blocks, one of each group; they stand for it where none did."""
+    def _make_known(self, key: tuple[int, bytes], blocks: Sequence[int | None]) -> int:
+        """The id of the prefix that ends with these blocks, one of each group; they stand for it where none did.
+
+        None: a group behind the first has none.
+        """
         chain_id = self._known.get(key)
         if chain_id is None:
             chain_id = self._known[key] = self._new_id()
             self._keys[chain_id] = key
         for group, block in zip(self.groups, blocks, strict=True):
-            group.remember(chain_id, block)
+            if block is not None:
+                group.remember(chain_id, block)
         return chain_id
 
     def forget_uncomputed(self, slot: int, num_computed: int) -> None:
@@ -276,6 +280,57 @@ class BlockManager:
             forgotten = [group.forget(block) for block in group.block_table[slot, begin:end].tolist()]
             self._drop(group, [chain_id for chain_id in forgotten if chain_id is not None])
         self.num_remembered[slot] = begin
+
+    def adopt(
+        self,
+        chain: Sequence[int],
+        tokens: Int32Array,
+        present: Sequence[Sequence[int]],
+        write: Callable[[int, Int32Array], object],
+        adapter_id: int = -1,
+    ) -> list[int] | None:
+        """Make blocks known that were computed elsewhere, behind a known prefix.
+
+        Parameters
+        ----------
+        chain
+            The prefix, as `find_prefix` gives it.
+        tokens
+            [num_new_blocks * block_size]: those of the blocks.
+        present
+            Which of the new blocks there are of each group, from 0; the first group has all.
+        write
+            Called with the number of a group and [len(present[group])] blocks, which it fills.
+        adapter_id
+            As in `find_prefix`.
+
+        Returns
+        -------
+        list of int or None
+            The ids of the prefixes that end with the new blocks; None: too few blocks are free.
+        """
+        size = self.block_size
+        shared = [[one for one in chain if group.knows(one)] for group in self.groups]
+        held = [np.array(group.share(ids), np.intp) for group, ids in zip(self.groups, shared, strict=True)]
+        taken: list[IndexArray] = []
+        try:
+            if any(len(own) > group.num_free for group, own in zip(self.groups, present, strict=True)):
+                return None
+            taken += [self._take(group, len(own)) for group, own in zip(self.groups, present, strict=True)]
+            for number, blocks in enumerate(taken):
+                write(number, blocks.astype(np.int32))
+            chain_id, ids = chain[-1] if chain else _root_of(adapter_id), []
+            places = [dict(zip(own, blocks.tolist(), strict=True)) for own, blocks in zip(present, taken, strict=True)]
+            for i in range(len(tokens) // size):
+                key = (chain_id, tokens[i * size : (i + 1) * size].tobytes())
+                chain_id = self._make_known(key, [place.get(i) for place in places])
+                ids.append(chain_id)
+            return ids
+        finally:
+            for group, blocks in zip(self.groups, taken, strict=False):
+                group.give_back(blocks[::-1].astype(np.int32))
+            for group, blocks in zip(self.groups, held, strict=True):
+                group.give_back(blocks[::-1].astype(np.int32))
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix. Running sequences keep their blocks, and their later blocks are not shared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,12 +30,16 @@ class GivenTokens:
         The positions that RoPE turns by; None: those in the sequence.
     shift : int
         What is added to the place of every later token in the sequence to give its position on all axes.
+    two_way : bool
+        Tokens of a span see all of it, so that a step computes what it has not of a span, and nothing else of the
+        sequence: see `chunk`.
     """
 
     spans: Mapping[int, Float32Array]
     contents: Int32Array
     rope_positions: Int32Array | None = None
     shift: int = 0
+    two_way: bool = False
 
     def within(self, begin: int, end: int) -> list[tuple[int, Float32Array]]:
         """The embeddings of tokens from `begin` to `end`: where each run of them begins, and its rows."""
@@ -44,3 +49,16 @@ class GivenTokens:
             if low < high:
                 found.append((low, rows[low - first : high - first]))
         return found
+
+    def chunk(self, begin: int) -> tuple[int, bool]:
+        """How many tokens from `begin` on a step may compute, and whether it is all of them or none.
+
+        The beginning of a span may be there already, as a known prefix: it was computed with all of the span.
+        """
+        if self.two_way:
+            for first, rows in self.spans.items():
+                if begin < first:
+                    return first - begin, False
+                if begin < first + len(rows):
+                    return first + len(rows) - begin, True
+        return sys.maxsize, False

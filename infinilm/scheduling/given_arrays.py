@@ -21,10 +21,12 @@ def given_arrays(running: RunningSequences, layout: Layout, sequences: SequenceO
     """
     if not np.count_nonzero(running.has_given[layout.slots]):
         return {}
+    two_way = np.zeros(len(layout.slots), np.int32)
     rows: list[Int32Array] = []
     embeddings: list[npt.NDArray[np.float32]] = []
-    for sequence, first, start, end in _chunks(layout, sequences):
+    for i, (sequence, first, start, end) in enumerate(_chunks(layout, sequences)):
         if sequence.given is not None:
+            two_way[i] = sequence.given.chunk(start)[1]
             for begin, found in sequence.given.within(start, end):
                 row = first + begin - start
                 rows.append(np.arange(row, row + len(found), dtype=np.int32))
@@ -32,6 +34,8 @@ def given_arrays(running: RunningSequences, layout: Layout, sequences: SequenceO
     arrays = rope_positions(running, layout, sequences)
     if rows:
         arrays |= {"given_rows": np.concatenate(rows), "given": np.concatenate(embeddings)}
+    if np.count_nonzero(two_way):
+        arrays["two_way_seqs"] = two_way
     return arrays
 
 

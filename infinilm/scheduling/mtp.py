@@ -90,11 +90,14 @@ class MtpHead:
         Has a model with an MTP head.
     num_tokens : int
         Tokens of a draft at most.
+    token_ids : int32 array, optional
+        [outputs of the head's lm_head]: their ids in the vocabulary of the model. None: they are the first ids of it.
     """
 
-    def __init__(self, engine: MtpEngine, num_tokens: int) -> None:
+    def __init__(self, engine: MtpEngine, num_tokens: int, token_ids: Int32Array | None = None) -> None:
         self._engine: MtpEngine | None = engine  # None: it has failed
         self._num_tokens = num_tokens
+        self._token_ids = token_ids
         self._followed: _Followed | None = None  # what is to be followed
         self._newest: list[Sequence] = []
         self._drafted: dict[int, tuple[Sequence, list[int]]] = {}  # by slot: whose draft, and its tokens
@@ -208,8 +211,8 @@ class MtpHead:
                 blocks.trim(slot, length * blocks.block_size)
         return rounds
 
-    @staticmethod
     def _run(
+        self,
         engine: MtpEngine,
         layout: Layout,
         blocks: BlockManager,
@@ -231,7 +234,12 @@ class MtpHead:
             **(most_probable(len(rows)) if len(rows) else {}),
         )
         output = engine.submit(batch, False).result()
-        return [] if output.ids is None else list(output.ids.numpy().tolist())
+        if output.ids is None:
+            return []
+        drawn = output.ids.numpy()
+        if self._token_ids is not None:
+            drawn = np.where(drawn < 0, drawn, self._token_ids[drawn])
+        return list(drawn.tolist())
 
 
 class MtpDrafter:

@@ -26,7 +26,8 @@ the tokens of a sequence.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence as SequenceOf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,10 +45,22 @@ from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, token
 from infinilm.speculation import Drafters
 from infinilm.speculation.lengths import Lengths
 
-__all__ = ["MAX_COLLECTED_ROWS", "Scheduler"]
+__all__ = ["MAX_COLLECTED_ROWS", "SEGMENT_BLOCKS", "FoundSegment", "Scheduler"]
 
 # Rows of logits that a step brings to the host for sequences that collect them: 128 MiB with a vocabulary of 131,072.
 MAX_COLLECTED_ROWS = 256
+
+# A segment of a prefix that is kept elsewhere has so many at least: some megabytes, so that a disk reads and writes at
+# its full rate.
+SEGMENT_BLOCKS = 16
+
+
+class FoundSegment(NamedTuple):
+    """Where a segment of a prefix lies in the cache."""
+
+    present: tuple[tuple[int, ...], ...]  # of each group, which blocks of the segment are known, from 0
+    blocks: list[list[int]]  # of each group, the numbers of these in the cache
+    state: int | None  # the snapshot behind it, in models that keep a state of each sequence
 
 
 class Scheduler:
@@ -308,6 +321,65 @@ class Scheduler:
         self.blocks.reset_prefix_cache()
         self._states.forget()
 
+    # ---- prefixes that are kept elsewhere ----
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens of a segment of a prefix, which is kept and brought back as one, with the state behind it."""
+        least, interval = SEGMENT_BLOCKS * self.blocks.block_size, self._states.interval
+        return -(-least // interval) * interval if interval else least
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model keeps a state of each sequence, without which no sequence begins behind a prefix."""
+        return self._states.num_states > 0
+
+    def num_known(self, tokens: Int32Array, adapter_id: int = -1) -> int:
+        """Tokens of a prompt behind which a sequence could begin now."""
+        chain = self.blocks.find_prefix(tokens, adapter_id)
+        return self._states.find(chain, self.blocks.starts(chain))[0] * self.blocks.block_size
+
+    def find_segment(self, tokens: Int32Array, end: int, adapter_id: int = -1) -> FoundSegment | None:
+        """Where the segment of a prefix that ends behind `end` tokens lies; None: it is not whole any more."""
+        size = self.blocks.block_size
+        chain = self.blocks.find_prefix(tokens[: end + 1], adapter_id)
+        state = self._states.snapshot_of(chain[-1]) if chain and self._states.num_states else None
+        if len(chain) * size < end:
+            return None
+        own = chain[(end - self.segment_tokens) // size :]
+        present = tuple(
+            tuple(i for i, chain_id in enumerate(own) if group.knows(chain_id)) for group in self.blocks.groups
+        )
+        blocks = [
+            [group.block_of(own[i]) for i in there] for group, there in zip(self.blocks.groups, present, strict=True)
+        ]
+        return FoundSegment(present, blocks, state)
+
+    def adopt(
+        self,
+        tokens: Int32Array,
+        end: int,
+        present: SequenceOf[SequenceOf[int]],
+        write_blocks: Callable[[int, Int32Array], object],
+        write_state: Callable[[int], object] | None,
+        adapter_id: int = -1,
+    ) -> bool:
+        """Make the segment of a prefix known that ends behind `end` tokens; whether there was room for it.
+
+        `tokens`: [end + 1 or more]; `present`, `write_blocks`: see `BlockManager.adopt`; `write_state` fills the state
+        behind the segment; None: it was not kept, and no sequence begins there.
+        """
+        size, begin = self.blocks.block_size, end - self.segment_tokens
+        chain = self.blocks.find_prefix(tokens[: begin + 1], adapter_id)
+        if len(chain) * size < begin:  # it was lost meanwhile
+            return False
+        ids = self.blocks.adopt(chain, tokens[begin:end], present, write_blocks, adapter_id)
+        if ids is None:
+            return False
+        if write_state is not None and (state := self._states.adopt(ids[-1])) is not None:
+            write_state(state)
+        return True
+
     # ---- choosing ----
 
     def _choose(self, choice: StepChoice, now: float, lane: Lane | None, max_prompt_tokens: int | None) -> bool:
@@ -374,12 +446,18 @@ class Scheduler:
                 break
             num_computed = int(num_computed_of[sequence.slot])
             room = self.blocks.room(sequence.slot) - num_computed
+            chunk, is_whole = _chunk_of(sequence, num_computed)
+            least = chunk if is_whole else 1
             # At least one sequence must make progress.
-            while room <= 0 and not choice.sequences and not self._in_flight and self.running[-1] is not sequence:
+            while room < least and not choice.sequences and not self._in_flight and self.running[-1] is not sequence:
                 self._preempt(self.running[-1])
                 room = self.blocks.room(sequence.slot) - num_computed
-            most = self._most_tokens(choice, sequence, num_computed)
-            count = min(most, choice.budget, room)
+            most = min(self._most_tokens(choice, sequence, num_computed), chunk)
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
+            budget = choice.budget if choice.sequences or not is_whole else self.max_num_batched_tokens
+            count = min(most, budget, room)
+            if is_whole and count < chunk:
+                count = 0
             if count > 0:
                 self._add_chunk(choice, sequence, count)
             if count < most:
@@ -403,10 +481,13 @@ class Scheduler:
             num_known, state = self._states.find(chain, blocks.starts(chain))
             chain = chain[:num_known]
             num_cached = num_known * blocks.block_size
-            # A whole prompt may be longer than what is left, if nothing else is computed.
-            budget = self.max_num_batched_tokens if self._whole_prompts and is_alone else choice.budget
-            count = min(self._most_tokens(choice, sequence, num_cached), budget)
-            if self._whole_prompts and count < sequence.num_tokens:  # the next step has room
+            chunk, is_whole = _chunk_of(sequence, num_cached)
+            if self._whole_prompts:
+                chunk, is_whole = sequence.num_tokens, True
+            # A chunk that is taken whole may be longer than what is left, if nothing else is computed.
+            budget = self.max_num_batched_tokens if is_whole and is_alone else choice.budget
+            count = min(self._most_tokens(choice, sequence, num_cached), chunk, budget)
+            if is_whole and count < chunk:  # the next step has room
                 return
             needed = blocks.blocks_for(num_cached + count) - num_known
             if not is_alone and needed > blocks.headroom(chain):
@@ -415,7 +496,7 @@ class Scheduler:
             self._enter_slot(sequence, chain, state, now)
             choice.admitted.append(sequence)
             room = blocks.room(sequence.slot) - num_cached
-            count = min(count, 0 if self._whole_prompts and room < count else room)
+            count = min(count, 0 if is_whole and room < count else room)
             if count <= 0:  # only while other sequences hold all blocks
                 self._preempt(sequence)
                 choice.admitted.pop()
@@ -502,3 +583,8 @@ class Scheduler:
         self.waiting.move_to_end(sequence, last=False)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+
+def _chunk_of(sequence: Sequence, begin: int) -> tuple[int, bool]:
+    """See `GivenTokens.chunk`."""
+    return (NO_LIMIT, False) if sequence.given is None else sequence.given.chunk(begin)

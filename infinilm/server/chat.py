@@ -171,6 +171,10 @@ def _read_chat(service: Service, body: Body, unknown: UnknownFields, named: Call
     body.refuse("functions", "it is the old name of tools; use tools", [])
     body.refuse("function_call", "it is the old name of tool_choice; use tool_choice", "none", "auto")
     body.refuse("include_reasoning", "the reasoning is always told", True)
+    # SGLang's and llama.cpp's, which may leave an answer undivided.
+    body.refuse("separate_reasoning", "the reasoning is always apart", True)
+    body.refuse("stream_reasoning", "the reasoning comes as it is written", True)
+    body.refuse("parse_tool_calls", "tool_choice: 'none' leaves calls in the text", True)
     prediction = take_prediction(body)
     sampling = take_sampling(body)
     body.finish()
@@ -307,6 +311,7 @@ def whole_chat(service: Service, call: ChatCall, running: AsyncRequests) -> dict
                 "finish_reason": finish_reason(choice.finish_reason, 0 if call.is_named else maker.num_calls),
                 "stop_reason": choice.stop_reason,  # vLLM's
                 **({"token_ids": list(choice.token_ids)} if call.return_token_ids else {}),
+                **service.told_receipt(choice.receipt),
             }
         )
     return {
@@ -399,8 +404,9 @@ class ChatStream:
             if made_of.finish_reason is not None:
                 # OpenAI ends an answer that is a call by name like a text.
                 num_calls = 0 if call.is_named else self._makers[index].num_calls
-                reason, stopped_by = finish_reason(made_of.finish_reason, num_calls), made_of.stop_reason
-                yield self._chunk(index, {}, reason=reason, of_choice={"stop_reason": stopped_by})
+                reason = finish_reason(made_of.finish_reason, num_calls)
+                ended = {"stop_reason": made_of.stop_reason, **self._service.told_receipt(made_of.receipt)}
+                yield self._chunk(index, {}, reason=reason, of_choice=ended)
 
     def end(self) -> Iterator[str]:
         """The usage, if it was asked for."""

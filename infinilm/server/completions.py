@@ -86,6 +86,9 @@ def read_completion(
         raise ApiError("max_tokens: 0 needs echo: true; there is nothing to answer with", param="max_tokens")
     sampling, constraint = take_sampling(body), take_constraint(body)
     body.finish()
+    if scores_only and sampling.keywords.get("return_receipt"):
+        told = "return_receipt: receipts are of answers, and max_tokens: 0 asks for none"
+        raise ApiError(told, param="return_receipt")
     prompts = service.prompts("prompt", given, _MAX_PROMPTS, special is not False)
     room = service.room(max(map(len, prompts)) - (1 if scores_only else 0), "prompt")
     keywords = sampling.within(_DEFAULT_LENGTH, room)
@@ -155,6 +158,7 @@ def _choice(
         "stop_reason": None if call.scores_only else choice.stop_reason,  # vLLM's
         **({"token_ids": ids, "prompt_token_ids": list(output.prompt_token_ids)} if call.return_token_ids else {}),
         **told_prompt_logprobs(output, call.prompt_logprobs, service.token_bytes),
+        **service.told_receipt(choice.receipt),
     }
 
 
@@ -227,6 +231,7 @@ class CompletionStream:
                 continue
             if reason:
                 given["stop_reason"] = None if call.scores_only else delta.stop_reason
+                given |= self._service.told_receipt(delta.receipt)
             reason = "length" if call.scores_only and reason else reason
             choice = {"index": index, "text": piece, "logprobs": logprobs, "finish_reason": reason, **given}
             yield self._writer.chunk(choice)

@@ -70,7 +70,7 @@ def read_message(
         body.refuse(name, "it is a field of /v1/chat/completions")
     for name in ("stop", "response_format", "reasoning_effort"):
         body.refuse(name, f"it is a field of /v1/chat/completions; here it is {_NAMES[name]}")
-    for name in ("return_token_ids", "timings_per_token"):
+    for name in ("return_token_ids", "timings_per_token", "return_receipt"):
         body.refuse(name, "ask /v1/chat/completions for them", False)
     chosen = None if not choice else one_of("auto", "any", "tool", "none")("tool_choice.type", choice.get("type"))
     function = text("tool_choice.name", choice.get("name")) if chosen == "tool" else None

@@ -211,6 +211,11 @@ class Metrics(Collector):
         waiting.add_metric([self._name, "deferred"], engine.num_deferred)
         yield waiting
         yield self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", engine.cache_usage)
+        queried, hits = engine.num_external_queried_tokens, engine.num_external_hit_tokens
+        yield self._counter(
+            "external_prefix_cache_queries", "Tokens of prompts looked for in host memory and on disk.", queried
+        )
+        yield self._counter("external_prefix_cache_hits", "Tokens of prompts that came from there.", hits)
         yield self._counter("num_preemptions", "Sequences computed again for lack of blocks.", engine.num_preemptions)
         yield self._counter("spec_decode_num_drafts", "Drafts that steps have verified.", engine.num_drafts)
         drafted, accepted = engine.num_draft_tokens, engine.num_accepted_tokens

@@ -57,7 +57,7 @@ def read_response(
         body.refuse(name, "it is a field of /v1/chat/completions; here it is max_output_tokens")
     for name in ("response_format", "reasoning_effort"):
         body.refuse(name, f"it is a field of /v1/chat/completions; here it is {_NAMES[name]}")
-    for name in ("return_token_ids", "timings_per_token"):
+    for name in ("return_token_ids", "timings_per_token", "return_receipt"):
         body.refuse(name, "ask /v1/chat/completions for them", False)
     for item in body.take("include", list_of(text)) or []:
         if item == "message.output_text.logprobs":

@@ -63,6 +63,7 @@ _FIELDS = {
     "include_stop_str_in_output": boolean,
     "skip_special_tokens": boolean,
     "speculation": _speculation,
+    "return_receipt": boolean,
 }
 
 # No effect here, and none on what an answer says elsewhere: they are about accounts, logs, caches, queues and memory.

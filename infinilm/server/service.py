@@ -31,6 +31,7 @@ from infinilm.errors import (
 from infinilm.llm import LLM
 from infinilm.outputs import EngineMetrics
 from infinilm.pooling.recipe import TextRules
+from infinilm.receipts import Receipt
 from infinilm.requests.prompts import PLAIN, Prompt
 from infinilm.sampling_params import SamplingParams
 from infinilm.server.bodies import ApiError, Kind, UnknownFields, anything, text
@@ -204,6 +205,8 @@ class Service(Drainable):
         llm.chat_template.source, llm.tokenizer.source = f"the model {name!r}", f"tokenizer.json of the model {name!r}"
         self._llm = llm
         self.compilers.submit(_make_ready, llm)
+        if self.settings.receipts:
+            self.compilers.submit(llm.prepare_receipts)  # what fails is told to the first who asks for one
         self.metrics.serve(llm)
 
     def leave(self) -> LLM | None:
@@ -427,6 +430,8 @@ class Service(Drainable):
         with self.admitted(sum(map(len, prompts)), len(prompts) * params.n) as call:
             if params.constraint is not None:
                 await self._compile(llm, params.constraint)
+            if params.return_receipt:
+                await self._prepare_receipts(llm, params)
             with bad_request():
                 asked: list[Prompt] = [prompt if isinstance(prompt, list) else list(prompt) for prompt in prompts]
                 if given:
@@ -460,6 +465,26 @@ class Service(Drainable):
             raise ApiError(f"{told(error)}; try again later", 504, code="timeout") from error
         except InfinilmError as error:
             raise self.failed(error) from error
+
+    async def _prepare_receipts(self, llm: LLM, params: SamplingParams) -> None:
+        """Wait until the files that receipts name are read."""
+        if not self.settings.receipts:
+            raise ApiError(
+                "return_receipt: this server gives no receipts: who runs it must start it with --receipts",
+                param="return_receipt",
+            )
+        with bad_request("return_receipt"):
+            await asyncio.to_thread(llm.prepare_receipts, params.lora)
+
+    def told_receipt(self, receipt: Receipt | None) -> dict[str, Any]:
+        """The field of a choice that has one, signed if there is a key.
+
+        It is a text and no object, since a client that reads numbers and writes them again may change them.
+        """
+        if receipt is None:
+            return {}
+        key = self.settings.receipt_key
+        return {"receipt": (receipt if key is None else receipt.signed(key)).to_json()}
 
     async def _others_are_read(self) -> None:
         """Wait a little while every turn of the event loop brings more requests.

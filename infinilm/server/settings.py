@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["ServerSettings"]
 
@@ -34,6 +35,10 @@ class ServerSettings:
         Serve the chat page at /.
     lora_folder : str or None
         Clients may load adapters from the folders in it; None: they may not.
+    receipts : bool
+        Clients may ask for receipts of answers, for which the files of the weights are read once more.
+    receipt_key : Ed25519PrivateKey or None
+        Signs them.
     unknown_fields : str or None
         "refuse" or "warn": what becomes of requests with fields that are not known here; None: what suits each route,
         see `Service.unknown_fields`.
@@ -59,6 +64,8 @@ class ServerSettings:
     drain_timeout: float = 30.0
     page: bool = True
     lora_folder: str | None = None
+    receipts: bool = False
+    receipt_key: Any = None
     unknown_fields: str | None = None
     sse_ping_interval: float = 15.0
     log_requests: bool = False

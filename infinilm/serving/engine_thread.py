@@ -33,6 +33,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ from infinilm.scheduling.scheduler import Scheduler
 from infinilm.scheduling.sequence import Lane, Sequence
 from infinilm.scheduling.steps import InFlight, Step
 from infinilm.serving.counters import Counters
+from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_progress import RequestProgress, deliver
 from infinilm.serving.request_queue import RequestQueue
 from infinilm.serving.turns import Turn
@@ -82,6 +84,8 @@ class EngineThread:
         Callers put requests in here.
     num_stages : int
         Stages of a pipeline; 1: there is no pipeline.
+    exchange : PrefixExchange or None
+        Keeps prefixes outside of the cache. Closed by `close`.
 
     Attributes
     ----------
@@ -100,8 +104,10 @@ class EngineThread:
         adapters: Adapters,
         queue: RequestQueue,
         num_stages: int = 1,
+        exchange: PrefixExchange | None = None,
     ) -> None:
         self._engine = engine
+        self._exchange = exchange
         self._queue = queue
         self._num_stages = num_stages
         self._hooks = hooks
@@ -119,7 +125,7 @@ class EngineThread:
         self._counters = Counters()
         self.turn: Turn | None = None
         self._lane: Lane | None = None  # whose turn it is
-        self._progress = self.progress_class(scheduler, queue, self._counters)
+        self._progress = self.progress_class(scheduler, queue, self._counters, exchange)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -232,7 +238,7 @@ class EngineThread:
             return  # the thread frees the engine itself when it returns to its loop
         if thread is not None:
             thread.join()
-        self._engine.close()
+        self._close_engine()
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[Callable[[Sequence], None]]:
@@ -267,7 +273,14 @@ class EngineThread:
 
     def metrics(self) -> EngineMetrics:
         """Counts and rates at this moment; never waits for a step."""
-        return self._counters.metrics(self.scheduler.stats, self._queue.num_open)
+        metrics = self._counters.metrics(self.scheduler.stats, self._queue.num_open)
+        if (exchange := self._exchange) is None:
+            return metrics
+        return replace(
+            metrics,
+            num_external_queried_tokens=exchange.num_queried_tokens,
+            num_external_hit_tokens=exchange.num_hit_tokens,
+        )
 
     # ---- the thread ----
 
@@ -297,14 +310,22 @@ class EngineThread:
         self._deliver(updates)
         if self.turn is not None:
             self.turn.leave()
+        self._close_engine()
+
+    def _close_engine(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close(self.scheduler)
         self._engine.close()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; returns False once closed."""
         # `close` sets the flag before it wakes this thread, and `receive` may have used up the wake-up since.
-        if not (self._closed or self._queue.num_unstarted or self._in_flight or self.scheduler.has_work):
+        exchange = self._exchange
+        is_saving = exchange is not None and exchange.has_unsaved
+        if not (self._closed or self._queue.num_unstarted or self._in_flight or self.scheduler.has_work or is_saving):
             self._has_turn(0)  # gives it back
-            self._queue.wait()
+            # A request whose prefix is read may be cancelled or late meanwhile.
+            self._queue.wait(_LOOK_EVERY_SECONDS if exchange is not None and exchange.is_searching else None)
         return not self._closed
 
     def _locked_step(self) -> list[RequestUpdate]:
@@ -481,7 +502,13 @@ class EngineThread:
             self._resets_prefixes = False
             self.scheduler.reset_prefix_cache()
         for request in self._queue.pop_unstarted(_MAX_STARTS):
-            updates += self._progress.start(request)
+            if self._exchange is None or not self._exchange.begin(self.scheduler, request):
+                updates += self._progress.start(request)
+        if self._exchange is not None:
+            for request in self._exchange.arrivals(self.scheduler):
+                if request.finish_reason is None:  # otherwise it was cancelled while its prefix was read
+                    updates += self._progress.start(request)
+            self._exchange.save(self.scheduler)
         self._adapters.free_unused()
         return updates
 
@@ -503,6 +530,8 @@ class EngineThread:
         self._step_seconds = now - max(done.submitted, self._last_result)
         self._last_result = now
         self._counters.add_step(done.step.num_prompt_tokens, num_tokens, self._step_seconds)
+        if self._exchange is not None:
+            self._exchange.observe(done.step.num_prompt_tokens, num_tokens, self._step_seconds)
         if self.turn is not None:
             self.turn.observe(done.step.num_prompt_tokens, self._step_seconds)
 

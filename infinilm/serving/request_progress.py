@@ -21,6 +21,7 @@ from infinilm.scheduling.steps import InFlight, Step
 from infinilm.serving.counters import Counters
 from infinilm.serving.host_sampling import sample_rows, token_logprobs
 from infinilm.serving.mailbox import wake_loops
+from infinilm.serving.prefix_exchange import PrefixExchange
 from infinilm.serving.request_queue import RequestQueue
 
 __all__ = ["RequestProgress", "TakenResults", "deliver"]
@@ -59,10 +60,15 @@ class RequestProgress:
         Has the set of open requests, which requests leave here when they have ended.
     counters : Counters
         Counts the requests that have ended.
+    exchange : PrefixExchange or None
+        Keeps the prefixes of requests that have ended.
     """
 
-    def __init__(self, scheduler: Scheduler, queue: RequestQueue, counters: Counters) -> None:
+    def __init__(
+        self, scheduler: Scheduler, queue: RequestQueue, counters: Counters, exchange: PrefixExchange | None = None
+    ) -> None:
         self.scheduler = scheduler
+        self._exchange = exchange
         self._queue = queue
         self._counters = counters
         self._sampler = HostSampler()
@@ -98,7 +104,10 @@ class RequestProgress:
         for request in requests:
             if request.finish_reason is not None and request in self._queue.open_requests:
                 self._queue.open_requests.discard(request)
+                adapter = request.sequence.adapter
                 self.scheduler.remove(request.sequence)
+                if self._exchange is not None:
+                    self._exchange.end(request.sequence, adapter)
                 self._counters.num_finished += 1
         updates: list[RequestUpdate] = []
         for request in requests:

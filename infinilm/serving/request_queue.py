@@ -109,9 +109,10 @@ class RequestQueue:
 
     # ---- for the engine thread ----
 
-    def wait(self) -> None:
-        """Sleep until a caller puts requests in or calls `wake`."""
-        self._take(self._inbox.get())
+    def wait(self, seconds: float | None = None) -> None:
+        """Sleep until a caller puts requests in or calls `wake`, or for so long."""
+        with contextlib.suppress(queue.Empty):
+            self._take(self._inbox.get(timeout=seconds))
 
     def receive(self) -> None:
         """Take in all requests in the inbox."""

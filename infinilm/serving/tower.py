@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,20 @@ from infinilm import _core
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.safetensors_header import TensorInfo
-from infinilm.checkpoint.sources import FoundTensors, find_by_names
+from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.images import Patches
 from infinilm.images.processor import merge_order
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.tower import BLOCK_SIZE, TowerPlan
 
 __all__ = ["TowerEngine"]
+
+
+class _Tile(NamedTuple):
+    """A picture, or a tile of one: a sequence of the tower."""
+
+    pixels: npt.NDArray[np.float32]  # [num_patches, patch_dim]
+    grid: tuple[int, int]
 
 
 class TowerEngine:
@@ -82,49 +90,74 @@ class TowerEngine:
             return cls(plan, checkpoint, *settings, use_tqdm=use_tqdm)
 
     def _find(self, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]) -> FoundTensors:
-        config, prefix = self._plan.config, self._plan.prefix
-        found = find_by_names(config.names(prefix), None, config.layer_shapes, expected, stored)
-        return replace(found, not_read=tuple(name for name in stored if not name.startswith(prefix)))
+        config, place = self._plan.config, self._plan.place
+        found = find_by_names(config.names(place), None, config.layer_shapes, expected, stored)
+        first, family = "model.merger_0.weight", config.family
+        if family.merger_matrix:
+            del found.shapes[found.sources[first].tensor]
+            tensor, shape = f"{place.merger}{family.merger_matrix}", expected[first][::-1]
+            found.sources[first] = Source(tensor, 0, shape[0], transposed=1)
+            found.shapes[tensor] = shape
+        elif family.merges_by_channel:
+            by_channel = np.arange(expected[first][1]).reshape(config.hidden_size, config.merged_patches)
+            found.sources[first] = replace(found.sources[first], column_order=by_channel.T.reshape(-1))
+        return replace(found, not_read=tuple(name for name in stored if not name.startswith(tuple(place))))
 
     def __call__(self, pictures: Sequence[Patches]) -> list[npt.NDArray[np.float32]]:
-        """Compute rows of pictures, [num_patches / merged_patches, levels * out_size] in as few steps as fit."""
+        """Compute rows of pictures, [num_tiles * num_patches / merged_patches, levels * out_size] of each.
+
+        It takes as few steps as fit; a tile is a sequence by itself.
+        """
+        tiles = [
+            _Tile(pixels, picture.grid)
+            for picture in pictures
+            for pixels in np.split(picture.pixels, picture.num_tiles)
+        ]
         rows: list[npt.NDArray[np.float32]] = []
-        batch: list[Patches] = []
-        for picture in pictures:
-            if batch and not self._fits([*batch, picture]):
+        batch: list[_Tile] = []
+        for tile in tiles:
+            if batch and not self._fits([*batch, tile]):
                 rows += self._run(batch)
                 batch = []
-            batch.append(picture)
-        return rows + self._run(batch) if batch else rows
+            batch.append(tile)
+        rows += self._run(batch) if batch else []
+        of_tiles = iter(rows)
+        return [
+            next(of_tiles)
+            if picture.num_tiles == 1
+            else np.concatenate([next(of_tiles) for _ in range(picture.num_tiles)])
+            for picture in pictures
+        ]
 
-    def _fits(self, pictures: Sequence[Patches]) -> bool:
-        counts = [len(picture.pixels) for picture in pictures]
+    def _fits(self, tiles: Sequence[_Tile]) -> bool:
+        counts = [len(tile.pixels) for tile in tiles]
         num_blocks = sum(-(-count // BLOCK_SIZE) for count in counts)
         return sum(counts) <= self._plan.max_patches and num_blocks <= self._plan.num_blocks
 
-    def _run(self, pictures: Sequence[Patches]) -> list[npt.NDArray[np.float32]]:
+    def _run(self, tiles: Sequence[_Tile]) -> list[npt.NDArray[np.float32]]:
         config = self._plan.config
-        counts = np.array([len(picture.pixels) for picture in pictures], np.int32)
-        places = [merge_order(picture.grid, config.merge_size) for picture in pictures]
-        positions = [config.positions_of(own, picture.grid) for own, picture in zip(places, pictures, strict=True)]
+        counts = np.array([len(tile.pixels) for tile in tiles], np.int32)
+        places = [merge_order(tile.grid, config.merge_size) for tile in tiles]
         cu_seqlens = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        in_picture = [np.arange(count, dtype=np.int32) for count in counts]
+        in_tile = [np.arange(count, dtype=np.int32) for count in counts]
         first_blocks = np.concatenate([[0], np.cumsum(-(-counts // BLOCK_SIZE))])
-        slots = [first * BLOCK_SIZE + own for first, own in zip(first_blocks, in_picture, strict=False)]
+        slots = [first * BLOCK_SIZE + own for first, own in zip(first_blocks, in_tile, strict=False)]
         columns = np.arange(-(-int(counts.max()) // BLOCK_SIZE))
         table = np.minimum(first_blocks[:-1, None] + columns, self._plan.num_blocks - 1)
+        positions = [config.positions_of(own, tile.grid) for own, tile in zip(places, tiles, strict=True)]
+        learned = [own for own in positions if own is not None]
         batch = _core.Batch(
             input_ids=np.zeros(cu_seqlens[-1], np.int32),
-            positions=np.concatenate(in_picture),
+            positions=np.concatenate(in_tile),
             slot_mapping=np.concatenate(slots).astype(np.int64),
             block_table=table.astype(np.int32),
             cu_seqlens_q=cu_seqlens,
             context_lens=counts,
             logits_rows=np.zeros(1, np.int32),
-            rope_positions=np.concatenate(places, axis=1),
-            patches=np.concatenate([picture.pixels for picture in pictures]),
-            position_rows=np.concatenate([rows for rows, _ in positions]),
-            position_weights=np.concatenate([weights for _, weights in positions]),
+            rope_positions=np.concatenate(places, axis=1) if config.family.rope != "none" else None,
+            patches=np.concatenate([tile.pixels for tile in tiles]),
+            position_rows=np.concatenate([rows for rows, _ in learned]) if learned else None,
+            position_weights=np.concatenate([weights for _, weights in learned]) if learned else None,
             return_logits=True,
         )
         with self._lock:

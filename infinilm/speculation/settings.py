@@ -15,9 +15,17 @@ from infinilm.speculation import MAX_DRAFT_TOKENS, Drafter, Drafters, DraftReque
 from infinilm.speculation.grammar import follow_grammar
 from infinilm.speculation.lookup import LookupDrafter
 
-__all__ = ["DraftModelSettings", "Lookup", "MtpSettings", "Speculation", "SpeculationSetting", "read_speculation"]
+__all__ = [
+    "DraftModelSettings",
+    "Eagle3Settings",
+    "Lookup",
+    "MtpSettings",
+    "Speculation",
+    "SpeculationSetting",
+    "read_speculation",
+]
 
-_METHODS = ("off", "auto", "lookup", "mtp", "draft_model")
+_METHODS = ("off", "auto", "lookup", "mtp", "eagle3", "draft_model")
 _OTHER_METHODS = MappingProxyType({"ngram": "lookup", "suffix": "lookup"})  # vLLM's
 _OTHER_KEYS = MappingProxyType({"num_speculative_tokens": "num_tokens", "prompt_lookup_min": "min_match"})  # vLLM's
 
@@ -26,6 +34,7 @@ _KEYS = MappingProxyType(
     {
         "lookup": ("num_tokens", "min_match"),
         "mtp": ("num_tokens", "quantization", "vocab_size"),
+        "eagle3": ("model", "num_tokens", "quantization"),
         "draft_model": ("model", "num_tokens", "quantization"),
     }
 )
@@ -75,8 +84,7 @@ class DraftModelSettings:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, (str, os.PathLike)):
-            raise ConfigError(f"speculation: model must be a folder, a file or a hub id, got {short_repr(self.model)}")
+        _check_model(self.model)
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
 
 
@@ -103,14 +111,33 @@ class MtpSettings:
 
     def __post_init__(self) -> None:
         _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
-        if self.quantization not in (None, "auto", *QUANTIZATIONS):
-            known = ", ".join(map(repr, ("auto", *QUANTIZATIONS)))
-            raise ConfigError(
-                f"speculation: quantization of an MTP head must be None or one of {known}, got "
-                + short_repr(self.quantization)
-            )
+        _check_quantization("an MTP head", self.quantization)
         if self.vocab_size is not None:
             _count("vocab_size", self.vocab_size, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Settings:
+    """An EAGLE-3 head drafts.
+
+    Attributes
+    ----------
+    model : str or path
+        Folder or hub id of the head, which was trained with the model.
+    num_tokens : int
+        Tokens of a draft at most, 1 to 15.
+    quantization : str or None
+        As that of `MtpSettings`.
+    """
+
+    model: str | os.PathLike[str]
+    num_tokens: int = 3
+    quantization: str | None = "auto"
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        _count("num_tokens", self.num_tokens, MAX_DRAFT_TOKENS)
+        _check_quantization("an EAGLE-3 head", self.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +148,7 @@ class Speculation:
     ----------
     drafters : tuple of callable
         Make the drafters of each sequence, the first to be asked first.
-    model : DraftModelSettings, MtpSettings or None
+    model : DraftModelSettings, MtpSettings, Eagle3Settings or None
         What drafts behind them and has to be loaded with the model.
     is_optional : bool
         `model` is left out where the checkpoint does not have it, or where there is no memory for it.
@@ -130,7 +157,7 @@ class Speculation:
     """
 
     drafters: tuple[Drafters, ...] = ()
-    model: DraftModelSettings | MtpSettings | None = None
+    model: DraftModelSettings | MtpSettings | Eagle3Settings | None = None
     is_optional: bool = False
     is_adaptive: bool = True
 
@@ -151,9 +178,10 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
         "off", "lookup", "mtp", or "auto", which is lookup and the MTP head of a checkpoint that has one; all but "off"
         draft what a grammar forces before anything else. Or a mapping with such a `method`, `adaptive` (bool), and
         parameters of `Lookup`, by the names here or by those of vLLM's `speculative_config`, whose methods "ngram" and
-        "suffix" mean lookup; or with the method "draft_model" or "mtp" and the attributes of `DraftModelSettings` or
-        `MtpSettings`. Or a factory of the caller's own, whose drafts are verified as long as they are; as the `method`
-        of a mapping it may be adaptive, too. None is "off". What this function has given is given back.
+        "suffix" mean lookup; or with the method "draft_model", "mtp" or "eagle3" and the attributes of
+        `DraftModelSettings`, `MtpSettings` or `Eagle3Settings`. Or a factory of the caller's own, whose drafts are
+        verified as long as they are; as the `method` of a mapping it may be adaptive, too. None is "off". What this
+        function has given is given back.
 
     Raises
     ------
@@ -199,10 +227,11 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
                 + ", ".join(map(repr, keys))
                 + " ('num_speculative_tokens' and 'prompt_lookup_min' of vLLM are 'num_tokens' and 'min_match')"
             )
-    if method == "draft_model":
+    if method in ("draft_model", "eagle3"):
         if "model" not in settings:
-            raise ConfigError("speculation: the method 'draft_model' needs a 'model', such as a folder or a hub id")
-        return Speculation((follow_grammar,), DraftModelSettings(**settings), is_adaptive=is_adaptive)
+            raise ConfigError(f"speculation: the method {method!r} needs a 'model', such as a folder or a hub id")
+        made = DraftModelSettings(**settings) if method == "draft_model" else Eagle3Settings(**settings)
+        return Speculation((follow_grammar,), made, is_adaptive=is_adaptive)
     if method == "mtp":
         return Speculation((follow_grammar,), MtpSettings(**settings), is_adaptive=is_adaptive)
     lookup = Lookup(**settings)
@@ -213,6 +242,19 @@ def read_speculation(given: SpeculationSetting) -> Speculation:
     # Lengths are what makes a head cost nothing where it gains nothing. So whole drafts are those that cost nothing.
     head = MtpSettings(min(MtpSettings().num_tokens, lookup.num_tokens)) if is_adaptive else None
     return Speculation((follow_grammar, lookup), head, is_optional=head is not None, is_adaptive=is_adaptive)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, (str, os.PathLike)):
+        raise ConfigError(f"speculation: model must be a folder, a file or a hub id, got {short_repr(model)}")
+
+
+def _check_quantization(what: str, quantization: Any) -> None:
+    if quantization not in (None, "auto", *QUANTIZATIONS):
+        known = ", ".join(map(repr, ("auto", *QUANTIZATIONS)))
+        raise ConfigError(
+            f"speculation: quantization of {what} must be None or one of {known}, got {short_repr(quantization)}"
+        )
 
 
 def _count(name: str, value: Any, most: int) -> int:

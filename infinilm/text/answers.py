@@ -84,7 +84,7 @@ class ChoiceMaker:
         ends = calls_end_reasoning if form is not None else ()
         self._splitter = ReasoningSplitter.after(prompt, reasoning, ends) if reasoning is not None else None
         self._answer = AnswerMarks(answer) if answer is not None else None
-        self._parser = ToolCallParser(form, schemas or {}) if form is not None else None
+        self._parser = ToolCallParser(form, schemas or {}, prompt) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
         self._stray = TextFilter(stray) if stray else None
         self._max_calls = max_calls

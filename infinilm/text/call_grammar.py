@@ -69,7 +69,12 @@ class AnswerGrammar:
             more = f" ({self._text(form.between)} call)*" if form.around[0] else ""
             before, behind = self._text(form.around[0].removeprefix(begin)), self._text(form.around[1])
             self._rules += [f"rest: {before} call{more} {behind}", f"before[lazy]: /(?s:.*){pattern}/"]
-            self._rules += [f"some: (before rest){'*' if several else '?'} {_ANY_TEXT}"]
+            text = f"(before rest){'*' if several else '?'} {_ANY_TEXT}"
+            if form.text_head:  # the prompt has begun a call or a text
+                more = f" ({self._text(form.between)} call)*" if several else ""
+                self._rules += [f"some: call{more} | {self._text(form.text_head)} {text}"]
+            else:
+                self._rules += [f"some: {text}"]
             return "some"
         self.calls(form, tools, several=several)
         # No text has a special token in it; without any mark, calls begin with the first character.

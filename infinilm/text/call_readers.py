@@ -1,16 +1,16 @@
-"""Calls that are read once they have ended: lists of calls in Python's syntax, and Gemma's objects without quotes."""
+"""Calls that are read once they have ended, among them Gemma's objects without quotes."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from infinilm.text.detokenize import overlap
+from infinilm.text.typed_values import read_json, typed_value, types_of
 
-__all__ = ["Reader", "WholeCalls", "gemma_reader", "read_python", "read_value"]
+__all__ = ["Reader", "WholeCalls", "gemma_reader"]
 
 Reader = Callable[[str], "list[tuple[str, dict[str, Any]]] | None"]
 """Reads the text between the marks of calls: names and arguments; None: it is no call."""
@@ -26,12 +26,14 @@ class WholeCalls:
     read : Reader
     end : str
         The mark behind the calls; "": they end with the answer.
-    names : collection of str
-        The tools there are.
+    schemas : mapping of str to mapping
+        JSON schemas of the parameters of the tools, by name.
     mark : str
         What began the calls.
     index : int
         The index of the first call.
+    has_plain_values : bool
+        Texts may stand for values of other types, which the schemas name.
 
     Attributes
     ----------
@@ -41,8 +43,17 @@ class WholeCalls:
         All of the text, which is content if `is_broken`.
     """
 
-    def __init__(self, read: Reader, end: str, names: Collection[str], mark: str, index: int) -> None:
-        self._reader, self._end, self._names = read, end, names
+    def __init__(
+        self,
+        read: Reader,
+        end: str,
+        schemas: Mapping[str, Mapping[str, Any]],
+        mark: str,
+        index: int,
+        has_plain_values: bool = False,
+    ) -> None:
+        self._reader, self._end, self._schemas = read, end, schemas
+        self._has_plain_values = has_plain_values
         self._pieces = [mark]
         self._begin = mark
         self._tail = ""  # of the text, which may begin the end mark
@@ -75,80 +86,33 @@ class WholeCalls:
 
     def _finish(self, text: str) -> None:
         try:
-            found = self._reader(text)
-            self.calls = [(name, json.dumps(value, ensure_ascii=False, allow_nan=False)) for name, value in found or ()]
+            found = [(name, self._typed(name, value)) for name, value in self._reader(text) or ()]
+            self.calls = [(name, json.dumps(value, ensure_ascii=False, allow_nan=False)) for name, value in found]
             "".join(arguments for _, arguments in self.calls).encode()
         except (ValueError, TypeError, RecursionError):  # no JSON has such values, half characters among them
             self.calls = []
-        if all(name in self._names for name, _ in self.calls) and self.calls:
+        if all(name in self._schemas for name, _ in self.calls) and self.calls:
             self.is_done = True
         else:
             self.calls, self.is_broken = [], True
 
-
-def read_python(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Read `[f(a="x", b=2), g()]`, or calls on lines of their own, with literals of Python or JSON; see `Reader`."""
-    body = _parsed(text)
-    if body is None:
-        return None
-    items: list[ast.expr | None] = []
-    for line in body:
-        value = line.value if isinstance(line, ast.Expr) else None
-        items += value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
-    calls = []
-    for item in items:
-        if not isinstance(item, ast.Call) or item.args:
-            return None
-        name = ast.unparse(item.func)
-        calls.append((name, {str(word.arg): _literal(word.value) for word in item.keywords if word.arg is not None}))
-    return calls
-
-
-_STRING = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*\'""", re.S)
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\0": "\\x00", "\\\n": "\\\\\\n"}
-
-
-def _parsed(text: str) -> list[ast.stmt] | None:
-    """The statements of a text in Python, whose strings may go over several lines, as models write programs."""
-
-    def on_one_line(string: re.Match[str]) -> str:
-        return re.sub(r"\\.|[\n\r\0]", lambda char: _ESCAPES.get(char[0], char[0]), string[0], flags=re.S)
-
-    for is_repaired in (False, True):
-        try:
-            return ast.parse(_STRING.sub(on_one_line, text.strip()) if is_repaired else text.strip()).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            pass
-    return None
-
-
-def read_value(text: str) -> Any:
-    """Read a value as Python or JSON writes it. ValueError, TypeError, RecursionError: it is none."""
-    body = _parsed(text) or ()
-    if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        raise ValueError("no value")
-    return _literal(body[0].value)
-
-
-_WORDS = {"true": True, "false": False, "null": None}
-
-
-def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in _WORDS:
-        return _WORDS[node.id]
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return {_literal(key): _literal(value) for key, value in pairs if key is not None}
-    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):  # JSON knows lists alone
-        return [_literal(value) for value in node.elts]
-    return ast.literal_eval(node)
+    def _typed(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Arguments whose texts are the values that the schema of a tool wants, where it wants no texts."""
+        if not self._has_plain_values:
+            return arguments
+        made = dict(arguments)
+        for key, value in arguments.items():
+            kinds = types_of(key, self._schemas.get(name, {}))
+            if isinstance(value, str) and kinds and "string" not in kinds:
+                made[key] = typed_value(value, kinds)
+        return made
 
 
 def gemma_reader(quote: str) -> Reader:
     """Make the reader of `call:NAME{key:value}`, where texts stand between two quotes such as `<escape>`."""
 
     def read(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-        head = re.match(r"\s*call:([^{}\s]+)(?=\{)", text)
+        head = re.match(r"\s*(?:call)?:([^{}\s]+)(?=\{)", text)  # Gemma 4 forgets the first word now and then
         if head is None:
             return None
         value, place = _gemma_value(text, head.end(), quote, 0)
@@ -179,7 +143,17 @@ def _gemma_value(text: str, place: int, quote: str, depth: int) -> tuple[Any, in
     word = re.compile(r"[^,\]}\s]+").match(text, place)
     if word is None:
         raise ValueError(f"no value at {place}")
-    return json.loads({"None": "null", "True": "true", "False": "false"}.get(word[0], word[0])), word.end()
+    return _bare_value(word[0]), word.end()
+
+
+def _bare_value(word: str) -> Any:
+    """What stands without quotes: JSON, a word of Python, a number such as `108.`, or a text that lacks its quotes."""
+    if re.fullmatch(r"-?\d+\.", word):
+        return float(word)
+    try:
+        return read_json(word)
+    except ValueError:
+        return word
 
 
 def _gemma_object(text: str, place: int, quote: str, depth: int) -> tuple[dict[str, Any], int]:

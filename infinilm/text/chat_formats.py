@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from infinilm.text.answer_marks import Edges
-from infinilm.text.call_readers import gemma_reader, read_python
+from infinilm.text.call_readers import gemma_reader
 from infinilm.text.harmony import HARMONY_MARKS
+from infinilm.text.python_calls import read_python
 from infinilm.text.reasoning import Marks, reasoning_marks
 from infinilm.text.tagged_calls import Tags
 from infinilm.text.tool_calls import ToolCallFormat
@@ -125,7 +126,13 @@ _LLAMA3 = ToolCallFormat(
     pattern='{"name": $NAME, "parameters": $ARGUMENTS}',
     between="; ",
 )
-_PYTHONIC = replace(_LLAMA3, name="pythonic", read=read_python, hidden=("<|python_start|>", "<|python_end|>"))
+_PYTHONIC = replace(
+    _LLAMA3,
+    name="pythonic",
+    read=read_python,
+    has_plain_values=True,  # templates for Llama 4 show all values as texts
+    hidden=("<|python_start|>", "<|python_end|>"),
+)
 _HARMONY = ToolCallFormat(
     "harmony",
     "<|channel|>",
@@ -202,6 +209,7 @@ _FUNCTION_GEMMA = replace(
     pattern='<start_function_call>{"name": $NAME, "arguments": $ARGUMENTS}<end_function_call>',
     read=gemma_reader("<escape>"),
     inner=("<escape>",),
+    has_plain_values=True,  # templates for it have the mark around all values
 )
 _LFM2 = ToolCallFormat(
     "lfm2",
@@ -283,6 +291,14 @@ _FUNCTIONARY = ToolCallFormat(
     name_pattern=r"\s*([^<>{}\s]+)>\s*",
     pattern="<function=$TOOL>$ARGUMENTS</function>",
     between="",
+)
+_FUNCTIONARY32 = ToolCallFormat(
+    "functionary 3.2",
+    ">>>",
+    name_before="\n",
+    pattern="$TOOL\n$ARGUMENTS",
+    between=">>>",
+    text_head="all\n",
 )
 _MINICPM5 = ToolCallFormat(
     "minicpm 5",
@@ -418,6 +434,9 @@ CHAT_FORMATS = (
     ),
     ChatFormat("command r plus", ("Action:", "```json", "tool_name"), calls=_COMMAND_R_PLUS),
     ChatFormat("functionary", ("start_tag => `<function`",), calls=_FUNCTIONARY),  # of 3.1
+    ChatFormat(  # whose prompts end with `>>>`
+        "functionary 3.2", (">>>${recipient}",), calls=_FUNCTIONARY32, answer=Edges("all\n", "<|eot_id|>")
+    ),
     ChatFormat("minicpm 5", ('<function name="', '<param name="'), calls=_MINICPM5),
     ChatFormat("gigachat", ("<|function_call|>", "<|role_sep|>"), calls=_GIGACHAT),  # of 3.1
     ChatFormat("gigachat 3", ("function call", "<|role_sep|>", "<|message_sep|>"), calls=_GIGACHAT3),

@@ -208,7 +208,8 @@ class RemoteMatcher:
         self._process, self._grammar, self._name = process, grammar, name
         self._number = next(self._numbers)
         self._tokens: list[int] = [] if origin is None else origin._tokens.copy()
-        self._budget: MaskBudget = MaskBudget() if origin is None else origin._budget.copy()
+        # Once a sequence has begun, its copies look ahead in it, and spend what it may spend.
+        self._budget: MaskBudget = origin._budget if origin is not None and origin._tokens else MaskBudget()
         self._answer: dict[str, Any] | None = None if origin is None else origin._answer  # on these tokens
         self._origin = (-1 if origin is None else origin._number, len(self._tokens))
         weakref.finalize(self, process.forget, self._number)

@@ -27,20 +27,10 @@ TOO_COSTLY = (
 
 
 class MaskBudget:
-    """The CPU time that the masks of one sequence took.
+    """The CPU time that the masks of one sequence took, those of its drafts among them."""
 
-    Parameters
-    ----------
-    beyond : float
-        Seconds that they took already, beyond what is ordinary.
-    """
-
-    def __init__(self, beyond: float = 0.0) -> None:
-        self._beyond = beyond
-
-    def copy(self) -> MaskBudget:
-        """Make another one with the same left."""
-        return MaskBudget(self._beyond)
+    def __init__(self) -> None:
+        self._beyond = 0.0  # seconds, beyond what is ordinary
 
     def spend(self, seconds: float, name: str) -> None:
         """Count a mask; RequestError, which begins with `name`: it or all of them took too long."""
@@ -61,11 +51,13 @@ class GrammarMatcher:
     name : str
         Begins messages.
     budget : MaskBudget, optional
+        A sequence that has begun pays from it; else the matcher begins a sequence of its own.
     """
 
     def __init__(self, matcher: LLMatcher, name: str, budget: MaskBudget | None = None) -> None:
         self._matcher = matcher
         self._name = name
+        self._has_begun = budget is not None
         self._budget = budget or MaskBudget()
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
@@ -81,14 +73,19 @@ class GrammarMatcher:
 
     def advance(self, token_id: int) -> None:
         """Take in the token that was sampled. RequestError: it does not fit."""
+        self._has_begun = True
         with panics_as_errors(self._name, RequestError):
             self._matcher.consume_token(token_id)
         self._check()
 
     def copy(self, name: str | None = None) -> GrammarMatcher:
-        """Make another one in the same state, of the same name or another one."""
+        """Make another one in the same state, of the same name or another one.
+
+        Once a sequence has begun, its copies look ahead in it, and spend what it may spend.
+        """
+        budget = self._budget if self._has_begun else None
         with panics_as_errors(self._name, RequestError):
-            return GrammarMatcher(self._matcher.deep_copy(), name or self._name, self._budget.copy())
+            return GrammarMatcher(self._matcher.deep_copy(), name or self._name, budget)
 
     def forced_tokens(self) -> list[int]:
         """Tokens of the text that must come next; the last ones are left out where longer tokens could begin there."""

@@ -80,14 +80,16 @@ class TemplateTraits:
         import jinja2.nodes as nodes
 
         content, arguments, calls = _Field("content", tree), _Field("arguments", tree), _Field("tool_calls", tree)
-        loops = any(content.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
+        listed = [loop.iter for loop in tree.find_all(nodes.For)]
+        lists_calls = any(map(calls.is_read_by, listed))
+        # What may be the calls of a message as well, as in templates that read them of either, is no list of parts.
+        loops = any(content.is_read_by(node) and not calls.is_read_by(node) for node in listed)
         indexed = [
             item.node
             for item in tree.find_all(nodes.Getitem)
             if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int)
         ]
         indexes = any(map(content.is_read_by, indexed))  # content[0]['text']
-        lists_calls = any(calls.is_read_by(loop.iter) for loop in tree.find_all(nodes.For))
         tests = [*tree.find_all(nodes.Test)]
         joined = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
         joined += [operand for concat in tree.find_all(nodes.Concat) for operand in concat.nodes]

@@ -1,24 +1,20 @@
-"""Calls between tags instead of JSON: `<function=f><parameter=key>value</parameter></function>` and the like.
-
-Values are plain text, so the tool's JSON schema says what they are, as in vLLM's parsers of these families.
-"""
+"""Calls between tags instead of JSON: `<function=f><parameter=key>value</parameter></function>` and the like."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infinilm.text.call_readers import read_value
 from infinilm.text.detokenize import overlap
+from infinilm.text.typed_values import typed_value, types_of
 
-__all__ = ["TaggedCall", "Tags", "typed_value"]
+__all__ = ["TaggedCall", "Tags"]
 
 _SPACE = " \t\r\n"
 _MAX_KEY = 256  # characters: what goes on for longer is no name of a parameter
-_WORDS = {"True": True, "False": False, "None": None}  # as templates write them that convert values to text by Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +87,7 @@ class TaggedCall:
         self._value: list[str] = []  # pieces that are read and not given out
         self._behind = tags.value[1]  # what ends the value
         self._is_string = self._has_begun = False  # of the value
+        self._unseen: set[str] = set()  # arguments of the tool that have not come
 
     def push(self, text: str, final: bool) -> int:
         """Read what is certain; returns how many characters were read. `final`: no more text comes."""
@@ -139,6 +136,8 @@ class TaggedCall:
         if name not in self._schemas:
             self.is_broken = True
             return 0
+        properties = self._schemas[name].get("properties")
+        self._unseen = set(properties) if self._tags.has_lines and isinstance(properties, Mapping) else set()
         end = found.end() if behind else found.start()
         self._named, self._state, self.raw = name, "next", self.raw + text[:end]
         return end
@@ -177,7 +176,8 @@ class TaggedCall:
             self._key, _, kind = self._key.partition('" string="')
             self._is_string = kind != "false"
         else:
-            self._is_string = _kinds(_property(root, self._key), root) == {"string"}
+            self._is_string = types_of(self._key, root) == {"string"}
+        self._unseen.discard(self._key)
         self._arguments += self._separator() + json.dumps(self._key, ensure_ascii=False) + ": "
         self._arguments += '"' if self._is_string else ""
         self._has_arguments, self.raw = True, ""
@@ -197,8 +197,14 @@ class TaggedCall:
         mark = self._behind
         line_end = "\n" if self._tags.has_lines else ""
         place = text.find(mark, begin)
+        before, behind = self._tags.key
+        others = [f"\n{before}{key}{behind}" for key in self._unseen]
+        found = min((other for other in (text.find(mark, begin) for mark in others) if other >= 0), default=-1)
+        if found >= 0 and (place < 0 or found < place):  # models forget the end of a value now and then
+            place, mark = found, ""
         if place < 0:
             keep = max(overlap(text[begin:], mark), overlap(text[begin:], line_end + mark))
+            keep = max([keep, *(overlap(text[begin:], other) for other in others)])
             self._take(text[begin : len(text) - keep])
             self._has_begun = self._has_begun or begin > 0 or len(text) > keep
             return len(text) - keep
@@ -207,7 +213,7 @@ class TaggedCall:
             self._arguments += '"'
         else:
             root = self._schemas[self.name or ""]
-            value = typed_value("".join(self._value), _property(root, self._key), root)
+            value = typed_value("".join(self._value), types_of(self._key, root))
             self._arguments += json.dumps(value, ensure_ascii=False)
         self._state = "next"
         return place + len(mark)
@@ -218,83 +224,3 @@ class TaggedCall:
             self._arguments += json.dumps(text, ensure_ascii=False)[1:-1]
         else:
             self._value.append(text)
-
-
-def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
-    """The value that a text is by its schema: a string where that says so, otherwise JSON if it is, else a string.
-
-    Parameters
-    ----------
-    text : str
-    schema : object
-        The schema of the value.
-    root : mapping
-        The schema that `$ref` in it refers to.
-    """
-    kinds = _kinds(schema, root)
-    if kinds == {"string"}:
-        return text
-    # Templates that show lists and objects by Python's words teach models to write them so.
-    for read in (_read_json, *((read_value,) if kinds & {"array", "object"} and "string" not in kinds else ())):
-        try:
-            value = read(text.strip(_SPACE))
-            # Fails at half a character, which JSON can spell, and at a number that is too large to be one.
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, TypeError, RecursionError):
-            continue
-        return text if "string" in kinds and _kind(value) not in kinds - {"string"} else value
-    return text
-
-
-def _read_json(text: str) -> Any:
-    return _WORDS[text] if text in _WORDS else json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(word)  # NaN and Infinity, which are no JSON
-
-
-def _kind(value: object) -> str:
-    """The type of a value by the name that JSON schema gives it; integers are numbers."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    names = {str: "string", int: "number", float: "number", list: "array", dict: "object"}
-    return names.get(type(value), "")
-
-
-def _property(root: Mapping[str, Any], key: str) -> object:
-    properties = root.get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else None
-
-
-def _kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
-    """Types that a schema names, integers as numbers; none where it does not say."""
-    kinds: set[str] = set()
-    todo, seen = [schema], set[int]()  # each once: schemas may refer to themselves
-    while todo:
-        inner = todo.pop()
-        if not isinstance(inner, Mapping) or id(inner) in seen:
-            continue
-        seen.add(id(inner))
-        if (named := inner.get("type")) is not None:
-            listed: Collection[Any] = named if isinstance(named, list) else [named]
-            kinds |= {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
-        elif isinstance(values := inner.get("enum"), list):
-            kinds |= {_kind(value) for value in values}
-        elif "const" in inner:
-            kinds.add(_kind(inner["const"]))
-        else:
-            todo += _inner(inner, root)
-    return kinds
-
-
-def _inner(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[object]:
-    """Schemas that say what this one is."""
-    for word in ("anyOf", "oneOf", "allOf"):
-        if isinstance(listed := schema.get(word), list):
-            yield from listed
-    if isinstance(place := schema.get("$ref"), str) and place.startswith("#/"):
-        found: object = root
-        for name in place[2:].split("/"):
-            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        yield found

@@ -31,6 +31,8 @@ _SWITCHES: dict[str, tuple[Any, Any]] = {
     "reasoning": (True, False),  # Cohere
 }
 _LEVELS = ("reasoning_effort", "thinking_effort")
+# Switches that lower the effort to a level: those of Nemotron 3 Super and Ultra, which else reason as much as they can.
+_LOWER = {"low_effort": "low", "medium_effort": "medium"}
 _OFF = ("none", "no_think")  # levels
 _IN_MESSAGES = ("/no_think", "detailed thinking off")  # what a system message says to templates that look for it there
 
@@ -50,7 +52,7 @@ class ThinkingControl:
     switch : str or None
         The variable that switches reasoning.
     effort : str or None
-        The variable that has a level.
+        The variable that has a level, or lowers it.
     levels : tuple of str
         The levels that it knows, from less to more; empty: any.
     hint : str
@@ -71,9 +73,11 @@ class ThinkingControl:
     ) -> ThinkingControl:
         """Read it off a template, its syntax tree, the variables that it reads and its chat format."""
         switch = next((name for name in _SWITCHES if name in variables), None)
-        effort = next((name for name in _LEVELS if name in variables), None)
+        effort = next((name for name in (*_LEVELS, *_LOWER) if name in variables), None)
         levels: tuple[str, ...] = ()
-        if effort is not None:
+        if effort in _LOWER:
+            levels = (_LOWER[effort], "high")
+        elif effort is not None:
             levels = row.efforts or tuple(sorted(set(_compared(effort, tree)), key=_rank))
         hint = next((text for text in _IN_MESSAGES if text in source), "")
         begin, end = row.reasoning or ("", "")
@@ -124,7 +128,8 @@ class ThinkingControl:
                 f"{level!r} is no level that the chat template knows, of the format {self.format}: expected one of "
                 f"{', '.join(known)}"
             )
-        return {**(self.turned(True) if self.switch is not None else {}), self.effort: level}
+        value = level == _LOWER[self.effort] if self.effort in _LOWER else level
+        return {**(self.turned(True) if self.switch is not None else {}), self.effort: value}
 
     @property
     def _grades(self) -> tuple[str, ...]:

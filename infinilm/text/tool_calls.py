@@ -63,6 +63,8 @@ class ToolCallFormat:
         An object has the name for its only key, and the arguments for its value.
     read : Reader, optional
         For calls that are read once they have ended, and not while they come.
+    has_plain_values : bool
+        In what `read` gives, texts may stand for values of other types, which the schema of a tool names.
     also : tuple of str
         What some of the models write instead of `begin`.
     inner : tuple of str
@@ -73,6 +75,9 @@ class ToolCallFormat:
         What ids of calls look like: "short" are nine letters and digits, as the template refuses any other; "counted"
         are `functions.NAME:COUNT`, as the model itself writes and reads them, COUNT being over the conversation; "":
         they may be anything.
+    text_head : str
+        Where prompts end with `begin`, so that an answer begins with the name of a tool: what stands there before a
+        text; "": prompts do not end so.
     """
 
     name: str
@@ -88,10 +93,12 @@ class ToolCallFormat:
     name_pattern: str = ""
     is_keyed: bool = False
     read: Reader | None = None
+    has_plain_values: bool = False
     also: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     has_channels: bool = False
     ids: str = ""
+    text_head: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -154,17 +161,20 @@ class ToolCallParser:
     form : ToolCallFormat
     schemas : mapping of str to mapping
         JSON schemas of the parameters of the tools there are, by name; a call of any other is content.
+    prompt : str
+        As rendered: it may end with the mark of a call.
     """
 
-    def __init__(self, form: ToolCallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolCallFormat, schemas: Mapping[str, Mapping[str, Any]], prompt: str = "") -> None:
         self._form = form
         self._schemas = schemas
         self._names = frozenset(schemas)
         self._text = ""  # not yet read
         self._call: _Call | TaggedCall | WholeCalls | None = None  # being read
-        self._has_begun = False  # `begin` was read, and what follows says how the call is written
-        self._mark = form.begin  # as it was written
-        self._in_calls = False  # after `begin`
+        # `begin` was read, and what follows says how the call is written.
+        self._has_begun = bool(form.text_head) and prompt.endswith(form.begin)
+        self._mark = ""  # `begin`, as it was written in the answer
+        self._in_calls = self._has_begun  # after `begin`
         self._at_start = True  # nothing but space and a hidden mark has come
         self._end = form.end  # or the hidden mark that ends calls without a mark of their own
         self._after_call = False  # space here separates, and is no content
@@ -220,7 +230,7 @@ class ToolCallParser:
             if self._at_start and stripped.startswith("{" if form.read is None else "["):
                 self._in_calls, self._at_start = form.read is None, False
                 if form.read is not None:
-                    self._call = WholeCalls(form.read, self._end, self._schemas, "", self.num_calls)
+                    self._call = self._whole_calls(form.read, self._end, "")
                 return
             if self._at_start and not final and (not stripped or any(h.startswith(stripped) for h in form.hidden)):
                 return  # only space so far, or a part of a mark
@@ -232,6 +242,8 @@ class ToolCallParser:
             yield ToolCallDelta(self._text[:place])
             if mark in form.hidden:
                 self._text, self._after_call = self._text[place + len(mark) :], True
+                if not form.begin and mark == form.hidden[0]:  # behind it calls may begin, also behind a text
+                    self._at_start, self._end = True, form.hidden[-1]
                 return
             self._text, self._in_calls = self._text[place + len(mark) :], True
             if mark in (form.begin, *form.also):
@@ -250,11 +262,14 @@ class ToolCallParser:
             return
         self._has_begun = False
         if form.read is not None:
-            self._call = WholeCalls(form.read, form.end, self._schemas, self._mark, self.num_calls)
+            self._call = self._whole_calls(form.read, form.end, self._mark)
         elif form.tags is None or text.startswith("{"):
             self._call = _Call(form, self._names, self._mark, self.num_calls)
         else:
             self._call = TaggedCall(form.tags, form.end, self._schemas, self._mark, self.num_calls)
+
+    def _whole_calls(self, read: Reader, end: str, mark: str) -> WholeCalls:
+        return WholeCalls(read, end, self._schemas, mark, self.num_calls, self._form.has_plain_values)
 
     def _read_between(self, final: bool) -> Iterator[ToolCallDelta]:
         """After a call: the end mark, another object, another mark, or content again."""
@@ -334,6 +349,7 @@ class _Call:
         self.is_done = self.is_broken = self.is_cut = False
         self._arguments: list[str] = []  # not given out yet
         self._has_arguments = False
+        self._has_others = False  # objects under keys that say nothing here, which a model may mean for arguments
         self._plain_name = False  # it stood before the object, which is the arguments
         self._state = "start"  # then name, or next, key, colon, value, next ...
         self._key = ""
@@ -395,7 +411,8 @@ class _Call:
         elif self._state == "next" and char == ",":
             return
         elif self._state == "next" and char == "}":
-            self.is_done, self.is_broken = self.name is not None, self.name is None
+            self.is_done = self.name is not None and (self._has_arguments or not self._has_others)
+            self.is_broken = not self.is_done
         elif self._state == "colon" and char == ":":
             if self._form.is_keyed and self.name is None:
                 self._set_name(self._key)
@@ -420,7 +437,14 @@ class _Call:
             self._plain_name = True
             self._begin_value("arguments")
             self._read_value(char)
-        elif (char == "\n" and not self._form.name_pattern) or len(self._value) > _MAX_HEAD:
+        elif len(self._value) > _MAX_HEAD:
+            self.is_broken = True
+        elif self._form.name_before == "\n":  # what is no line with the name of a tool is known to be text at once
+            name, line_end, space = "".join([*self._value, char]).partition("\n")
+            self.is_broken = bool(space.strip(_SPACE)) or not any(
+                other == name or (not line_end and other.startswith(name)) for other in self._names
+            )
+        elif char == "\n" and not self._form.name_pattern:
             self.is_broken = True
         if self._state == "name":
             self._value.append(char)
@@ -484,6 +508,8 @@ class _Call:
                 self._arguments, self._has_arguments = [value], True
         elif self._is_arguments() and value is not None and not isinstance(value, dict):
             self.is_broken = True
+        elif isinstance(value, (dict, list)) and not self._is_arguments():
+            self._has_others = True
         self.is_done = self._plain_name and not self.is_broken
         if self.is_told and not self.is_broken:
             self._raw = []

@@ -42,8 +42,9 @@ struct AttentionArgs {
     const int32_t* cu_seqlens_q;    // [num_seqs + 1]
     const int32_t* context_lens;    // [num_seqs]
     const float* sinks;             // [num_heads] or null
+    const float* position_bias;     // of head h and of a key at position p + d: [h * position_bias_stride + d]; or null
     void* out;                      // [num_tokens, num_heads, value_dim] T, tokens out_stride elements apart
-    int64_t q_stride, out_stride, block_table_stride;
+    int64_t q_stride, out_stride, block_table_stride, position_bias_stride;
     int num_seqs, num_heads, num_kv_heads, head_dim, value_dim, block_size;
     int max_query_len;               // no sequence has more; where the host knows it
     float softmax_scale, score_cap;  // score_cap 0: none

@@ -6,6 +6,7 @@
 
 #include "bind/gil.h"
 #include "core/tensor.h"
+#include "core/topology.h"
 #include "ops/backend.h"
 
 namespace infinilm {
@@ -28,6 +29,9 @@ Quantization quantization_from_string(const std::string& text);  // likewise
 Device device_from_string(const std::string& text);
 // The blocks of a type of GGUF files, by its name; "": none. ConfigError: unknown, or removed.
 Blocks blocks_from_string(const std::string& type);
+
+// The argument num_threads: 0 means one per core.
+inline int threads_of(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
 
 nb::dict param_shapes(const std::vector<ParamRow>& rows);  // names and shapes
 

@@ -8,7 +8,6 @@
 #include "bind/bind.h"
 #include "codes/matrix.h"
 #include "codes/quantise.h"
-#include "core/topology.h"
 
 namespace infinilm {
 
@@ -49,13 +48,11 @@ void check_rows(const codes::Matrix& matrix, int64_t begin, int64_t end) {
         throw Error(concat("rows ", begin, " to ", end, " of a matrix of ", matrix.num_rows));
 }
 
-int threads(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
-
-Tensor dequantise(const Bytes& data, const std::string& order, int bits, const std::vector<int64_t>& shape,
-                  const Vector& values, const Table& scales, const std::string& dtype,
-                  const std::optional<Table>& zeros, const std::optional<Table>& minima, int64_t group_size,
-                  int64_t scale_rows, const std::optional<Groups>& group_of, int64_t begin, int64_t end,
-                  int num_threads) {
+Tensor dequantise_codes(const Bytes& data, const std::string& order, int bits, const std::vector<int64_t>& shape,
+                        const Vector& values, const Table& scales, const std::string& dtype,
+                        const std::optional<Table>& zeros, const std::optional<Table>& minima, int64_t group_size,
+                        int64_t scale_rows, const std::optional<Groups>& group_of, int64_t begin, int64_t end,
+                        int num_threads) {
     codes::Matrix matrix = matrix_of(data, order, bits, shape);
     check_rows(matrix, begin, end);
     const DType to = dtype_from_string(dtype);
@@ -85,7 +82,7 @@ Tensor dequantise(const Bytes& data, const std::string& order, int bits, const s
     matrix.group_size = group_size;
     const Tensor out = allocate_host(to, {end - begin, matrix.num_columns});
     const ReleaseGil release;
-    codes::dequantise(matrix, begin, out, threads(num_threads));
+    codes::dequantise(matrix, begin, out, threads_of(num_threads));
     return out;
 }
 
@@ -107,7 +104,7 @@ Tensor make_blocks(const Bytes& data, const std::string& order, int bits, const 
         allocate_host(DType::uint8, {end - begin, matrix.num_columns / block * of_blocks.block_bytes(bits)});
     const ReleaseGil release;
     codes::make_blocks(matrix, of_blocks, static_cast<uint8_t>(flip), begin, end - begin, out.as<uint8_t>(),
-                       threads(num_threads));
+                       threads_of(num_threads));
     return out;
 }
 
@@ -120,7 +117,7 @@ nb::tuple quantise_int4(const Table& weights, int64_t group_size, int num_thread
     {
         const ReleaseGil release;
         codes::quantise_int4(weights.data(), rows, columns, group_size, codes.as<int8_t>(), scales.as<bf16>(),
-                             threads(num_threads));
+                             threads_of(num_threads));
     }
     return nb::make_tuple(codes, scales);
 }
@@ -129,7 +126,7 @@ nb::tuple quantise_int4(const Table& weights, int64_t group_size, int num_thread
 
 void bind_codes(nb::module_& m) {
     m.def(
-        "dequantise_codes", dequantise, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
+        "dequantise_codes", dequantise_codes, nb::arg("codes"), nb::arg("order"), nb::arg("bits"), nb::arg("shape"),
         nb::kw_only(), nb::arg("values"), nb::arg("scales"), nb::arg("dtype"), nb::arg("zeros") = nb::none(),
         nb::arg("minima") = nb::none(), nb::arg("group_size") = 0, nb::arg("scale_rows") = 1,
         nb::arg("group_of") = nb::none(), nb::arg("begin"), nb::arg("end"), nb::arg("num_threads") = 0,

@@ -120,7 +120,7 @@ void bind_batch(nb::module_& m) {
                std::optional<Matrix<int32_t>> rope_positions, std::optional<Matrix<float>> given,
                std::optional<Vector<int32_t>> given_rows, std::optional<Matrix<float>> patches,
                std::optional<Matrix<int32_t>> position_rows, std::optional<Matrix<float>> position_weights,
-               bool return_logits) {
+               std::optional<Vector<int32_t>> two_way_seqs, bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -128,6 +128,7 @@ void bind_batch(nb::module_& m) {
                                  view<int32_t, 2>(block_table),
                                  view(cu_seqlens_q),
                                  view(context_lens),
+                                 view(two_way_seqs),
                                  view(adapter_ids),
                                  view(state_in),
                                  view(state_out),
@@ -168,7 +169,8 @@ void bind_batch(nb::module_& m) {
             "token_types"_a.noconvert().none() = nb::none(), "rope_positions"_a.noconvert().none() = nb::none(),
             "given"_a.noconvert().none() = nb::none(), "given_rows"_a.noconvert().none() = nb::none(),
             "patches"_a.noconvert().none() = nb::none(), "position_rows"_a.noconvert().none() = nb::none(),
-            "position_weights"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
+            "position_weights"_a.noconvert().none() = nb::none(), "two_way_seqs"_a.noconvert().none() = nb::none(),
+            "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -188,6 +190,7 @@ void bind_batch(nb::module_& m) {
                                                   {"allowed", &b.allowed},
                                                   {"allowed_row", &b.allowed_row},
                                                   {"previous_rows", &b.previous_rows},
+                                                  {"two_way_seqs", &b.two_way_seqs},
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},
                                                   {"state_out", &b.state_out},
@@ -472,6 +475,15 @@ void bind_engine(nb::module_& m) {
             "sequences, in models with layers that have a state. num_window_blocks: of layers with a window, if they "
             "have blocks of their own; then slot_mapping and block_table of a Batch have one more axis in front, first "
             "the slots and blocks of all other layers, then theirs.")
+        .def("read_blocks", &InferEngine::read_blocks, "group"_a, "blocks"_a, Release(),
+             "Blocks of a group of layers as bytes, after the steps submitted before: of each rank that is here "
+             "[num_blocks, bytes_per_block] uint8. RequestError: there is no such block.")
+        .def("write_blocks", &InferEngine::write_blocks, "group"_a, "blocks"_a, "data"_a, Release(),
+             "Fills blocks with what read_blocks gave of a cache of the same shape. RequestError: it does not fit.")
+        .def("read_state", &InferEngine::read_state, "state"_a, Release(),
+             "A state of all layers as bytes: of each rank [1, bytes_per_state] uint8.")
+        .def("write_state", &InferEngine::write_state, "state"_a, "num_tokens"_a, "data"_a, Release(),
+             "Fills a state, which has seen num_tokens, with what read_state gave.")
         .def("time_ops", &InferEngine::time_ops, "on"_a, Release(),
              "Takes the time of every op of rank 0 from the next step on, beginning at zero; or no more. ConfigError: "
              "not on a CPU.")

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "bind/bind.h"
-#include "core/topology.h"
 #include "cpu/gguf_panels.h"
 #include "gguf/dequantise.h"
 #include "gguf/header.h"
@@ -105,16 +104,14 @@ gguf::Rows rows_of(const Bytes& data, const std::string& type_name, const std::v
             .num_columns = columns};
 }
 
-int threads(int num_threads) { return num_threads > 0 ? num_threads : default_num_threads(); }
-
-Tensor dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
-                  const std::string& dtype, int num_threads) {
+Tensor gguf_dequantise(const Bytes& data, const std::string& type_name, const std::vector<int64_t>& shape,
+                       const std::string& dtype, int num_threads) {
     const DType to = dtype_from_string(dtype);
     if (!is_floating(to)) throw ConfigError(concat("dtype: expected a floating dtype, got ", dtype));
     const gguf::Rows rows = rows_of(data, type_name, shape);
     const Tensor out = allocate_host(to, shape);
     const ReleaseGil release;
-    gguf::dequantise(rows, out, threads(num_threads));
+    gguf::dequantise(rows, out, threads_of(num_threads));
     return out;
 }
 
@@ -157,7 +154,7 @@ void bind_gguf(nb::module_& m) {
         .def_prop_ro("tensors", tensors_of,
                      nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]"),
                      "Name, type, shape (slowest dimension first), first byte in the file, and number of bytes.");
-    m.def("gguf_dequantise", dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
+    m.def("gguf_dequantise", gguf_dequantise, nb::arg("data"), nb::arg("type"), nb::arg("shape"), nb::arg("dtype"),
           nb::kw_only(), nb::arg("num_threads") = 0,
           "The weights of a tensor of a GGUF file, rounded to nearest. data: its bytes. num_threads: 0: one per core.");
     m.def(

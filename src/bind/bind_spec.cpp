@@ -5,6 +5,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bind/bind.h"
 #include "core/enum_names.h"
 #include "cpu/packed_linear.h"
@@ -119,11 +121,73 @@ template <class... Parts>
     throw nb::type_error(concat(parts...).c_str());
 }
 
+// What constructors and reprs do with a field: compiled once for each type of value, whatever struct has it.
+struct FieldType {
+    std::string (*text)();
+    nb::object (*get)(const void* value);
+    void (*set)(void* value, const char* field, nb::handle object);
+};
+template <class Value>
+constexpr FieldType field_type = {type_in_python<Value>,
+                                  [](const void* value) { return to_python(*static_cast<const Value*>(value)); },
+                                  [](void* value, const char* field, nb::handle object) {
+                                      *static_cast<Value*>(value) = from_python<Value>(field, object);
+                                  }};
+
+struct Field {
+    const char* name;
+    ptrdiff_t offset;  // in the struct
+    const FieldType* type;
+
+    nb::object get(const void* spec) const { return type->get(static_cast<const char*>(spec) + offset); }
+    void set(void* spec, nb::handle object) const { type->set(static_cast<char*>(spec) + offset, name, object); }
+};
+
 template <class Spec>
-bool has_field(const std::string& name) {
-    bool found = false;
-    Spec::fields([&](const char* field, auto, const char*) { found = found || name == field; });
-    return found;
+std::vector<Field> fields_of() {
+    std::vector<Field> fields;
+    const Spec spec;
+    Spec::fields([&]<class Value>(const char* field, Value Spec::* member, const char*) {
+        const auto address = reinterpret_cast<const char*>(&(spec.*member));
+        fields.push_back({field, address - reinterpret_cast<const char*>(&spec), &field_type<Value>});
+    });
+    return fields;
+}
+
+// Sets the fields of a struct that are given by their places or by their names.
+void set_fields(const char* name, const std::vector<Field>& fields, void* spec, const nb::args& args,
+                const nb::kwargs& kwargs) {
+    size_t position = 0, num_named = 0;
+    for (const Field& field : fields) {
+        const bool is_named = kwargs.contains(field.name), is_placed = position < args.size();
+        if (is_named && is_placed) refuse(name, ": ", field.name, " is given twice");
+        if (is_named || is_placed) {
+            const nb::object value = is_placed ? nb::object(args[position]) : nb::object(kwargs[field.name]);
+            try {
+                field.set(spec, value);
+            } catch (const nb::cast_error&) {
+                refuse(name, ": ", field.name, ": expected ", field.type->text(), ", got ", nb::repr(value).c_str());
+            }
+        }
+        num_named += is_named;
+        ++position;
+    }
+    if (args.size() > position) refuse(name, ": expected up to ", position, " fields, got ", args.size());
+    if (num_named == kwargs.size()) return;
+    std::string names;
+    for (const Field& field : fields) names += concat(names.empty() ? "" : ", ", field.name);
+    for (const auto& [key, value] : kwargs) {
+        const auto is_key = [text = nb::cast<std::string>(key)](const Field& field) { return text == field.name; };
+        if (std::none_of(fields.begin(), fields.end(), is_key))
+            refuse(name, " has no field ", nb::repr(key).c_str(), "; it has ", names);
+    }
+}
+
+std::string repr_of(const char* name, const std::vector<Field>& fields, const void* spec) {
+    std::string text = concat(name, "(");
+    for (const Field& field : fields)
+        text += concat(text.back() == '(' ? "" : ", ", field.name, "=", nb::repr(field.get(spec)).c_str());
+    return text + ")";
 }
 
 // A struct whose fields, constructor and repr in Python follow from its list of fields. The constructor takes them in
@@ -152,39 +216,14 @@ nb::class_<Spec> bind_fields(nb::module_& m, const char* name, const char* doc) 
         }
     });
     signature += ") -> None";
+    static const std::vector<Field> fields = fields_of<Spec>();
     const auto make = [name](Spec* self, const nb::args& args, const nb::kwargs& kwargs) {
         Spec made;
-        size_t position = 0;
-        std::string fields;
-        Spec::fields([&]<class Value>(const char* field, Value Spec::* member, const char*) {
-            fields += concat(position == 0 ? "" : ", ", field);
-            const bool is_named = kwargs.contains(field), is_placed = position < args.size();
-            if (is_named && is_placed) refuse(name, ": ", field, " is given twice");
-            if (is_named || is_placed) {
-                const nb::object value = is_placed ? nb::object(args[position]) : nb::object(kwargs[field]);
-                try {
-                    made.*member = from_python<Value>(field, value);
-                } catch (const nb::cast_error&) {
-                    refuse(name, ": ", field, ": expected ", type_in_python<Value>(), ", got ",
-                           nb::repr(value).c_str());
-                }
-            }
-            ++position;
-        });
-        if (args.size() > position) refuse(name, ": expected up to ", position, " fields, got ", args.size());
-        for (const auto& [key, value] : kwargs)
-            if (!has_field<Spec>(nb::cast<std::string>(key)))
-                refuse(name, " has no field ", nb::repr(key).c_str(), "; it has ", fields);
+        set_fields(name, fields, &made, args, kwargs);
         new (self) Spec(std::move(made));
     };
     bound.def("__init__", make, nb::sig(signature.c_str()));
-    bound.def("__repr__", [name](const Spec& spec) {
-        std::string text = concat(name, "(");
-        Spec::fields([&](const char* field, auto member, const char*) {
-            text += concat(text.back() == '(' ? "" : ", ", field, "=", nb::repr(to_python(spec.*member)).c_str());
-        });
-        return text + ")";
-    });
+    bound.def("__repr__", [name](const Spec& spec) { return repr_of(name, fields, &spec); });
     return bound;
 }
 
@@ -206,6 +245,9 @@ void bind_spec(nb::module_& m) {
     bind_fields<ExpertsSpec>(m, "ExpertsSpec", "Experts, of which each token goes to some.");
     bind_fields<OwnVectorsSpec>(m, "OwnVectorsSpec", "Vectors that a token has for each layer.");
     bind_fields<EmbeddingSumSpec>(m, "EmbeddingSumSpec", "What is added to the embedding of a token.");
+    bind_fields<PositionBiasSpec>(m, "PositionBiasSpec",
+                                  "What is added to scores of attention by the distance of a key.");
+    bind_fields<MergerLinear>(m, "MergerLinear", "One of the linears that make a row of the result of a tower.");
     bind_fields<TowerSpec>(m, "TowerSpec", "What an encoder of images has besides its layers.");
     bind_fields<RopeSpec>(m, "RopeSpec", "A table of rotations.");
     bind_fields<CacheSpec>(m, "CacheSpec", "What a layer keeps of the tokens before, and how its heads read it.");

@@ -432,6 +432,7 @@ void CpuBackend::paged_attention(const AttentionParams& p) {
     CpuAttentionArgs args{attention_args(p),
                           p.k_scales.as<const float>(),
                           (p.v_cache ? p.v_scales : p.k_scales).as<const float>(),
+                          p.two_way_seqs.as<const int32_t>(),
                           element(p.k_cache.dtype()),
                           pool_.size(),
                           &next_item,

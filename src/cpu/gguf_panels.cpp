@@ -72,6 +72,18 @@ void write_scales(const uint8_t* b, ScaleWriter out) {
         Block::scales(b, &scale, nullptr);
         const bf16 exact = from_float<bf16>(scale);
         out.write<2>(&exact, 1);
+    } else if constexpr (std::is_same_v<Block, blocks::NVFP4>) {
+        uint8_t codes[4];
+        std::ranges::transform(std::span(b, 4), codes, Block::scale_code);
+        out.write<4>(codes, 1);
+    } else if constexpr (requires { Block::numbers; }) {
+        constexpr int count = Block::block / Block::group;
+        uint8_t numbers[count], pairs[count / 2];
+        Block::numbers(b, numbers);
+        for (int i = 0; i < count / 2; ++i) pairs[i] = static_cast<uint8_t>(numbers[2 * i] | numbers[2 * i + 1] << 4);
+        const uint16_t factor = Block::factor(b);
+        out.write<4>(pairs, count / 8);
+        out.write<2>(&factor, 1);
     } else if constexpr (std::is_same_v<Block, blocks::Z4<Block::block>>) {
         out.write<2>(b, 1);
         out.write<1>(b + 2, 1);
@@ -156,11 +168,19 @@ constexpr NativeType native_types[] = {
     {"Q4_K", Format::q4_k, pack_panels<blocks::Q4_K, Format::q4_k>},
     {"Q5_K", Format::q5_k, pack_panels<blocks::Q5_K, Format::q5_k>},
     {"Q6_K", Format::q6_k, pack_panels<blocks::Q6_K, Format::q6_k>},
+    {"IQ1_S", Format::iq1_s, pack_panels<blocks::IQ1_S, Format::iq1_s>},
+    {"IQ1_M", Format::iq1_m, pack_panels<blocks::IQ1_M, Format::iq1_m>},
+    {"IQ2_XXS", Format::iq2_xxs, pack_panels<blocks::IQ2_XXS, Format::iq2_xxs>, blocks::iq2_values},
+    {"IQ2_XS", Format::iq2_xs, pack_panels<blocks::IQ2_XS, Format::iq2_xs>, blocks::iq2_values},
+    {"IQ2_S", Format::iq2_xs, pack_panels<blocks::IQ2_S, Format::iq2_xs>, blocks::iq2_values},
+    {"IQ3_XXS", Format::iq3_xxs, pack_panels<blocks::IQ3_XXS, Format::iq3_xxs>, blocks::iq3_xxs_values},
+    {"IQ3_S", Format::iq3_s, pack_panels<blocks::IQ3_S, Format::iq3_s>, blocks::iq3_s_values},
     {"IQ4_NL", Format::iq4_nl, pack_panels<blocks::IQ4_NL, Format::iq4_nl>, blocks::iq4_values},
     {"IQ4_XS", Format::iq4_xs, pack_panels<blocks::IQ4_XS, Format::iq4_xs>, blocks::iq4_values},
     {"TQ1_0", Format::tq2_0, pack_panels<blocks::TQ1_0, Format::tq2_0>},
     {"TQ2_0", Format::tq2_0, pack_panels<blocks::TQ2_0, Format::tq2_0>},
     {"MXFP4", Format::mxfp4, pack_panels<blocks::MXFP4, Format::mxfp4>, blocks::mxfp4_values},
+    {"NVFP4", Format::nvfp4, pack_panels<blocks::NVFP4, Format::nvfp4>, blocks::mxfp4_values},
     {"Z4_32", Format::z4_32, pack_panels<blocks::Z4_32, Format::z4_32>},
     {"Z4_64", Format::z4_64, pack_panels<blocks::Z4_64, Format::z4_64>},
     {"Z4_128", Format::z4_128, pack_panels<blocks::Z4_128, Format::z4_128>},

@@ -19,8 +19,7 @@ struct Place {
 };
 
 // NCCL has a CUDA runtime of its own, so the choice is the driver's: the first works with drivers of CUDA 13, too.
-constexpr const char* install =
-    "pip install -U 'infinilm[nccl-cu12]', or 'infinilm[nccl-cu13]' beside other packages of CUDA 13";
+constexpr const char* install = "pip install -U nvidia-nccl-cu12, or nvidia-nccl-cu13 beside other packages of CUDA 13";
 
 Place find(const std::string& path) {
     if (const char* file = std::getenv("INFINILM_NCCL_LIBRARY"); file && *file)

@@ -6,6 +6,7 @@
 #include "core/topology.h"
 #include "cpu/cpu_backend.h"
 #include "engine/device_claim.h"
+#include "model/cache_entries.h"
 #include "ops/cuda_library.h"
 #include "ops/device_queue.h"
 #include "ops/ops.h"
@@ -366,6 +367,42 @@ void InferEngine::reset_cache(const KvCacheSpec& cache) {
             rank.table = {};  // whose blocks are of the old one
         });
     });
+}
+
+std::vector<Tensor> InferEngine::read_blocks(int group, const std::vector<int32_t>& blocks) {
+    std::vector<Tensor> out(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        out[static_cast<size_t>(rank.index)] = read_entries(*rank.backend, rank.cache.blocks_of(group), blocks);
+    });
+    return out;
+}
+
+void InferEngine::write_blocks(int group, const std::vector<int32_t>& blocks, const std::vector<Tensor>& bytes) {
+    check_parts(bytes.size());
+    on_ranks([&](Rank& rank) {
+        write_entries(*rank.backend, rank.cache.blocks_of(group), blocks, bytes[static_cast<size_t>(rank.index)]);
+    });
+}
+
+std::vector<Tensor> InferEngine::read_state(int32_t state) {
+    std::vector<Tensor> out(ranks_.size());
+    on_ranks([&](Rank& rank) {
+        out[static_cast<size_t>(rank.index)] = read_entries(*rank.backend, rank.cache.states(), {&state, 1});
+    });
+    return out;
+}
+
+void InferEngine::write_state(int32_t state, int32_t num_tokens, const std::vector<Tensor>& bytes) {
+    check_parts(bytes.size());
+    on_ranks([&](Rank& rank) {
+        write_entries(*rank.backend, rank.cache.states(), {&state, 1}, bytes[static_cast<size_t>(rank.index)]);
+        rank.cache.set_state_len(state, num_tokens);
+    });
+}
+
+void InferEngine::check_parts(size_t count) const {
+    if (count != ranks_.size())
+        throw RequestError(concat("expected the bytes of ", ranks_.size(), " ranks, got those of ", count));
 }
 
 std::vector<InferEngine::StateDict> InferEngine::state_dict() {

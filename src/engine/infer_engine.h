@@ -75,6 +75,13 @@ public:
     void remove_adapter(int32_t id);  // after the steps submitted before; one that is not there is left alone
     // A new cache, empty; none for a spec of zeros. When there is no room for it the old one stays as it was.
     void reset_cache(const KvCacheSpec& cache);
+    // Blocks of a group of layers, in the caches of all ranks that are here, as bytes: of each rank [num_blocks, bytes]
+    // uint8; and back, behind the steps submitted before. RequestError: a block or bytes that do not fit.
+    std::vector<Tensor> read_blocks(int group, const std::vector<int32_t>& blocks);
+    void write_blocks(int group, const std::vector<int32_t>& blocks, const std::vector<Tensor>& bytes);
+    // The same of a state, [1, bytes]; it has seen `num_tokens`.
+    std::vector<Tensor> read_state(int32_t state);
+    void write_state(int32_t state, int32_t num_tokens, const std::vector<Tensor>& bytes);
     // Called inside forward at the named sites (taps.h) from the next step on; null: no more.
     void set_hooks(const Hook& hook, const HookNames& names);
     // Takes the time of every op of the first rank of each stage from the next step on, beginning at zero; or no more.
@@ -135,6 +142,7 @@ private:
     using Task = std::function<StepOutput(Rank&)>;
 
     void start(Rank& rank, const EngineOptions& options);
+    void check_parts(size_t count) const;  // RequestError: not one for each rank
     void prepare(Rank& rank);
     void make_decoder(Rank& rank, Backend& backend);
     StepOutput run(Rank& rank, const Batch& batch, StepAbort* abort, LateMasks* masks);

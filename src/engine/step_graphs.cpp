@@ -17,8 +17,14 @@ constexpr uint64_t least_context_len = 128;
 // Lists of attention up to here have the same graph: the blocks that find nothing to do are few.
 constexpr uint64_t least_items = 16;
 
-bool is_decode(const Batch& batch) {
-    return batch.max_query_len == 1 && !batch.given && batch.input_ids.shape(0) == batch.context_lens.shape(0);
+// Steps with more tokens than sequences have graphs up to so many tokens: those that verify drafts of few sequences,
+// and those of an MTP head that follow them. In larger steps launches take a smaller part of the time, and lengths of
+// drafts make so many shapes that few would come again.
+constexpr int64_t most_drafted_tokens = 16;
+
+bool is_recordable(const Batch& batch) {
+    const int64_t num_tokens = batch.input_ids.shape(0);
+    return !batch.given && (num_tokens == batch.context_lens.shape(0) || num_tokens <= most_drafted_tokens);
 }
 
 // Without owners: a workspace is freed before a larger one is made.
@@ -30,12 +36,14 @@ StepOutput views(const StepOutput& output) {
 
 StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle& settle, const Compute& compute,
                            const Finish& finish) {
-    if (!recorder_ || !is_decode(batch)) {
+    if (!recorder_ || !is_recordable(batch)) {
         const Batch staged = stage(batch);
         settle();
         return finish(staged, compute(staged));
     }
     Key key{.num_seqs = batch.context_lens.shape(0),
+            .num_tokens = batch.input_ids.shape(0),
+            .query_len = batch.max_query_len,
             .num_rows = batch.logits_rows.shape(0),
             .context_len = static_cast<int64_t>(
                 std::bit_ceil(std::max<uint64_t>(static_cast<uint64_t>(batch.max_context_len), least_context_len))),
@@ -45,6 +53,7 @@ StepOutput StepGraphs::run(const Batch& batch, const Stage& stage, const Settle&
             .samples = static_cast<bool>(batch.temperature),
             .masked = static_cast<bool>(batch.allowed),
             .drafts = static_cast<bool>(batch.hidden_rows),
+            .verifies = static_cast<bool>(batch.state_tokens),
             .changes = static_cast<bool>(batch.change_rows),
             .returns = batch.change_rows && batch.return_logits};
     Batch staged = stage(batch);

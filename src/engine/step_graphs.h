@@ -1,5 +1,6 @@
-// Decode steps as graphs: a step of a shape that came before is one launch instead of hundreds. Used by
-// InferEngine::run; each rank has one, which only its worker touches. Devices without graphs run every step eagerly.
+// Decode steps as graphs, and small steps with drafts: a step of a shape that came before is one launch instead of
+// hundreds. Used by InferEngine::run; each rank has one, which only its worker touches. Devices without graphs run
+// every step eagerly.
 //
 // The first step of a shape runs eagerly, which allocates whatever the shape needs; the second is recorded; all from
 // then on are launched. A shape is what sizes and grids of the step's kernels depend on (Key): the longest context
@@ -65,12 +66,14 @@ public:
 
 private:
     struct Key {
-        int64_t num_seqs, num_rows, context_len;
+        int64_t num_seqs, num_tokens;
+        int query_len;  // most tokens of a sequence
+        int64_t num_rows, context_len;
         std::vector<int64_t> most_items;  // of attention's decode and prefill, for each of its lists
         int width_logprobs;
         int num_candidates;     // of a rank, where there are several
         bool samples, masked;   // sampling with masks is no part of the graph
-        bool drafts;            // a step of the MTP head
+        bool drafts, verifies;  // a step of the MTP head; states forget what they see of drafts
         bool changes, returns;  // logits, before they are sampled from; as they were before that
         bool operator==(const Key&) const = default;
     };

@@ -21,7 +21,7 @@ int64_t workspace_bytes(const ModelSpec& model, const StepLimits& step, const Ra
     const int64_t of_a_rank =
         Decoder::workspace_bytes(rank, activation, std::max(step.num_tokens, step.num_rows), step.most_rank) +
         (spec.tower             ? 2 * step.num_tokens / spec.tower->merged_patches * spec.tower->num_levels() *
-                                      spec.tower->out_size * size_bytes(DType::float32)
+                                      spec.tower->out_size() * size_bytes(DType::float32)
          : !spec.lm_head        ? 2 * step.num_returned_rows * spec.hidden_size * size_bytes(DType::float32)
          : spec.is_last_stage() ? Logits::workspace_bytes(spec, size, step.num_rows, step.num_returned_rows)
                                 : 0);

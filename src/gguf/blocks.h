@@ -11,9 +11,16 @@
 #include <limits>
 
 #include "core/dtype.h"
+#include "gguf/grids.h"
 
 namespace infinilm::gguf::blocks {
 
+template <class Number>
+Number number(const uint8_t* p) {
+    Number value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
 inline float half(const uint8_t* p) {
     f16 value;
     std::memcpy(&value.bits, p, sizeof value.bits);
@@ -198,6 +205,154 @@ struct IQ4_XS : Quantised<256, 136, 32> {  // scale; upper 2 bits of 8 scales; l
     static int value(uint8_t q) { return iq4_values[q]; }
 };
 
+// IQ1, IQ2 and IQ3: groups of 8 or 4 weights are entries of a grid (grids.h). A scale is an odd multiple of the block's
+// factor, whose float16 bits are factor(); numbers() has 4 bits for each group of scales().
+template <class Block>
+void odd_scales(const uint8_t* b, float* scales, float unit) {
+    uint8_t numbers[Block::block / Block::group];
+    Block::numbers(b, numbers);
+    const float factor = to_float(f16{Block::factor(b)}) * unit;
+    for (const uint8_t n : numbers) *scales++ = factor * static_cast<float>(2 * n + 1);
+}
+inline void low_and_high(const uint8_t* bytes, int count, uint8_t* numbers) {
+    for (int i = 0; i < count; ++i) *numbers++ = bytes[i] & 15, *numbers++ = bytes[i] >> 4;
+}
+
+// Entries of IQ2 and IQ3 are magnitudes; a bit of `signs` for each, set where it is negative, becomes the highest one.
+template <int bits, int size>
+void with_signs(uint16_t entry, int signs, uint8_t* q) {
+    for (int i = 0; i < size; ++i)
+        q[i] = static_cast<uint8_t>((entry >> (bits * i) & ((1 << bits) - 1)) | (signs >> i & 1) << bits);
+}
+// The eighth sign, which XXS and XS leave out, makes the number of negative ones even.
+inline int eight_signs(uint32_t seven) {
+    seven &= 127;
+    return static_cast<int>(seven | static_cast<uint32_t>(std::popcount(seven) & 1) << 7);
+}
+
+inline constexpr int8_t iq2_values[16] = {8, 25, 43, 0, -8, -25, -43, 0};
+struct IQ2_XXS : Quantised<256, 66, 32> {  // factor; of each 32: 4 entries; 4 times 7 signs, and the number
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 32; ++i) {
+            const uint8_t* const of_group = b + 2 + 8 * (i / 4);
+            const uint32_t signs = number<uint32_t>(of_group + 4) >> (7 * (i % 4));
+            with_signs<2, 8>(grids::iq2_xxs[of_group[i % 4]], eight_signs(signs), q + 8 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) {
+        for (int i = 0; i < 8; ++i) n[i] = b[9 + 8 * i] >> 4;
+    }
+    static void scales(const uint8_t* b, float* scales, float*) { odd_scales<IQ2_XXS>(b, scales, 0.125f); }
+    static int value(uint8_t q) { return iq2_values[q]; }
+};
+struct IQ2_XS : Quantised<256, 74, 16> {  // factor; 32 times 9 bits of an entry and 7 signs; numbers
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 32; ++i) {
+            const int code = number<uint16_t>(b + 2 + 2 * i);
+            with_signs<2, 8>(grids::iq2_xs[code & 511], eight_signs(code >> 9), q + 8 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) { low_and_high(b + 66, 8, n); }
+    static void scales(const uint8_t* b, float* scales, float*) { odd_scales<IQ2_XS>(b, scales, 0.125f); }
+    static int value(uint8_t q) { return iq2_values[q]; }
+};
+struct IQ2_S : Quantised<256, 82, 16> {  // factor; lower 8 bits of 32 entries; signs; upper 2 bits of them; numbers
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 32; ++i) {
+            const int high = b[66 + i / 4] >> (2 * (i % 4)) & 3;
+            with_signs<2, 8>(grids::iq2_s[b[2 + i] | high << 8], b[34 + i], q + 8 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) { low_and_high(b + 74, 8, n); }
+    static void scales(const uint8_t* b, float* scales, float*) { odd_scales<IQ2_S>(b, scales, 0.125f); }
+    static int value(uint8_t q) { return iq2_values[q]; }
+};
+
+inline constexpr int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+struct IQ3_XXS : Quantised<256, 98, 32> {  // factor; 64 entries; of each 32: 4 times 7 signs, and the number
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 64; ++i) {
+            const uint32_t signs = number<uint32_t>(b + 66 + 4 * (i / 8)) >> (7 * (i % 8 / 2));
+            with_signs<3, 4>(grids::iq3_xxs[b[2 + i]], eight_signs(signs) >> (4 * (i % 2)), q + 4 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) {
+        for (int i = 0; i < 8; ++i) n[i] = b[69 + 4 * i] >> 4;
+    }
+    static void scales(const uint8_t* b, float* scales, float*) { odd_scales<IQ3_XXS>(b, scales, 0.25f); }
+    static int value(uint8_t q) { return iq3_xxs_values[q]; }
+};
+inline constexpr int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+struct IQ3_S : Quantised<256, 110, 32> {  // factor; lower 8 bits of 64 entries; the ninth of each; signs; numbers
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 64; ++i) {
+            const int high = b[66 + i / 8] >> (i % 8) & 1;
+            with_signs<3, 4>(grids::iq3_s[b[2 + i] | high << 8], b[74 + i / 2] >> (4 * (i % 2)), q + 4 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) { low_and_high(b + 106, 4, n); }
+    static void scales(const uint8_t* b, float* scales, float*) { odd_scales<IQ3_S>(b, scales, 1.0f); }
+    static int value(uint8_t q) { return iq3_s_values[q]; }
+};
+
+// Entries of IQ1 are -1, 0 or 1, each plus 1, and all weights of a group are an eighth of the scale larger or smaller:
+// smaller where the fourth bit of the number is set, so that the minimum is 9/8 and not 7/8 of the scale.
+template <class Block>
+void odd_scales_and_minima(const uint8_t* b, float* scales, float* minima) {
+    uint8_t numbers[Block::block / Block::group];
+    Block::numbers(b, numbers);
+    const float factor = to_float(f16{Block::factor(b)});
+    for (const uint8_t n : numbers) {
+        *scales = factor * static_cast<float>(2 * (n & 7) + 1);
+        *minima++ = *scales++ * (n & 8 ? 1.125f : 0.875f);
+    }
+}
+inline void crumbs_of(uint16_t entry, uint8_t* q) {
+    for (int i = 0; i < 8; ++i) q[i] = entry >> (2 * i) & 3;
+}
+struct IQ1_S : Quantised<256, 50, 32, true> {  // factor; lower 8 bits of entries; of each 32: 4 times 3 more; number
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 32; ++i) {
+            const int high = number<uint16_t>(b + 34 + 2 * (i / 4)) >> (3 * (i % 4)) & 7;
+            crumbs_of(grids::iq1[b[2 + i] | high << 8], q + 8 * i);
+        }
+    }
+    static uint16_t factor(const uint8_t* b) { return number<uint16_t>(b); }
+    static void numbers(const uint8_t* b, uint8_t* n) {
+        for (int i = 0; i < 8; ++i) n[i] = b[35 + 2 * i] >> 4;
+    }
+    static void scales(const uint8_t* b, float* s, float* m) { odd_scales_and_minima<IQ1_S>(b, s, m); }
+    static int value(uint8_t q) { return q; }
+};
+// Lower 8 bits of 32 entries; 3 more of each, and whether its weights are smaller; 4 times 4 scales of 3 bits, each of
+// 16 weights, and 4 bits of the factor.
+struct IQ1_M : Quantised<256, 56, 8, true> {
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 32; ++i) crumbs_of(grids::iq1[b[i] | (nibble(b, i) & 7) << 8], q + 8 * i);
+    }
+    static uint16_t factor(const uint8_t* b) {
+        int bits = 0;
+        for (int i = 0; i < 4; ++i) bits |= b[49 + 2 * i] >> 4 << (4 * i);
+        return static_cast<uint16_t>(bits);
+    }
+    static void numbers(const uint8_t* b, uint8_t* n) {
+        for (int i = 0; i < 32; ++i) {
+            const int scale = number<uint16_t>(b + 48 + 2 * (i / 8)) >> (3 * (i / 2 % 4)) & 7;
+            n[i] = static_cast<uint8_t>(scale | (nibble(b, i) & 8));
+        }
+    }
+    static void scales(const uint8_t* b, float* s, float* m) { odd_scales_and_minima<IQ1_M>(b, s, m); }
+    static int value(uint8_t q) { return q; }
+
+private:
+    static int nibble(const uint8_t* b, int i) { return b[32 + i / 2] >> (4 * (i % 2)); }
+};
+
 struct TQ1_0 : Quantised<256, 54, 256> {  // 5 digits a byte in 32 and 16 bytes, 4 in 4 bytes; scale; each plus 1
     // Digits of base 3: the byte is a fraction of 256, and each digit comes out on top when it is multiplied by 3.
     static void integers(const uint8_t* b, uint8_t* q) {
@@ -255,6 +410,17 @@ struct MXFP4 : Quantised<32, 17, 32> {  // exponent of 2, plus 127; 4-bit floats
     static void scales(const uint8_t* b, float* scales, float*) {
         const uint32_t e = b[0];  // 2 ** (e - 128), of which the two smallest are subnormal
         *scales = std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+    }
+    static int value(uint8_t q) { return mxfp4_values[q]; }
+};
+struct NVFP4 : Quantised<64, 36, 16> {  // 4 scales, e4m3 without sign; nibbles of each 16: E2M1 as in MXFP4
+    static void integers(const uint8_t* b, uint8_t* q) {
+        for (int i = 0; i < 4; ++i) nibbles<16>(b + 4 + 8 * i, q + 16 * i);
+    }
+    static uint8_t scale_code(uint8_t code) { return code == 0x7f ? 0 : code; }  // as ggml has it: NaN is zero
+    static void scales(const uint8_t* b, float* scales, float*) {
+        for (int i = 0; i < 4; ++i)
+            scales[i] = std::bit_cast<float>((scale_code(b[i]) & 0x7fu) << 20) * 0x1p119f;  // half of it
     }
     static int value(uint8_t q) { return mxfp4_values[q]; }
 };

@@ -22,7 +22,10 @@ struct Batch {
     Tensor block_table;   // [num_groups, num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
-    Tensor adapter_ids;   // [num_seqs] int32, -1: none; or absent. See Adapters
+    // [num_seqs] int32, or absent: where it is not 0, the tokens of the step see all tokens of their sequence up to its
+    // last, as those of an image do in some models. See AttentionParams.
+    Tensor two_way_seqs;
+    Tensor adapter_ids;  // [num_seqs] int32, -1: none; or absent. See Adapters
     // Absent unless the model has layers with a state. See StateSteps.
     Tensor state_in;      // [num_seqs] int32
     Tensor state_out;     // [num_seqs] int32
@@ -67,6 +70,9 @@ struct Batch {
     Tensor given_of_token = {};  // [num_tokens] int32
     // Set by Tower::place: what the positions of patches add, [num_tokens, hidden_size] activation, or absent.
     Tensor patch_positions = {};
+    // Set by Tower::place where rows are made of means, [num_tokens] int32: the first patch of each row, then the
+    // second of each, and so on.
+    Tensor apart_rows = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order

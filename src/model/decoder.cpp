@@ -75,6 +75,7 @@ void Decoder::run_layer(const Step<Tap>& s) const {
     const TensorView after = norm_behind(s.layer);
     const auto begin = [&](const Sublayer& own) {
         const Input in = own.shares_norm ? Input{.x = s.normed}
+                         : own.reads     ? Input{.x = s.view(own.reads)}
                          : own.norm_site ? model_.stream.begin(s, own.norm, *own.norm_site, own.takes_place)
                                          : Input{.x = s.x};
         std::visit([&](const auto& body) { body.begin(s, in); }, own.body);
@@ -118,6 +119,7 @@ Step<Tap> Decoder::make_step(const Batch& batch, const KvCache& cache, const Tap
             .lora_inner = {},
             .lora_delta = {},
             .ropes = {},
+            .position_bias = model_.position_bias ? TensorView(model_.position_bias->by_distance()) : TensorView(),
             .x = buffers_.tensor(model_.stream.x, num_tokens),
             .normed = buffers_.tensor(model_.stream.normed, num_tokens)};
 }
@@ -147,11 +149,13 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
     model_.stream.start(s, model_.layers[static_cast<size_t>(layers.begin)].sublayers.front().norm_ahead());
     const Tensor merged = model_.tower ? model_.tower->result(s) : Tensor();
     for (s.layer = layers.begin; s.layer < layers.end; ++s.layer) {
+        if (model_.mtp) model_.mtp->read(s, model_.norm);
         run_layer(s);
         if (model_.tower) model_.tower->merge_level(s, merged);
         if (batch.given_table && s.layer + 1 < spec_.given_levels)
             add_given(s, s.layer + 1, &model_.stream, norm_behind(s.layer));
     }
+    if (model_.mtp) model_.mtp->read(s, model_.norm);
     s.layer = -1;
     if (!spec_.is_last_stage()) {
         stages_->send(s.x);
@@ -161,7 +165,6 @@ Tensor Decoder::forward(const Batch& batch, const KvCache& cache, const Tap& tap
         model_.tower->merge(s, model_.norm, merged);
         return merged;
     }
-    if (model_.mtp) model_.mtp->keep(s, model_.norm);
     return compute_logits(s, model_.end());
 }
 
@@ -174,7 +177,7 @@ Tensor Decoder::draft(const Batch& batch, const KvCache& cache) {
     model_.stream.start(s, model_.layers.back().sublayers.front().norm_ahead());
     s.layer = spec_.num_layers;
     run_layer(s);
-    model_.mtp->keep(s, model_.mtp->norm);
+    model_.mtp->keep(s);
     return compute_logits(s, model_.end_of_draft());
 }
 

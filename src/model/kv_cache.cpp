@@ -66,6 +66,7 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
             here = place(own.begin);
             continue;
         }
+        owners_.push_back(layer);
         const bool has_values = cache.rows_of_token() == 2;
         const int64_t num_blocks = spec.blocks_of(group(layer));
         here = {num_blocks, cache.num_kv_heads, cache.head_dim, keys, values, has_values, states};
@@ -122,6 +123,23 @@ TensorView KvCache::state(int layer, size_t index) const {
     shape.insert(shape.end(), own.begin(), own.end());
     const int64_t offset = index < before.size() ? spec_.num_states * before[index] : 0;
     return {all.as<float>() + offset, DType::float32, shape, all.device()};
+}
+
+std::vector<TensorView> KvCache::blocks_of(int group) const {
+    std::vector<TensorView> tensors;
+    for (const int layer : owners_)
+        if (this->group(layer) == group && layers_[static_cast<size_t>(layer)].owns_rows())
+            for (const TensorView& tensor : {k(layer), v(layer), k_scales(layer), v_scales(layer)})
+                if (tensor) tensors.push_back(tensor);
+    return tensors;
+}
+
+std::vector<TensorView> KvCache::states() const {
+    std::vector<TensorView> tensors;
+    for (const int layer : owners_)
+        for (size_t i = 0; i < layers_[static_cast<size_t>(layer)].states.size(); ++i)
+            tensors.push_back(state(layer, i));
+    return tensors;
 }
 
 int KvCache::widest_window(int group) const {

@@ -63,6 +63,12 @@ public:
     void end_states(const Batch& batch);
     int group(int layer) const { return groups_[static_cast<size_t>(layer)]; }
     TensorView workspace() const { return workspace_; }  // of attention on a GPU; else absent
+    // What is kept of each block of a group, or of each state, in all layers of the rank: tensors whose first axis is
+    // the number of the block or the state, see cache_entries.h. None for a group or states that there are not.
+    std::vector<TensorView> blocks_of(int group) const;
+    std::vector<TensorView> states() const;
+    // A state that comes from elsewhere has seen so many tokens.
+    void set_state_len(int32_t state, int32_t num_tokens) { state_lens_.at(static_cast<size_t>(state)) = num_tokens; }
     // Bytes of K and V, or of latents, in a rank's layers, or in those with a window alone; of an encoder in one layer.
     static int64_t bytes_per_token(const ModelSpec& model, DType dtype, bool windows_only);
     static int64_t workspace_bytes(const ModelSpec& model,
@@ -87,6 +93,7 @@ private:
     std::vector<CacheSpec> layers_;  // see ModelSpec::caches
     std::vector<AttentionLayer> attention_layers_;
     std::vector<Place> places_;        // of each of layers_, of which those of other stages are empty
+    std::vector<int> owners_;          // layers that have rows or a state of their own here, in order
     std::vector<int> groups_;          // of each of layers_
     Tensor k_, v_;                     // the layers one behind the other; k_ also has latents
     Tensor k_scales_, v_scales_;       // the same

@@ -48,8 +48,9 @@ Body make_feed_forward(const ModelSpec& model, const LayerSpec& layer, BufferPla
 
 Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     const auto pre_norm = [&](Site site) { return spec.pre_norms ? std::optional(site) : std::nullopt; };
+    const bool reads_joined = spec.is_eagle3(layer), post_norms = spec.post_norms && !reads_joined;
     // Where both sublayers end with a norm, it has the name that the norm before the MLP has elsewhere.
-    const Site second = spec.post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
+    const Site second = post_norms ? sites::pre_feedforward_layernorm : sites::post_attention_layernorm;
     const LayerSpec& own = spec.layer(layer);
     Layer out;
     const auto body = [&](const MixerSpec& mixer) {
@@ -57,10 +58,11 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
     };
     if (own.mixer)
         out.sublayers.push_back({.body = body(*own.mixer),
-                                 .norm_site = pre_norm(sites::input_layernorm),
+                                 .norm_site = reads_joined ? std::nullopt : pre_norm(sites::input_layernorm),
+                                 .reads = reads_joined ? MtpHead::joined(spec, plan) : Buffer(),
                                  .post_norm_site = sites::post_attention_layernorm,
                                  .sum_site = sites::attention_residual,
-                                 .has_post_norm = spec.post_norms,
+                                 .has_post_norm = post_norms,
                                  .multiplier = out_multiplier(*own.mixer)});
     if (own.mixer_beside)
         out.sublayers.push_back({.body = body(*own.mixer_beside),
@@ -74,7 +76,7 @@ Layer make_layer(const ModelSpec& spec, int layer, BufferPlan& plan) {
                                  .norm_site = spec.parallel_blocks ? std::nullopt : pre_norm(second),
                                  .post_norm_site = sites::post_feedforward_layernorm,
                                  .sum_site = sites::mlp_residual,
-                                 .has_post_norm = spec.post_norms,
+                                 .has_post_norm = post_norms,
                                  .shares_norm = spec.parallel_blocks,
                                  .norm_multiplier = own.mlp ? own.mlp->in_multiplier : 1,
                                  .multiplier = own.mlp ? own.mlp->out_multiplier : 1});
@@ -100,6 +102,7 @@ Model::Model(const ModelSpec& spec)
                                        .dtype = DType::float32}));
     if (spec.own_vectors) own_vectors.emplace(spec, buffers);
     if (spec.embedding_sum) embedding_sum.emplace(spec);
+    if (spec.position_bias) position_bias.emplace(spec);
     if (spec.tower) tower.emplace(spec, buffers);
     for (int layer = 0; layer < spec.num_layers; ++layer) layers.push_back(make_layer(spec, layer, buffers));
     if (spec.mtp) {
@@ -124,6 +127,7 @@ void Model::declare(ParamTable& table) {
         vocabulary(embed_tokens, "model.embed_tokens", model.tie_word_embeddings && model.lm_head ? "lm_head" : "");
     if (own_vectors) own_vectors->declare(table);
     if (embedding_sum) embedding_sum->declare(table);
+    if (position_bias) position_bias->declare(table);
     for (size_t i = 0; i < layers.size(); ++i) {
         Layer& layer = layers[i];
         table.begin_layer(static_cast<int>(i));
@@ -158,6 +162,7 @@ void Model::prepare(Backend& backend) {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->prepare(backend);
+    if (position_bias) position_bias->prepare(backend);
     if (tower) tower->prepare(backend);
     if (spec.tie_word_embeddings) lm_head.prepared = embed_tokens.prepared;
 }
@@ -171,6 +176,7 @@ void Model::clear() {
                 },
                 sublayer.body);
     if (embedding_sum) embedding_sum->clear();
+    if (position_bias) position_bias->clear();
     if (tower) tower->clear();
     lm_head.prepared = {};  // where it is tied, the table does not have it
 }
@@ -218,7 +224,7 @@ std::vector<LinearCall> Model::calls() const {
             const auto own = std::visit([](const auto& body) { return body.calls(); }, sublayer.body);
             calls.insert(calls.end(), own.begin(), own.end());
         }
-    if (mtp) calls.push_back(mtp->call());
+    if (mtp) std::ranges::copy(mtp->calls(), std::back_inserter(calls));
     if (tower) std::ranges::copy(tower->calls(), std::back_inserter(calls));
     return calls;
 }

@@ -8,6 +8,7 @@
 
 #include "model/embedding_sum.h"
 #include "model/mtp_head.h"
+#include "model/position_bias.h"
 #include "model/stream.h"
 #include "model/sublayers/attention.h"
 #include "model/sublayers/delta.h"
@@ -29,6 +30,7 @@ using Body = std::variant<Attention, Latent, Delta, ShortConv, Mamba, Mlp, Exper
 struct Sublayer {
     Body body;
     std::optional<Site> norm_site;  // of the norm that it begins with, if it has one
+    Buffer reads = {};              // in place of the residual stream, if it is there
     Site post_norm_site, sum_site;
     bool has_post_norm = false;
     bool shares_norm = false;   // it reads the norm of the sublayer before, and begins before that one ends
@@ -85,6 +87,7 @@ public:
     std::optional<MtpHead> mtp;
     std::optional<OwnVectors> own_vectors;
     std::optional<EmbeddingSum> embedding_sum;
+    std::optional<PositionBias> position_bias;
     std::optional<Tower> tower;
     LinearWeights embed_tokens;  // [rows of the vocabulary, hidden_size]
     VectorWeights norm;          // [hidden_size]

@@ -7,20 +7,33 @@ namespace infinilm {
 MtpHead::MtpHead(const ModelSpec& spec, BufferPlan& plan)
     : hidden_size_(spec.hidden_size),
       vocab_size_(spec.vocab_size),
+      num_layers_(spec.num_layers),
       eps_(spec.rms_norm_eps),
       embedding_multiplier_(spec.embedding_multiplier),
+      taps_(spec.mtp->taps),
+      norm_before_residual_(spec.mtp->norm_before_residual),
       hidden_(plan.add({.name = "mtp_hidden", .columns = hidden_size_})),
-      joined_(plan.add({.name = "mtp_joined", .columns = 2 * hidden_size_})) {}
+      joined_(joined(spec, plan)),
+      fc_(taps_.size()) {}
+
+Buffer MtpHead::joined(const ModelSpec& spec, BufferPlan& plan) {
+    return plan.add({.name = "mtp_joined", .columns = 2 * static_cast<int64_t>(spec.hidden_size)});
+}
 
 void MtpHead::declare(ParamTable& table) {
     const std::string at = table.prefix();
+    const auto linear = [&](LinearWeights& weights, const std::string& name, int64_t in_features,
+                            std::string_view timed) {
+        table.linear(weights, {.name = at + name,
+                               .in_features = in_features,
+                               .parts = {{at + name, hidden_size_}},
+                               .timed = timed,
+                               .adaptable = false});
+    };
     table.norm(enorm_, at + "enorm", hidden_size_);
     table.norm(hnorm_, at + "hnorm", hidden_size_);
-    table.linear(eh_proj_, {.name = at + "eh_proj",
-                            .in_features = 2 * hidden_size_,
-                            .parts = {{at + "eh_proj", hidden_size_}},
-                            .timed = "eh_proj",
-                            .adaptable = false});
+    if (taps_.empty()) linear(eh_proj_, "eh_proj", 2 * hidden_size_, "eh_proj");
+    for (size_t i = 0; i < fc_.size(); ++i) linear(fc_[i], concat("fc.", i), hidden_size_, "fc");
     table.norm(norm, at + "shared_head.norm", hidden_size_);
     if (const int size = table.model().mtp->lm_head_size)
         table.linear(lm_head, {.name = at + "shared_head.head",
@@ -30,30 +43,48 @@ void MtpHead::declare(ParamTable& table) {
                                .adaptable = false});
 }
 
-LinearCall MtpHead::call() const {
-    return {.in_features = 2 * hidden_size_, .out_features = hidden_size_, .adaptable = false};
+std::vector<LinearCall> MtpHead::calls() const {
+    const int64_t in_features = taps_.empty() ? 2 * hidden_size_ : hidden_size_;
+    return {{.in_features = in_features, .out_features = hidden_size_, .adaptable = false}};
 }
 
 void MtpHead::begin(const Step<NoTap>& s, const LinearWeights& embed_tokens) const {
     const TensorView joined = s.view(joined_);
     const TensorView hidden = s.buffers.view(hidden_, s.batch.num_hidden);
-    ops::gather_rows(s.backend, {.x = hidden, .rows = s.batch.hidden_rows, .out = s.normed});
-    ops::rms_norm(s.backend, {.x = s.normed,
-                              .weight = hnorm_.prepared,
-                              .out = joined.slice(1, hidden_size_, 2 * hidden_size_),
-                              .eps = eps_});
+    const auto norm = [&](const VectorWeights& weight, const TensorView& out) {
+        ops::rms_norm(s.backend, {.x = s.x, .weight = weight.prepared, .out = out, .eps = eps_});
+    };
     s.embed(embed_tokens, vocab_size_, embedding_multiplier_, s.x);
-    ops::rms_norm(s.backend,
-                  {.x = s.x, .weight = enorm_.prepared, .out = joined.slice(1, 0, hidden_size_), .eps = eps_});
-    s.linear(eh_proj_, joined, s.x);
+    norm(enorm_, joined.slice(1, 0, hidden_size_));
+    ops::gather_rows(s.backend, {.x = hidden, .rows = s.batch.hidden_rows, .out = s.x});
+    norm(hnorm_, joined.slice(1, hidden_size_, 2 * hidden_size_));
+    if (taps_.empty())
+        s.linear(eh_proj_, joined, s.x);
+    else if (norm_before_residual_)
+        norm(hnorm_, s.x);
 }
 
 template <class Tap>
-void MtpHead::keep(const Step<Tap>& s, const VectorWeights& norm) const {
-    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.view(hidden_), .eps = eps_});
+void MtpHead::read(const Step<Tap>& s, const VectorWeights& norm) const {
+    const TensorView hidden = s.view(hidden_);
+    if (taps_.empty() && s.layer == num_layers_) keep_normed(s.backend, s.x, norm, hidden);
+    for (size_t i = 0; i < taps_.size(); ++i)
+        if (taps_[i] == s.layer) s.linear(fc_[i], s.x, hidden, {}, i > 0 ? hidden : TensorView());
 }
 
-template void MtpHead::keep(const Step<NoTap>&, const VectorWeights&) const;
-template void MtpHead::keep(const Step<StepTap>&, const VectorWeights&) const;
+void MtpHead::keep(const Step<NoTap>& s) const {
+    if (taps_.empty())
+        keep_normed(s.backend, s.x, norm, s.view(hidden_));
+    else
+        s.backend.copy(s.x, s.view(hidden_));
+}
+
+void MtpHead::keep_normed(Backend& backend, const TensorView& x, const VectorWeights& norm,
+                          const TensorView& hidden) const {
+    ops::rms_norm(backend, {.x = x, .weight = norm.prepared, .out = hidden, .eps = eps_});
+}
+
+template void MtpHead::read(const Step<NoTap>&, const VectorWeights&) const;
+template void MtpHead::read(const Step<StepTap>&, const VectorWeights&) const;
 
 }  // namespace infinilm

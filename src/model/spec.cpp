@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "model/cut.h"
+
 namespace infinilm {
 
 CacheSpec LayerSpec::cache() const {
@@ -120,6 +122,18 @@ std::string fitting_sizes(const std::vector<Divided>& all) {
 
 }  // namespace
 
+static void check_position_bias(const ModelSpec& spec) {
+    const auto num_heads = [](const LayerSpec& layer) {
+        const auto* attention = layer.mixer ? std::get_if<AttentionSpec>(&*layer.mixer) : nullptr;
+        return attention && !layer.mixer_beside ? attention->num_heads : 0;
+    };
+    const int of_first = num_heads(spec.layers.front());
+    require_spec(of_first > 0 && std::ranges::all_of(layers_and_head(spec),
+                                                     [&](const LayerSpec& own) { return num_heads(own) == of_first; }),
+                 "a position bias is shared by all layers, which are attention with as many heads each");
+    spec.position_bias->check(of_first, spec.max_model_len);
+}
+
 void validate(const ModelSpec& spec) {
     require_spec(is_floating(spec.dtype), "dtype must be float32, bfloat16 or float16, got ", name(spec.dtype));
     require_spec(spec.vocab_size > 0 && spec.hidden_size > 0 && spec.num_layers > 0 && spec.max_model_len > 0,
@@ -147,12 +161,21 @@ void validate(const ModelSpec& spec) {
     require_spec(spec.given_levels == 0 || !spec.own_vectors,
                  "layers with vectors of their own look these up by token id, which a given embedding has not");
     for (const LayerSpec& layer : layers_and_head(spec)) check_layer(spec, layer);
+    if (spec.position_bias) check_position_bias(spec);
     if (spec.mtp) {
         require_spec(spec.mtp->layer.cache().owns_rows(),
                      "an MTP head needs attention with keys and values of its own");
         require_spec(spec.mtp->lm_head_size >= 0 && spec.mtp->lm_head_size <= spec.vocab_size,
                      "the lm_head of an MTP head has up to ", spec.vocab_size,
                      " outputs, as many as the vocabulary, got ", spec.mtp->lm_head_size);
+        const std::vector<int>& taps = spec.mtp->taps;
+        require_spec(std::ranges::is_sorted(taps, std::less_equal<>()) &&
+                         (taps.empty() || (taps.front() >= 0 && taps.back() <= spec.num_layers)),
+                     "taps of an EAGLE-3 head are layers in ascending order, from 0 to ", spec.num_layers);
+        require_spec(taps.empty() || (spec.norm == NormKind::rms && spec.pre_norms && !spec.parallel_blocks &&
+                                      spec.residual_multiplier == 1),
+                     "an EAGLE-3 head needs a model whose sublayers begin with an RMSNorm of their own, and add to the "
+                     "residual stream what they give");
         require_spec(!spec.own_vectors && !spec.layer_scalars,
                      "an MTP head has no vectors or scalars of its own, which all layers of this model have");
     }
@@ -192,6 +215,11 @@ ModelSpec local_spec(const ModelSpec& model, Shard shard) {
     };
     std::ranges::for_each(local.layers, divide);
     if (local.mtp) divide(local.mtp->layer);
+    if (local.position_bias) {
+        std::vector<float>& slopes = local.position_bias->slopes;
+        const Range own = equal_parts(static_cast<int64_t>(slopes.size()), shard).front();
+        slopes = std::vector(slopes.begin() + own.begin, slopes.begin() + own.end);
+    }
     return local;
 }
 

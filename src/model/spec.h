@@ -10,6 +10,7 @@
 
 #include "core/dtype.h"
 #include "model/embedding_sum_spec.h"
+#include "model/position_bias_spec.h"
 #include "model/sublayers/attention_spec.h"
 #include "model/sublayers/delta_spec.h"
 #include "model/sublayers/experts_spec.h"
@@ -117,11 +118,18 @@ struct LayerSpec {
 
 // The MTP head, which drafts; see MtpHead. A draft needs no exactness, so the head may keep its weights in fewer bits
 // than the model, and have its own copy of the lm_head.
+//
+// With `taps` it is one of EAGLE-3: it reads the residual stream at the beginning of these layers (num_layers: behind
+// the last) in place of the model's last hidden state, and its attention reads the embedding beside that.
 struct MtpSpec {
     LayerSpec layer;  // It counts as the one behind the last.
     Quantization quantization = Quantization::none;
     // Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: the model's makes its logits.
     int lm_head_size = 0;
+    std::vector<int> taps;              // in ascending order
+    bool norm_before_residual = false;  // with taps: what it reads is normed before it becomes its residual stream
+
+    bool is_eagle3() const { return !taps.empty(); }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -130,6 +138,10 @@ struct MtpSpec {
         f("quantization", &MtpSpec::quantization, "How the linears of the head are kept.");
         f("lm_head_size", &MtpSpec::lm_head_size,
           "Outputs of the head's own lm_head, which are the first ids of the vocabulary; 0: it uses the model's.");
+        f("taps", &MtpSpec::taps,
+          "Layers at whose beginning an EAGLE-3 head reads the residual stream; empty: it reads the last norm.");
+        f("norm_before_residual", &MtpSpec::norm_before_residual,
+          "With taps: what it reads is normed before it becomes its residual stream.");
     }
 };
 
@@ -156,6 +168,7 @@ struct ModelSpec {
     std::optional<EmbeddingSumSpec> embedding_sum;
     std::optional<TowerSpec> tower;  // it embeds patches of images, and gives rows that stand for some of them each
     std::vector<RopeSpec> ropes;
+    std::optional<PositionBiasSpec> position_bias;  // of the scores of all layers
     // Levels of embeddings that steps are given in place of those of token ids: the first is the embedding, and each
     // other one is added to what a layer leaves, from the first layer on. 0: steps are given none. See Given.
     int given_levels = 0;
@@ -192,6 +205,7 @@ struct ModelSpec {
         f("embedding_sum", &ModelSpec::embedding_sum, "What is added to the embedding.");
         f("tower", &ModelSpec::tower, "An encoder of images: what it has besides its layers.");
         f("ropes", &ModelSpec::ropes, "");
+        f("position_bias", &ModelSpec::position_bias, "What is added to scores by the distance of a key.");
         f("given_levels", &ModelSpec::given_levels,
           "Levels of embeddings that steps are given: the embedding, then what is added behind layers; 0: none.");
         f("layers", &ModelSpec::layers, "[num_layers]");
@@ -212,6 +226,7 @@ struct ModelSpec {
     const LayerSpec& layer(int index) const {
         return index == num_layers ? mtp->layer : layers[static_cast<size_t>(index)];
     }
+    bool is_eagle3(int index) const { return index == num_layers && mtp->is_eagle3(); }
     // Logits of a row: of the model, or of its MTP head. 0: it has no lm_head.
     int num_logits(bool of_head) const {
         return !lm_head ? 0 : of_head && mtp->lm_head_size > 0 ? mtp->lm_head_size : vocab_size;

@@ -47,6 +47,7 @@ struct Step {
     const Buffers& buffers;
     TensorView lora_inner, lora_delta;  // scratch of LoraParams, in steps with adapters
     std::span<const TensorView> ropes;  // [num_tokens, rotary_dim] float32: cosines and sines of each rope
+    TensorView position_bias;           // [num_heads, distances] float32, of all layers; or absent: see PositionBias
     Tensor x, normed;                   // [num_tokens, hidden_size]: the residual stream, and its norm
     int layer = -1;                     // that runs; -1: none
 
@@ -54,7 +55,7 @@ struct Step {
     int num_ranks() const { return ranks.size(); }
     TensorView view(const Buffer& buffer) const { return buffers.view(buffer, num_tokens()); }
     Tensor tensor(const Buffer& buffer) const { return buffers.tensor(buffer, num_tokens()); }
-    // What several ops read: the norm is done here, if it is left to do.
+    // The input of several ops: its norm, if it is left to do, is done here.
     TensorView whole(const Input& in) const;
 
     // A linear and its adapters. With a tap its norm is an op before both, so that adapters read the normed input, too.
@@ -62,22 +63,22 @@ struct Step {
                 const TensorView& residual = {}) const;
     // The same of each head: x [num_tokens, num_heads, in_features], out [num_tokens, num_heads, out_features].
     void head_linear(const LinearWeights& weights, const TensorView& x, const TensorView& out) const;
-    // What the adapters of the step, if it has any, add to what a linear gave of x: [num_tokens, all its outputs].
-    // head: which of a linear of each head, x and out being its.
+    // Adds to `out`, a linear's result for `x`, what the step's adapters give: [num_tokens, all its outputs].
+    // head: where a linear has weights for each head, the head that x and out belong to.
     void add_lora(const LinearWeights& weights, const TensorView& x, const TensorView& out, size_t head = 0) const;
-    // Rows of a table that ranks divide, of vocab_size rows.
+    // Embeds the step's token ids: rows of a table of vocab_size rows, which ranks divide.
     void embed(const LinearWeights& table, int64_t vocab_size, float multiplier, const TensorView& out) const;
     // Where sums are enqueued, the threads of all ranks meet before the first one of a step, and every few layers: then
     // none is ahead by more than a stream takes, which would block it in the driver (NVIDIA/nccl#613).
     void keep_together() const;
 
-    // The hooks of a value that is a rank's own: a part of the buffer.
+    // Calls the hooks of a value that is a rank's own: a part of the buffer.
     void tap_own(Site site, const TensorView& view, const Buffer& buffer) const {
         if constexpr (Tap::active)
             if (tap.hooks) (*tap.hooks)(backend, site, layer, view, tensor(buffer));
     }
-    // The hooks of a value that is the same on every rank, after which all have what rank 0 has. parent: the rows that
-    // it is a part of.
+    // Calls the hooks of a value that is the same on every rank, and then gives all ranks that of rank 0. parent: the
+    // rows that the value is a part of.
     void tap_common(Site site, const TensorView& view, const Tensor& parent) const;
     void tap_common(Site site, const TensorView& view, const Buffer& buffer) const {
         if constexpr (Tap::active) tap_common(site, view, tensor(buffer));

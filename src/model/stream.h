@@ -11,33 +11,33 @@
 
 namespace infinilm {
 
-// What a sublayer ends with.
+// The end of a sublayer: how its result joins the residual stream, and what the next sublayer begins with.
 struct Branch {
-    const VectorWeights& post_norm;   // of its result, if the model has it
-    TensorView next_norm;             // that the next sublayer begins with, if it begins with one
-    std::optional<Site> branch_site;  // of its result
+    const VectorWeights& post_norm;   // norms the result; absent in most models
+    TensorView next_norm;             // the norm that the next sublayer begins with, if it has one
+    std::optional<Site> branch_site;  // where hooks see the result
     Site norm_site, sum_site;
-    bool is_whole = false;  // its result is not a rank's part of a sum
-    float multiplier = 1;   // of its result, besides that of all sublayers
-    float scale = 1;        // of the residual stream it leaves
+    bool is_whole = false;  // every rank has the whole result, so nothing is summed over ranks
+    float multiplier = 1;   // multiplies the result, besides the multiplier of all sublayers
+    float scale = 1;        // multiplies the residual stream behind this sublayer
 };
 
 class Stream {
 public:
     Stream(const ModelSpec& spec, BufferPlan& plan);
 
-    // The norm at the beginning of a sublayer, if it has one, is left to its first linear, is there already, or, for
-    // hooks, is done here. takes_place: it becomes the residual stream, see StreamNorms.
+    // Begins a sublayer. Its norm, if it has one, is left to its first linear, was done by the sublayer before, or, for
+    // hooks, is done here. takes_place: the normed rows become the residual stream (StreamNorms).
     template <class Tap>
     Input begin(const Step<Tap>& s, const VectorWeights& norm, Site site, bool takes_place) const;
-    // What a sublayer ends with joins the residual stream: project(residual, out), where the residual may be absent.
+    // Ends a sublayer: project(residual, out) computes its last linear; without a residual it only writes `out`.
     template <class Tap, class Project>
     void add(const Step<Tap>& s, const Branch& branch, Project project) const;
-    // What the first sublayer finds there, as each later one does. norm: its; absent where it takes the stream's place.
+    // Prepares the stream for the first sublayer, whose norm is `norm`; absent where that takes the stream's place.
     template <class Tap>
     void start(const Step<Tap>& s, const TensorView& norm) const;
 
-    // Rows that join the stream behind a layer. norm: of the next sublayer, as Branch::next_norm.
+    // Adds rows to the stream behind a layer. norm: that of the next sublayer, as Branch::next_norm.
     template <class Tap>
     void add_again(const Step<Tap>& s, const TensorView& rows, const TensorView& norm) const;
 

@@ -11,24 +11,45 @@
 namespace infinilm {
 
 void TowerSpec::check(const ModelSpec& model) const {
-    require_spec(patch_dim > 0 && num_positions >= 0 && merged_patches > 0 && merger_size > 0 && out_size > 0,
+    require_spec(patch_dim > 0 && num_positions >= 0 && merged_patches > 0 && !merger.empty() &&
+                     std::ranges::all_of(merger, [](const MergerLinear& linear) { return linear.size > 0; }),
                  "a tower with patches of ", patch_dim, ", ", num_positions, " positions, ", merged_patches,
-                 " patches to merge, by ", merger_size, " to ", out_size);
+                 " patches to merge, by ", merger.size(), " linears");
     require_spec(!model.lm_head && !model.embedding_sum && !model.own_vectors && !model.mtp,
                  "a tower has neither tokens nor logits");
     require_spec(std::ranges::all_of(levels, [&](int layer) { return layer >= 0 && layer < model.num_layers; }) &&
                      std::ranges::is_sorted(levels, std::ranges::less_equal()),
                  "levels of a tower are different layers of it, in their order");
+    require_spec(!pooled || (levels.empty() && model.hidden_size % 8 == 0),
+                 "a tower that takes means has no levels, and a hidden_size that is a multiple of 8");
 }
+
+namespace {
+
+// Columns of a buffer that is there for each patch, in which each row of the result has `size`.
+int64_t of_a_patch(const TowerSpec& spec, int64_t size) {
+    return (size + spec.merged_patches - 1) / spec.merged_patches;
+}
+
+int64_t largest(const TowerSpec& spec) { return std::ranges::max(spec.merger, {}, &MergerLinear::size).size; }
+
+// [num_rows, columns] in the memory of a larger buffer.
+TensorView beginning(const TensorView& room, int64_t num_rows, int64_t columns) {
+    return {room.data(), room.dtype(), {num_rows, columns}, room.device()};
+}
+
+}  // namespace
 
 Tower::Tower(const ModelSpec& model, BufferPlan& plan)
     : spec_(*model.tower),
       hidden_size_(model.hidden_size),
-      eps_(model.rms_norm_eps),
-      inner_(plan.add({.name = "merger_inner", .columns = spec_.merger_size})),
-      result_(plan.add({.name = "merged",
-                        .columns = (int64_t{spec_.num_levels()} * spec_.out_size + spec_.merged_patches - 1) /
-                                   spec_.merged_patches})),
+      layer_eps_(model.rms_norm_eps),
+      inner_{
+          plan.add({.name = "merger_even", .columns = of_a_patch(spec_, largest(spec_))}),
+          plan.add({.name = "merger_odd", .columns = spec_.merger.size() > 2 ? of_a_patch(spec_, largest(spec_)) : 0})},
+      apart_(plan.add({.name = "patches_apart", .columns = spec_.pooled ? hidden_size_ : 0})),
+      result_(
+          plan.add({.name = "merged", .columns = of_a_patch(spec_, int64_t{spec_.num_levels()} * spec_.out_size())})),
       mergers_(static_cast<size_t>(spec_.num_levels())) {}
 
 void Tower::declare(ParamTable& table) {
@@ -41,14 +62,27 @@ void Tower::declare(ParamTable& table) {
                                .adaptable = false});
     };
     linear(patches_, "model.embed_patches", spec_.patch_dim, hidden_size_, spec_.patch_bias);
+    if (spec_.patch_norm) table.norm(patch_norm_, "model.patch_norm", hidden_size_);
     const auto as_loaded = [](Backend&, const VectorWeights&) { return Tensor(); };  // prepare() reads it
     if (spec_.num_positions > 0)
         table.tensor(table_, "model.embed_positions.weight", {spec_.num_positions, hidden_size_}, {}, as_loaded);
+    if (spec_.pooled)
+        table.tensor(mergers_[0].norm, "model.merger_norm.weight", {hidden_size_}, {},
+                     [offset = spec_.pooled_norm_offset](Backend& backend, const VectorWeights& norm) {
+                         const Tensor weight = allocate_host(DType::float32, norm.loaded.shape());
+                         fill_from(backend, norm.loaded, offset, 1, weight);
+                         return weight;
+                     });
     for (size_t i = 0; i < mergers_.size(); ++i) {
         const std::string at = i == 0 ? "model.merger_" : concat("model.level", i - 1, "_");
-        if (i > 0) table.norm(mergers_[i].norm, at + "norm", merged_size());
-        linear(mergers_[i].inner, at + "inner", merged_size(), spec_.merger_size, true);
-        linear(mergers_[i].outer, at + "outer", spec_.merger_size, spec_.out_size, true);
+        if (i > 0) table.norm(mergers_[i].norm, at + "norm", input_size());
+        mergers_[i].linears.resize(spec_.merger.size());
+        int64_t in = input_size();
+        for (size_t j = 0; j < spec_.merger.size(); ++j) {
+            const MergerLinear& own = spec_.merger[j];
+            linear(mergers_[i].linears[j], concat(at, j), in, own.size, own.bias);
+            in = own.size;
+        }
     }
 }
 
@@ -61,8 +95,13 @@ std::vector<LinearCall> Tower::calls() const {
         return LinearCall{.in_features = in, .out_features = out, .adaptable = false};
     };
     // The inputs of a row are those of its patches, one by one.
-    return {call(spec_.patch_dim, hidden_size_), call(hidden_size_, spec_.merger_size),
-            call(spec_.merger_size, spec_.out_size)};
+    std::vector<LinearCall> calls{call(spec_.patch_dim, hidden_size_)};
+    int64_t in = hidden_size_;
+    for (const MergerLinear& own : spec_.merger) {
+        calls.push_back(call(in, own.size));
+        in = own.size;
+    }
+    return calls;
 }
 
 void Tower::place(DType activation, Batch& b) const {
@@ -81,6 +120,14 @@ void Tower::place(DType activation, Batch& b) const {
                            [](float x) { return from_float<T>(x); });
         });
         b.patches = narrow;
+    }
+    if (spec_.pooled) {
+        const int64_t num_rows = num_tokens / spec_.merged_patches;
+        b.apart_rows = allocate_host(DType::int32, {num_tokens});
+        auto* apart = b.apart_rows.as<int32_t>();
+        for (int64_t place = 0; place < spec_.merged_patches; ++place)
+            for (int64_t row = 0; row < num_rows; ++row)
+                *apart++ = static_cast<int32_t>(row * spec_.merged_patches + place);
     }
     check.require(static_cast<bool>(b.position_rows) == (spec_.num_positions > 0),
                   "position_rows: of towers with learned positions, and there always");
@@ -111,28 +158,47 @@ void Tower::place(DType activation, Batch& b) const {
 template <class Tap>
 Tensor Tower::result(const Step<Tap>& s) const {
     const int64_t num_rows = s.num_tokens() / spec_.merged_patches,
-                  columns = int64_t{spec_.num_levels()} * spec_.out_size;
+                  columns = int64_t{spec_.num_levels()} * spec_.out_size();
     if (s.backend.device().kind == DeviceKind::cpu)
         return s.backend.allocate(s.x.dtype(), std::array{num_rows, columns});
-    const TensorView room = s.view(result_);
-    return {TensorView(room.data(), room.dtype(), {num_rows, columns}, room.device()), nullptr};
+    return {beginning(s.view(result_), num_rows, columns), nullptr};
 }
 
 template <class Tap>
 void Tower::embed(const Step<Tap>& s) const {
     s.linear(patches_, s.batch.patches, s.x, {}, s.batch.patch_positions);
+    if (spec_.patch_norm)
+        ops::rms_norm(s.backend, {.x = s.x, .weight = patch_norm_.prepared, .out = s.x, .eps = layer_eps_});
+}
+
+// A mean and its sum are normed alike, where eps is as many times larger as the square of the sum.
+template <class Tap>
+TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
+    const int64_t num_rows = s.num_tokens() / spec_.merged_patches, k = spec_.merged_patches;
+    const TensorView apart = s.view(apart_), sums = beginning(s.normed, num_rows, hidden_size_);
+    ops::gather_rows(s.backend, {.x = x, .rows = s.batch.apart_rows, .out = apart});
+    ops::sum_parts(s.backend, {.parts = apart.reshape({k, num_rows * hidden_size_}),
+                               .out = sums.reshape({num_rows * hidden_size_})});
+    ops::rms_norm(
+        s.backend,
+        {.x = sums, .weight = mergers_[0].norm.prepared, .out = sums, .eps = spec_.eps * static_cast<float>(k * k)});
+    return sums;
 }
 
 template <class Tap>
 void Tower::run(const Step<Tap>& s, const Merger& merger, int level, const TensorView& x,
                 const TensorView& result) const {
-    const int64_t num_rows = s.num_tokens() / spec_.merged_patches;
-    const TensorView room = s.view(inner_);
-    const TensorView inner(room.data(), room.dtype(), {num_rows, int64_t{spec_.merger_size}}, room.device());
-    s.linear(merger.inner, x, inner);
-    ops::act_mul(s.backend, {.gate_up = inner, .out = inner, .activation = spec_.activation});
-    s.linear(merger.outer, inner,
-             result.slice(1, int64_t{level} * spec_.out_size, int64_t{level + 1} * spec_.out_size));
+    const int64_t num_rows = x.shape(0), out_size = spec_.out_size();
+    TensorView in = x;
+    for (size_t i = 0; i < merger.linears.size(); ++i) {
+        const bool is_last = i + 1 == merger.linears.size();
+        const TensorView out = is_last ? result.slice(1, level * out_size, (level + 1) * out_size)
+                                       : beginning(s.view(inner_[i % 2]), num_rows, spec_.merger[i].size);
+        s.linear(merger.linears[i], in, out);
+        if (spec_.merger[i].activated)
+            ops::act_mul(s.backend, {.gate_up = out, .out = out, .activation = spec_.activation});
+        in = out;
+    }
 }
 
 template <class Tap>
@@ -143,17 +209,21 @@ void Tower::merge_level(const Step<Tap>& s, const TensorView& result) const {
     const Merger& merger = mergers_[static_cast<size_t>(level)];
     const int64_t shape[] = {s.num_tokens() / spec_.merged_patches, merged_size()};
     const TensorView normed = s.normed.view().reshape({shape[0], shape[1]});
-    ops::rms_norm(
-        s.backend,
-        {.x = s.x.view().reshape({shape[0], shape[1]}), .weight = merger.norm.prepared, .out = normed, .eps = eps_});
+    ops::rms_norm(s.backend, {.x = s.x.view().reshape({shape[0], shape[1]}),
+                              .weight = merger.norm.prepared,
+                              .out = normed,
+                              .eps = spec_.eps});
     run(s, merger, level, normed, result);
 }
 
 template <class Tap>
 void Tower::merge(const Step<Tap>& s, const VectorWeights& norm, const TensorView& result) const {
-    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = eps_});
+    ops::rms_norm(s.backend, {.x = s.x, .weight = norm.prepared, .out = s.normed, .eps = spec_.eps});
     s.tap_common(sites::final_norm, s.normed, s.normed);
-    run(s, mergers_[0], 0, s.normed.view().reshape({s.num_tokens() / spec_.merged_patches, merged_size()}), result);
+    const TensorView merged = spec_.pooled
+                                  ? pool(s, s.normed)
+                                  : s.normed.view().reshape({s.num_tokens() / spec_.merged_patches, merged_size()});
+    run(s, mergers_[0], 0, merged, result);
 }
 
 template Tensor Tower::result(const Step<NoTap>&) const;

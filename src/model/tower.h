@@ -3,9 +3,10 @@
 // rows of a table with weights, which the host says for each patch. One row of weight 1 is a learned position as usual;
 // four rows are a table that is stretched bilinearly to the size of the image.
 //
-// Behind the layers neighbouring patches are merged into rows of the size that the embeddings of a model of texts have.
-// Patches come in the order in which they are merged, so that merging is a reshape. Where the model of texts is given
-// several levels (see Given), the results of some layers are merged besides, by weights of their own.
+// Behind the layers neighbouring patches are merged into rows of the size that the embeddings of a model of texts have,
+// by linears that read all numbers of these patches, or their mean. Patches come in the order in which they are merged,
+// so that merging is a reshape. Where the model of texts is given several levels (see Given), the results of some
+// layers are merged besides, by weights of their own.
 #pragma once
 
 #include <vector>
@@ -41,19 +42,25 @@ public:
 
 private:
     struct Merger {
-        VectorWeights norm;          // [merged_patches * hidden_size]: of levels alone
-        LinearWeights inner, outer;  // [merger_size, merged_patches * hidden_size], [out_size, merger_size]
+        VectorWeights norm;                  // [input_size]: of levels, and of a mean; or absent
+        std::vector<LinearWeights> linears;  // as TowerSpec::merger says; the first reads input_size
     };
     int64_t merged_size() const { return spec_.merged_patches * hidden_size_; }
+    int64_t input_size() const { return spec_.pooled ? hidden_size_ : merged_size(); }
+    // The mean of neighbouring rows of x, [num_rows, hidden_size], normed.
+    template <class Tap>
+    TensorView pool(const Step<Tap>& s, const TensorView& x) const;
     template <class Tap>
     void run(const Step<Tap>& s, const Merger& merger, int level, const TensorView& x, const TensorView& result) const;
 
     const TowerSpec spec_;
     const int64_t hidden_size_;
-    const float eps_;
-    Buffer inner_;                 // [num_tokens, merger_size]
+    const float layer_eps_;        // of the norms of layers and of patches
+    Buffer inner_[2];              // [num_tokens, enough for a linear of a merger], in turn
+    Buffer apart_;                 // [num_tokens, hidden_size]: patches by their places in a row, where there is a mean
     Buffer result_;                // [num_tokens, what is enough for the result]
     LinearWeights patches_;        // [hidden_size, patch_dim]
+    VectorWeights patch_norm_;     // [hidden_size]
     VectorWeights table_;          // [num_positions, hidden_size]
     Tensor positions_;             // the same, float32 in host memory
     std::vector<Merger> mergers_;  // [num_levels]: of the result, then of each level

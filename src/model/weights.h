@@ -9,7 +9,7 @@
 
 namespace infinilm {
 
-// A linear, of one checkpoint tensor or of several that are joined.
+// A linear, made of one checkpoint tensor or of several that are joined.
 struct LinearWeights {
     std::shared_ptr<PreparedLinear> prepared;  // absent until all of its tensors are loaded
     size_t first_row = 0, end_row = 0;         // of the table: its weights and biases, by which adapters know it
@@ -19,7 +19,7 @@ struct LinearWeights {
 struct VectorWeights {
     Tensor loaded, bias;  // as in the checkpoint
     Tensor prepared;      // as ops want it
-    // Makes what the backend prepares, once all tensors are loaded; an absent tensor: there is nothing to prepare.
+    // Prepares the vector once all tensors are loaded. It returns an absent tensor where there is nothing to prepare.
     std::function<Tensor(Backend&, const VectorWeights&)> make = {};
 };
 

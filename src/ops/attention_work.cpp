@@ -64,12 +64,13 @@ private:
         }
         return longest * num_sms <= 2 * cut * heads.num_kv_heads ? attention_tile_rows : all;
     }
-    // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk, or
-    // all.
+    // As Rows of cuda/attention/attention.cuh: a row sees keys [end - window, end), or those of its chunk, or all, and
+    // two-way as many of those behind.
     Tile make_tile(int32_t seq, int32_t row0, int rows) const {
         const int first_position = lengths_.context_lens[seq] - num_rows(seq) / group_;
         const int first_end = first_position + row0 / group_ + 1;
-        const int end = two_way_ ? lengths_.context_lens[seq] : first_position + (row0 + rows - 1) / group_ + 1;
+        const int64_t last_end = int64_t{first_position} + (row0 + rows - 1) / group_ + (two_way_ ? window_ : 1);
+        const int end = static_cast<int>(std::min<int64_t>(last_end, lengths_.context_lens[seq]));
         const int begin = chunked_ ? (first_end - 1) / window_ * window_ : std::max(0, first_end - window_);
         return {seq, row0, rows, (end + attention_chunk - 1) / attention_chunk - begin / attention_chunk};
     }

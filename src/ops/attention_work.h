@@ -61,7 +61,7 @@ struct AttentionLayer {
     int sliding_window = 0;  // 0: none
     AttentionHeads heads = {};
     bool chunked = false;  // see AttentionParams
-    bool two_way = false;  // the same; without a window
+    bool two_way = false;  // the same
     bool operator==(const AttentionLayer& o) const {
         return sliding_window == o.sliding_window && heads == o.heads && chunked == o.chunked && two_way == o.two_way;
     }

@@ -194,11 +194,17 @@ struct AttentionParams {
     TensorView context_lens;  // [num_seqs] int32: keys of the sequence, those of this step included
     TensorView out;           // [num_tokens, num_heads, head_dim] activation; without v_cache of shorter heads
     TensorView sinks = {};    // [num_heads] float32: joins the softmax of each query's scores, with no value; or absent
+    // [num_heads, 2 * n - 1] float32: added to the score of a query at position p and a key at position k, by column
+    // n - 1 + k - p, behind score_cap; no sequence is longer than n. Or absent.
+    TensorView position_bias = {};
     float softmax_scale;
     float score_cap;       // of the scaled scores: score_cap * tanh(score / score_cap); 0: none
     int sliding_window;    // a query at position p sees keys p - sliding_window + 1 .. p; 0: all
     bool chunked = false;  // it sees those from the last multiple of sliding_window on instead
     bool two_way = false;  // it also sees keys p + 1 .. p + sliding_window - 1; 0: all that the sequence has
+    // [num_seqs] int32, or absent: where it is not 0, queries of the sequence see all keys behind them, too, in any
+    // window. So the tokens of an image see each other in some models of texts.
+    TensorView two_way_seqs = {};
     // What a device needs whose host makes launches by lengths that lie on the device; else none of it.
     int max_query_len = 0;      // no sequence of this step has more
     TensorView work = {};       // [num_elements, 4] int32: AttentionWork::array

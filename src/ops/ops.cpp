@@ -229,6 +229,20 @@ void qk_norm_rope_store_kv(Backend& backend, const RopeStoreParams& p) {
     backend.qk_norm_rope_store_kv(p);
 }
 
+static void check_position_bias(OpCheck& check, const AttentionParams& p) {
+    check.tensor("position_bias", p.position_bias, {"num_heads", "distances"}, DType::float32);
+    check.contiguous("position_bias", p.position_bias);
+    check.require(check["distances"] % 2 == 1,
+                  "position_bias: as many distances before a query as behind it and 0 are ", "an odd number, got ",
+                  check["distances"]);
+    if (!readable(p.context_lens)) return;
+    for (int64_t s = 0; s < p.context_lens.shape(0); ++s) {
+        const int64_t context = p.context_lens.as<const int32_t>()[s * p.context_lens.stride(0)];
+        check.require(2 * context - 1 <= check["distances"], "context_lens[", s, "] is ", context,
+                      ", but position_bias has the distances of up to ", check["distances"] / 2 + 1, " positions");
+    }
+}
+
 void paged_attention(Backend& backend, const AttentionParams& p) {
     OpCheck check("paged_attention", backend);
     check.tensor("q", p.q, {"num_tokens", "num_heads", "head_dim"}, check.activation);
@@ -248,10 +262,13 @@ void paged_attention(Backend& backend, const AttentionParams& p) {
             check.fail(argument, ": the heads of a token must be contiguous, got strides ",
                        shape_string(view.strides()));
     if (p.sinks) check.tensor("sinks", p.sinks, {"num_heads"}, DType::float32);
+    if (p.position_bias) check_position_bias(check, p);
     check.require(p.score_cap >= 0 && std::isfinite(p.score_cap), "score_cap must be 0 or positive, got ", p.score_cap);
     check.require(p.sliding_window >= 0, "sliding_window must be 0 or positive, got ", p.sliding_window);
     check.require(p.sliding_window > 0 || !p.chunked, "chunked: sliding_window, the size of a chunk, must be positive");
-    check.require(!p.two_way || !p.chunked, "two_way: attention in chunks of sliding_window goes one way");
+    if (p.two_way_seqs) check.tensor("two_way_seqs", p.two_way_seqs, {"num_seqs"}, DType::int32);
+    check.require(!(p.two_way || p.two_way_seqs) || !p.chunked,
+                  "two_way: attention in chunks of sliding_window goes one way");
     if (readable(p.cu_seqlens_q))
         check_sequences(check, {.block_table = p.block_table,
                                 .cu_seqlens_q = p.cu_seqlens_q,

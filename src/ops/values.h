@@ -46,7 +46,7 @@ void check_change_arrays(AnyCheck& check, const Params& p) {
 // Each row has its own tokens, which are below num_ids, and penalties that can be computed with.
 void check_changes(const Check&, const LogitChanges&, int64_t num_ids);
 void check_masks(const Check&, const TensorView& allowed, const TensorView& allowed_row);  // each row has its mask
-// How many of the best each row gets the log-probabilities of: -1 to `most`.
+// Each row asks for the log-probabilities of so many of its best tokens: -1 to `most`.
 void check_counts(const Check&, const TensorView& num_logprobs, int64_t most);
 void check_sampling(const Check&, const TensorView& temperature, const TensorView& top_p, const TensorView& min_p,
                     const TensorView& random_val);

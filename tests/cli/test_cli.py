@@ -219,7 +219,11 @@ def test_speculation(folder: Path, how: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("best", "--speculation: expected a method among 'off', 'auto', 'lookup', 'mtp', 'draft_model', got 'best'"),
+        (
+            "best",
+            "--speculation: expected a method among 'off', 'auto', 'lookup', 'mtp', 'eagle3', 'draft_model', got "
+            "'best'",
+        ),
         ('{"method": "lookup", "num_tokens": 99}', "--speculation: num_tokens must be an int in 1..15, got 99"),
         ('{"method"', "expected a method or a JSON object, got '{\"method\"'"),
     ],

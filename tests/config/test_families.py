@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -11,7 +13,7 @@ from infinilm.config.families import FAMILIES, family_of, family_of_model_type, 
 from infinilm.config.json.model_config import LlamaConfig
 from infinilm.config.spec import build_spec, decoder_spec, shapes_of
 from infinilm.errors import ConfigError
-from infinilm.unsupported import unsupported
+from infinilm.unsupported import REFUSED, Refused, missing_math, unsupported
 
 SMALL = {
     "vocab_size": 50,
@@ -153,7 +155,7 @@ def test_some_families_normalise_q_and_k():
     normalising = {family.model_type for family in FAMILIES.values() if family.qk_norm == "head"}
     assert normalising == {
         *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_text"),
-        *("glm4_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
+        *("glm4_moe", "glm4v_moe", "dots1", "exaone4", "exaone_moe", "bailing_moe_v2", "mellum"),
         *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("gemma4", "gemma4_text", "gemma4_unified"),
         *("lfm2", "lfm2_moe"),
@@ -254,20 +256,33 @@ def test_lookups_name_what_is_unknown():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mpnet", "its positions are relative biases"),
-        ("deberta-v2", "it is an encoder"),
-        ("whisper", "it has an encoder and a decoder"),
-        ("t5", "it has an encoder and a decoder"),
-        ("mamba2", "it has state space layers"),
-        ("falcon_mamba", "it has state space layers"),
-        ("gpt_bigcode", "its positions are learned"),
+        ("deberta-v2", "other encoders"),
+        ("whisper", "an encoder beside the decoder"),
+        ("t5", "an encoder beside the decoder"),
+        ("mamba2", "models without attention"),
+        ("falcon_mamba", "Mamba of the first kind"),
+        ("gpt_neox", "side by side"),
         ("bloom", "ALiBi"),
     ],
 )
 def test_unsupported_models_are_told_why(name: str, reason: str) -> None:
+    """In three lines: the name, the math that is missing, the nearest family that is computed."""
     with pytest.raises(ConfigError, match=reason) as told:
         family_of_model_type(name)
-    assert len(str(told.value)) < 220
+    first, missing, nearest = str(told.value).split("\n")
+    assert name in first and missing.startswith("missing: ") and nearest.startswith("nearest that is computed: ")
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.classes.split()[0])
+def test_each_refused_class_is_told(row: Refused) -> None:
+    """Each class says its own reason and a family that is computed; no such class is one."""
+    assert row.nearest in FAMILIES
+    for name in row.classes.split():
+        assert name not in FAMILIES
+        with pytest.raises(ConfigError, match=re.escape(row.missing.replace("`", ""))):
+            family_of(name)
+    for name in row.also.split():
+        assert missing_math(name) is row
 
 
 ONE = {"in_multiplier": 1, "out_multiplier": 1}
@@ -299,7 +314,7 @@ def test_classes_with_the_layers_of_a_family() -> None:
         spec = build_spec(config, dtype="float32", max_model_len=8)
         assert spec.tie_word_embeddings is (head != "lm_head" or config.tie_word_embeddings)
     for name in (
-        "MPNetModel",
+        "DebertaV2Model",
         "LlamaForMaskedLM",
         "ForSequenceClassification",
         "Model",
@@ -356,6 +371,7 @@ def test_build_spec_fills_every_field():
         "layer_scalars": False,
         "own_vectors": None,
         "embedding_sum": None,
+        "position_bias": None,
     }
 
 
@@ -371,6 +387,7 @@ def layer_with(sliding_window):
             "score_cap": 0.0,
             "rope": 0,
             "q_rope": -1,
+            "inputs": 1,
             "kv_owner": -1,
             "qkv_bias": True,
             "out_bias": True,
@@ -380,7 +397,7 @@ def layer_with(sliding_window):
             "v_norm": False,
             "out_multiplier": 1,
         },
-        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", **ONE},
+        "mlp": {"intermediate_size": 40, "bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE},
         "experts": None,
         "mixer_beside": None,
         "cache": {"kind": "paged", **heads, **reads, "value_dim": 20, "owner": -1, "states": []},
@@ -392,7 +409,7 @@ def test_build_spec_of_experts():
     config = make("qwen2_moe", num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1], norm_topk_prob=True)
     config.moe_intermediate_size, config.shared_expert_intermediate_size = 24, 20
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
+    mlp = {"bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE}
     assert written["layers"][0]["experts"] == {
         "count": 6,
         "top_k": 2,
@@ -416,7 +433,7 @@ def test_build_spec_of_experts_like_those_of_deepseek():
     config = make("glm4_moe", n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, n_shared_experts=2)
     config.moe_intermediate_size, config.routed_scaling_factor = 24, 2.5
     written = flat(build_spec(config, dtype="float32", max_model_len=9))
-    mlp = {"bias": False, "gated": True, "activation": "silu", **ONE}
+    mlp = {"bias": False, "gated": True, "activation": "silu", "down_bias": False, **ONE}
     assert written["layers"][1]["experts"] == {
         "count": 8,
         "top_k": 3,

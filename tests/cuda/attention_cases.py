@@ -95,7 +95,8 @@ def list_work(
         queries = int(edges[seq + 1] - edges[seq])
         last = min(row0 + 16, queries * group) - 1
         first = contexts[seq] - queries + 1 + row0 // group
-        end = contexts[seq] if two_way else contexts[seq] - queries + 1 + last // group
+        ahead = 0 if not two_way else window - 1 if window else contexts[seq]
+        end = min(contexts[seq], contexts[seq] - queries + 1 + last // group + ahead)
         chunks = -(-end // CHUNK) - first_key(first, window, chunked) // CHUNK
         used = max(used, int(slot) + chunks * (last + 1 - row0) * heads[1])
     assert used <= num_rows
@@ -119,6 +120,7 @@ class Case:
     value_dim: int = 0  # a value is so many elements at the end of its key; 0: it is one of its own
     chunked: bool = False  # the window does not slide
     two_way: bool = False  # keys behind a query's position are seen, too
+    position_bias: bool = False
 
     @property
     def out_dim(self) -> int:
@@ -135,13 +137,16 @@ class Problem:
         (heads, kv_heads), dim, kind = case.heads, case.head_dim, case.kind
         self.scale = float(np.float32(dim**-0.5))
         self.sinks = (8 * rng.standard_normal(heads)).astype(np.float32) if case.sinks else None
+        longest = max(c for c, _ in case.sequences)
+        self.bias: Array | None = None  # [num_heads, distances]
+        if case.position_bias:
+            self.bias = (4 * rng.standard_normal((heads, 2 * longest - 1 + 2 * (case.seed % 2)))).astype(np.float32)
         self.q = [_store(2 * rng.standard_normal((n, heads, dim)), kind) for _, n in case.sequences]
         self.k, self.v = (
             [_store(rng.standard_normal((c, kv_heads, dim)), kind) for c, _ in case.sequences] for _ in range(2)
         )
         if case.value_dim:
             self.v = [k[..., dim - case.value_dim :] for k in self.k]
-        longest = max(c for c, _ in case.sequences)
         block_size = case.block_size or longest
         per_sequence = -(-longest // block_size)
         blocks = rng.permutation(len(case.sequences) * per_sequence + 3)
@@ -189,18 +194,20 @@ class Problem:
         workspace = gpu.upload(rows)
         arrays = q, self.table[[s for s, _, _ in parts]], edges, np.array(contexts, np.int32), work.array
         inputs = [gpu.upload(a) for a in arrays]
-        sinks = None if self.sinks is None else gpu.upload(self.sinks)
+        sinks, bias = (None if a is None else gpu.upload(a) for a in (self.sinks, self.bias))
+        distances = 0 if self.bias is None else self.bias.shape[1]
+        centre = None if bias is None else Buffer(bias.pointer + distances // 2 * 4, (), bias.dtype)
         row = Buffer(out.pointer + out_stride * guard.itemsize, (), out.dtype)
         gpu.call(
             "run_attention", int(sm90), TYPES[kind], inputs[0], *self.caches, *inputs[1:4], row, inputs[4], workspace,
             len(work.decode) + spare, len(work.prefill), q_stride, out_stride, self.table.shape[1],
             len(parts), heads, kv_heads, case.head_dim, case.out_dim, self.block_size, max(queries), self.scale,
-            float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks,
+            float(case.score_cap), case.window, int(case.chunked), int(case.two_way), sinks, centre, distances,
         )  # fmt: skip
         got = gpu.download(out)
         assert (got[[0, -1]] == guard).all() and (got[:, out_width:] == guard).all(), "wrote outside of out"
         assert not gpu.download(workspace)[:, -2].any(), "a counter was left behind"
-        for buffer in (out, workspace, *inputs, *([] if sinks is None else [sinks])):
+        for buffer in (out, workspace, *inputs, *(b for b in (sinks, bias) if b is not None)):
             gpu.free(buffer)
         values = got[1:-1, :out_width].view(np.float32) if kind == "f32" else got[1:-1, :out_width]
         return np.split(values.reshape(-1, heads, case.out_dim), edges[1:-1])
@@ -216,8 +223,8 @@ class Problem:
             if len(q) == 0:
                 continue
             inputs = [_load(x, case.kind) for x in (q, k)]
-            sinks = None if self.sinks is None else self.sinks.astype(F64)
-            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked, case.two_way
+            sinks, bias = (None if a is None else a.astype(F64) for a in (self.sinks, self.bias))
+            scalars = self.scale, case.window, case.score_cap, sinks, case.chunked, case.two_way, bias
             want, magnitude = oracle.attention(*inputs, _load(v, case.kind), *scalars)
             rounded = oracle.attention(*inputs, np.abs(_load(v, case.kind)), *scalars)[0]
             sums = 8 * 2.0**-24 * (1 + (case.head_dim + len(k)) ** 0.5) * magnitude

@@ -25,7 +25,7 @@ from infinilm.engine.hooks import ModelSites
 sys.path.insert(0, str(ROOT / "tests"))
 from quantised_files.conversion import resized
 from speculation.drafters import Book, assert_drafted, counts, told
-from speculation.heads import make_right_head, make_with_head
+from speculation.heads import make_eagle3, make_right_head, make_with_head
 
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -287,29 +287,36 @@ def invariance(_: Gpu, name: str, folder: str, dtype: str) -> None:
 
 
 def drafts(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Steps that verify drafts: answers are those without, bit for bit."""
+    """Steps that verify drafts: answers are those without, bit for bit; of a golden in one kind of request."""
     book = Book()
     sampling: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        {"temperature": 0},
+        {"temperature": 1, "allowed_token_ids": list(range(3, 90))},
+    ]
     with open_llm(make_model(name, Path(folder)), dtype=dtype, speculation=book) as llm:
-        for more in (
-            {"temperature": 0},
-            {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
-            {"temperature": 1, "allowed_token_ids": list(range(3, 90))},
-        ):
+        ids = prompts(llm.config.vocab_size, 40 if name in MODELS else 18, 5)
+        for more in kinds if name in MODELS else kinds[:1]:
             book.mode = "off"
-            alone = told(llm.generate(prompts(131, 40, 5), **sampling, **more))
-            for book.mode in ("right", "until"):
+            alone = told(llm.generate(ids, **sampling, **more))
+            for book.mode in ("right", "until") if name in MODELS else ("until",):
                 before = counts(llm)
-                assert told(llm.generate(prompts(131, 40, 5), **sampling, **more)) == alone, (book.mode, more)
+                assert told(llm.generate(ids, **sampling, **more)) == alone, (book.mode, more)
                 assert_drafted(llm, before, book.mode)
 
 
 def mtp_heads(_: Gpu, name: str, folder: str, dtype: str) -> None:
-    """Drafts of a head, "right" or of a golden model; the steps of a chain are graphs."""
-    path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
+    """Drafts of a head, "right", of a golden model, or "eagle3"; the steps of a chain are graphs."""
+    mtp: dict[str, Any] = {"method": "mtp", "adaptive": False}
+    if name == "eagle3":
+        path = Path(golden("qwen2"))
+        head = make_eagle3(Path(folder), AutoConfig.from_pretrained(path), 90)
+        mtp = {"method": "eagle3", "model": head, "adaptive": False}
+    else:
+        path = make_right_head(Path(folder)) if name == "right" else make_with_head(Path(folder) / name, name)
     sampling: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "use_tqdm": False, "seed": 1, "logprobs": 2}
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": 96}
-    mtp = {"method": "mtp", "adaptive": False}
     with open_llm(path, **chosen) as plain, open_llm(path, **chosen, speculation=mtp) as llm:
         for temperature in (0, 0.8):
             alone = told(plain.generate(prompts(90, 40, 5), **sampling, temperature=temperature))

@@ -1,4 +1,7 @@
-"""Decode steps as graphs: engines that record them beside engines that do not, bit for bit, on the simulated device."""
+"""Decode steps and small ones with drafts as graphs: engines that record them beside engines that do not, bit for bit.
+
+On the simulated device.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +76,13 @@ class Sequences:
         changed: bool = False,
         top: int | None = None,
         previous_rows: list[int] | None = None,
+        drafted: bool = False,
     ) -> _core.Batch:
         """The next `count` tokens of these sequences, and logits of the last tokens of the first `num_rows`.
 
         top_k: of rows that are not greedy, of which the first is one; None: any of each. masked: some rows have masks.
         changed: some rows have biases and penalties. top: rows want the log-probabilities of up to so many tokens.
+        drafted: all tokens of a sequence but the first are wrong drafts.
         """
         num_rows = len(seqs) if num_rows is None else num_rows
         before = self.lengths[seqs]
@@ -85,7 +90,7 @@ class Sequences:
         positions = before[:, None] + np.arange(count)
         blocks = np.take_along_axis(self.tables[seqs], positions // self.block_size, 1)
         columns = -(-int(after.max()) // self.block_size)  # as many as are needed, which grows
-        self.lengths[seqs] = after
+        self.lengths[seqs] = before + 1 if drafted else after
         draws: dict[str, Any] = {}
         if sampled and num_rows:
             greedy, kept = self.rng.integers(0, 2, num_rows) == 0, self.rng.integers(0, 50, num_rows)
@@ -122,6 +127,7 @@ class Sequences:
             "return_logits": logits,
             **draws,
             **(self.states(seqs, before) if self.has_states else {}),
+            **({"state_tokens": np.ones(len(seqs), np.int32)} if self.has_states and drafted else {}),
         }
         return _core.Batch(**self.arrays)
 
@@ -232,6 +238,10 @@ def design(_: Gpu, folder: str) -> None:
     assert twins.counts() == (7, launched + 1, 1)
     twins.reset()
     assert twins.counts() == (7, launched + 1, 0)
+    for _ in range(3):
+        twins.step([0, 1], 4)  # with drafts
+        twins.step([0, 1, 2], 6)  # of too many tokens
+    assert twins.counts() == (8, launched + 3, 1)
     twins.close()
 
 
@@ -511,9 +521,9 @@ def anything(_: Gpu, folder: str, name: str, dtype: str, seed: int, steps: int) 
             for engine in (twins.recording, twins.eager):
                 engine.set_hooks(None, [])
         seqs = rng.permutation(4)[: int(rng.choice([1, 2, 4]))].tolist()
-        logits, sampled = rng.random() < 0.5, rng.random() < 0.8
+        logits, sampled, count = rng.random() < 0.5, rng.random() < 0.8, int(rng.choice([1, 1, 3, 4]))
         for _ in range(int(rng.integers(1, 5))):
-            twins.step(seqs, logits=bool(logits), sampled=bool(sampled))
+            twins.step(seqs, count, logits=bool(logits), sampled=bool(sampled), drafted=count > 1)
     recorded, launched, _kept = twins.counts()
     assert launched > recorded > 0
     twins.close()

@@ -47,6 +47,7 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
     head_dim = draw(st.sampled_from(HEAD_DIMS))
     rows = max(most_rows * 64 // max(head_dim, 64) // heads[1], 1)
     window = draw(st.sampled_from((0, 0, 1, 7, 130)))
+    chunked = window > 0 and draw(st.booleans())
     case = Case(
         kind=draw(st.sampled_from(kinds)),
         heads=heads,
@@ -54,8 +55,9 @@ def cases(draw: Any, kinds: tuple[str, ...] = ("bf16", "f16"), most_rows: int = 
         sequences=draw(sequences(rows, heads[0] // heads[1])),
         block_size=draw(st.sampled_from((4, 8, 16, 37, 64, 0))),
         window=window,
-        chunked=window > 0 and draw(st.booleans()),
-        two_way=window == 0 and draw(st.booleans()),
+        chunked=chunked,
+        two_way=not chunked and draw(st.booleans()),
+        position_bias=draw(st.booleans()),
         pad=draw(st.sampled_from((0, 8, 40))),
         score_cap=draw(st.sampled_from((0.0, 0.0, 0.5, 50.0))),
         sinks=draw(st.booleans()),
@@ -103,11 +105,24 @@ def test_attention_f32(emulate: Run, asynchronous: str, case: dict[str, Any], cu
     check(emulate, case, cuts, schedule="random:1", settings={"INFINILM_EMULATOR_ASYNC": asynchronous})
 
 
-@pytest.mark.parametrize(("kind", "head_dim"), [("bf16", 64), ("f16", 128), ("bf16", 256), ("f32", 40)])
-def test_two_ways(emulate: Run, kind: str, head_dim: int) -> None:
-    """Whole texts, and ends of texts, whose rows see what is behind them: one chunk and several, both kernels."""
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "window", "position_bias"),
+    [
+        ("bf16", 64, 0, False),
+        ("f16", 128, 0, True),
+        ("bf16", 256, 0, False),
+        ("f32", 40, 0, True),
+        ("bf16", 64, 65, True),
+        ("f16", 128, 200, False),
+        ("bf16", 320, 7, True),
+        ("f32", 40, 65, False),
+        ("bf16", 24, 2**31 - 1, False),
+    ],
+)
+def test_two_ways(emulate: Run, kind: str, head_dim: int, window: int, position_bias: bool) -> None:
+    """Whole texts, and ends of texts, whose rows see what is behind them: one chunk and several, all kernels."""
     sequences = ((300, 300), (5, 5), (400, 3), (129, 70), (1, 1))
-    case = Case(kind, (3, 1), head_dim, sequences, 16, 0, 8, two_way=True)
+    case = Case(kind, (3, 1), head_dim, sequences, 16, window, 8, two_way=True, position_bias=position_bias)
     check(emulate, dataclasses.asdict(case), cuts=[0.5], schedule="random:1")
 
 

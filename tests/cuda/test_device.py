@@ -18,6 +18,7 @@ from goldens import config_of, golden
 from quantised_files.conversion import quantise_experts, resized
 
 from infinilm.config.families import FAMILIES
+from infinilm.config.json.model_config import LlamaConfig
 
 # The golden models whose sizes a GPU takes: multiples of 8.
 GOLDEN = (
@@ -56,6 +57,7 @@ GOLDEN = (
     "qwen3",
     "qwen3-layer-types",
     "starcoder2",
+    "starcoder1",
     "ernie4-5",
     "seed-oss",
     "helium",
@@ -99,6 +101,7 @@ GOLDEN = (
     "granite-moe-shared",
     "hunyuan-moe",
     "glm4-moe",
+    "glm4v-moe",
     "dots1",
     "minimax-m2",
     "ernie4-5-moe",
@@ -149,7 +152,7 @@ def covering_goldens(names: Iterable[str]) -> list[str]:
 
 
 def test_every_architecture_has_a_golden() -> None:
-    found = {config_of(name)["architectures"][0] for name in GOLDEN}
+    found = {LlamaConfig.from_dict(config_of(name)).architecture for name in GOLDEN}
     assert (
         found == {name for name, family in FAMILIES.items() if family.two_way is not True}
         and set(GOLDEN) >= IN_BFLOAT16
@@ -234,14 +237,16 @@ def test_answers_do_not_depend_on_the_batch(simulate: Run, models: str, name: st
     assert outcome.ok, outcome.text
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3-5-dense"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-5-dense", *covering_goldens(IN_BFLOAT16)])
 def test_drafts(simulate: Run, models: str, name: str) -> None:
+    """With every fact that 16 bits have kernels for."""
     outcome = simulate("device_cases:drafts", name=name, folder=models, dtype="bfloat16")
     assert outcome.ok, outcome.text
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("right", "float32"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")]
+    ("name", "dtype"),
+    [("right", "float32"), ("eagle3", "bfloat16"), ("qwen3-5-full", "bfloat16"), ("glm4-moe", "float16")],
 )
 def test_drafts_of_mtp_heads(simulate: Run, tmp_path: Path, name: str, dtype: str) -> None:
     outcome = simulate("device_cases:mtp_heads", name=name, folder=str(tmp_path), dtype=dtype)

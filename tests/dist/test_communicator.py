@@ -127,7 +127,7 @@ def test_all_cpp_tests_run(build: Build) -> None:
         ("FAKE_NCCL_VERSION=21805", "{path} (from INFINILM_NCCL_LIBRARY) is NCCL 2.18.5; 2.19 or later is needed: pip"),
         (
             "FAKE_NCCL_WITHOUT_ABORT",
-            "is not NCCL 2.19 or later: it has no ncclCommAbort; pip install -U 'infinilm[nccl-cu12]'",
+            "is not NCCL 2.19 or later: it has no ncclCommAbort; pip install -U nvidia-nccl-cu12, or",
         ),
     ],
 )

@@ -60,3 +60,10 @@ def test_files_that_are_named_exist(page: Path) -> None:
         and not list(ROOT.glob(name.rstrip("/")))
     ]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_what_pages_install_is_there(page: Path) -> None:
+    """No index has the package yet, so a page installs it from the source tree, or from a file."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"(?:pip|uv) (?:install|add) [^\n`&]*[ '\"]infinilm(?![-/\w])", text)

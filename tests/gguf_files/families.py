@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_files.conversion import Types, interleave, plain, rope_metadata
-from gguf_files.mixing import latent_metadata, latent_tensors, later_layer, mamba_tensors, state_tensors
+from gguf_files.mixing import (
+    latent_metadata,
+    latent_tensors,
+    later_layer,
+    mamba_tensors,
+    name_in_later_layer,
+    state_tensors,
+)
 from gguf_files.writer import As, File, quantise
 from infinilm._core import MambaSpec
 from infinilm.checkpoint import Checkpoint
@@ -390,6 +397,7 @@ def _tensors(folder: Path, rules: Rules, config: dict[str, Any]) -> Iterator[tup
             array = np.ascontiguousarray(array, np.float32)
             for part in ("language_model.", "text_model."):
                 name = name.replace(part, "")
+            name = name_in_later_layer(name, text)
             if rules.arch.startswith("nemotron_h"):
                 name = name.replace("model.", "backbone.")
                 name = name.replace("backbone.", "model.").replace("mixer", "mlp") if ".experts." in name else name
@@ -486,9 +494,9 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
     config = known_config(folder, rules)
     metadata = _metadata(config, rules)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == rules.arch)
-    of_arch, of_llama = (
-        gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, gguf.MODEL_ARCH.LLAMA)
-    )
+    # The map of a family may lack tensors of a layer without experts, and those of MTP heads.
+    others = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GLM4_MOE
+    maps = [gguf.get_tensor_name_map(a, metadata[f"{rules.arch}.block_count"]) for a in (arch, *others)]
     tensors = {}
     if later := metadata.get(f"{rules.arch}.nextn_predict_layers"):
         hidden_size = metadata[f"{rules.arch}.embedding_length"]
@@ -500,7 +508,7 @@ def convert_family(folder: Path, rules: Rules, types: Types = plain) -> File:
         if of_router[2] in _ROUTER_SCALES:  # which no map has
             tensors[f"blk.{name.split('.')[2]}.{_ROUTER_SCALES[of_router[2]]}"] = quantise("F32", array)
             continue
-        to = of_arch.get_name(name, suffixes) or of_llama.get_name(name, suffixes)  # a layer without experts
+        to = next((to for names in maps if (to := names.get_name(name, suffixes))), None)
         assert to is not None, name
         is_plain = (
             array.ndim == 1

@@ -93,6 +93,17 @@ def state_tensors(
         yield name, array
 
 
+_MTP = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm"}
+
+
+def name_in_later_layer(name: str, text: dict[str, Any]) -> str:
+    """The name that a tensor of Qwen's MTP head has as one of the layer behind the last; others keep theirs."""
+    if not name.startswith("mtp."):
+        return name
+    module, kind = name.removeprefix("mtp.").removeprefix("layers.0.").rsplit(".", 1)
+    return f"model.layers.{text['num_hidden_layers']}.{_MTP.get(module, module)}.{kind}"
+
+
 def later_layer(layer: int, hidden_size: int) -> dict[str, Array]:
     """Some tensors of a layer behind the last."""
     square = np.ones((hidden_size, 2 * hidden_size), np.float32)

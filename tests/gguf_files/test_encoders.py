@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer as Backend, models, normalizers, pre_tokenizers, processors
 
 from gguf_files.writer import As, File, quantise
-from infinilm import LLM, ConfigError
+from infinilm import LLM, ConfigError, WeightError
 from infinilm.checkpoint import Checkpoint
 from infinilm.config import AutoConfig
 from infinilm.text.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ ARCHITECTURES = {
     "bert": "bert",
     "roberta": "bert",
     "nomic-bert": "nomic-bert",
+    "jina-v2": "jina-bert-v2",
     "jina-v3": "jina-bert-v3",
     "modern-bert": "modern-bert",
     "embedding-gemma": "gemma-embedding",
@@ -62,7 +64,7 @@ def metadata_of(folder: Path, arch: str) -> dict[str, Any]:
         "pooling_type": 1,
     }
     said[norm if norm and arch != "eurobert" else "attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
-    if arch != "bert":
+    if arch not in ("bert", "jina-bert-v2"):
         said |= {"rope.freq_base": float(config.rope_theta), "rope.scaling.type": "none"}
     if arch == "modern-bert":
         said |= {"attention.sliding_window": config.sliding_window, "attention.sliding_window_pattern": 3}
@@ -114,6 +116,40 @@ def test_the_vectors_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with LLM(folder, **settings) as llm:
         np.testing.assert_allclose(got, llm.embed(prompts, "mean", normalize=True), rtol=1e-4, atol=1e-6)
+
+
+def test_gate_and_up_of_older_files(tmp_path: Path) -> None:
+    """Files of Jina v2 have had both as one tensor since September 2024, and apart before."""
+    pytest.importorskip("gguf")
+    file = convert(make_encoder(tmp_path / "folder", "jina-v2"), "jina-bert-v2")
+    tensors = dict(file.tensors)
+    with LLM(file.write(tmp_path / "model.gguf"), dtype="float32", use_tqdm=False) as llm:
+        want = llm.embed(prompts_of("jina-v2"))
+    for layer in range(3):
+        joined = file.tensors[f"blk.{layer}.ffn_up.weight"]
+        half = len(joined.data) // 2
+        for name, part in (("gate", joined.data[:half]), ("up", joined.data[half:])):
+            tensors[f"blk.{layer}.ffn_{name}.weight"] = replace(joined, data=part, shape=(40, 48))
+    with LLM(File(file.metadata, tensors).write(tmp_path / "apart.gguf"), dtype="float32", use_tqdm=False) as llm:
+        np.testing.assert_array_equal(llm.embed(prompts_of("jina-v2")), want)
+
+
+def test_linears_behind_the_pooling(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file = convert(make_encoder(tmp_path / "folder", "embedding-gemma"), "gemma-embedding")
+    prompts, rng = prompts_of("embedding-gemma"), np.random.default_rng(0)
+    with LLM(file.write(tmp_path / "plain.gguf"), dtype="float32", use_tqdm=False) as llm:
+        pooled = llm.embed(prompts, normalize=False)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((48, pooled.shape[1]), (20, 48))]
+    dense = {f"dense_{i}.weight": quantise("F32", weight) for i, weight in enumerate(weights, 2)}
+    sizes = {f"gemma-embedding.dense_2_feat_{end}": size for end, size in (("in", pooled.shape[1]), ("out", 48))}
+    path = File(file.metadata | sizes, file.tensors | dense).write(tmp_path / "model.gguf")
+    with LLM(path, dtype="float32", use_tqdm=False) as llm:
+        np.testing.assert_allclose(llm.embed(prompts, normalize=False), pooled @ weights[0].T @ weights[1].T, rtol=1e-3)
+    dense["dense_3.weight"] = quantise("F32", np.zeros((20, 47), np.float32))
+    path = File(file.metadata, file.tensors | dense).write(tmp_path / "damaged.gguf")
+    with pytest.raises(WeightError, match=r"dense_3.weight is \[20, 47\], and what comes before gives 48"):
+        LLM(path)
 
 
 def test_an_encoder_that_is_causal_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from infinilm.errors import WeightError
 TENSORS = {
     "token_embd.weight": quantise("Q4_0", np.ones((3, 64), np.float32)),
     "output_norm.weight": quantise("F32", np.ones(5, np.float32)),
-    "blk.0.ffn_up.weight": Stored("IQ2_S", (2, 256), bytes(164)),
+    "blk.0.ffn_up.weight": Stored("Q1_0", (2, 128), bytes(36)),
 }
 METADATA = {
     "general.architecture": "llama",
@@ -102,7 +102,7 @@ TENSORS_AT = 24 + 8 + len("general.architecture") + 4 + 8 + len("llama")
         (damaged(PLAIN, 52, struct.pack("<I", 13)), "metadata 'general.architecture': unknown type 13"),
         (damaged(PLAIN, 56, struct.pack("<Q", 2**62)), f"goes on for {2**62} bytes from byte 64, but the file"),
         (PLAIN[:100], "the header goes on for .* but the file has only 100 bytes: it is damaged or cut off"),
-        (PLAIN[:-100], "tensor 'blk.0.ffn_up.weight' takes 164 bytes from byte 160 of the data, which have only"),
+        (PLAIN[:-50], "tensor 'blk.0.ffn_up.weight' takes 36 bytes from byte 160 of the data, which have only"),
         (damaged(PLAIN, TENSORS_AT + 25, struct.pack("<I", 9)), "expected at most 4 dimensions, got 9"),
         (damaged(PLAIN, TENSORS_AT + 29, struct.pack("<Q", 0)), "'token_embd.weight': a dimension of 0 elements"),
         (damaged(PLAIN, TENSORS_AT + 29, struct.pack("<Q", 63)), "rows of 63 elements are no whole blocks of 32"),

@@ -18,8 +18,9 @@ NUMBERS |= {"int32": (5, "i"), "float32": (6, "f"), "bool": (7, "?"), "uint64": 
 NUMBERS |= {"float64": (12, "d")}
 TYPE_NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11}
 TYPE_NUMBERS |= {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35}
-TYPE_NUMBERS |= {"MXFP4": 39, "IQ2_S": 22, "I8": 24}
-SIZES_OF_ALL = {**SIZES, "IQ2_S": (256, 82)}
+TYPE_NUMBERS |= {"IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ3_S": 21, "IQ2_S": 22, "IQ1_M": 29}
+TYPE_NUMBERS |= {"MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "I8": 24}
+SIZES_OF_ALL = {**SIZES, "Q1_0": (128, 18)}
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,36 @@ from vision import ENTRIES, expected_of, pictures_of
 
 from infinilm.config.towers import TowerConfig
 from infinilm.errors import ConfigError, RequestError
-from infinilm.images.processor import ImageProcessor, merge_order, smart_size
+from infinilm.images.processor import ImageProcessor, merge_order
+from infinilm.images.sizes import EdgeRule, TileRule, smart_size
 
 SETTINGS: dict[str, Any] = ENTRIES["qwen3-vl"]["preprocessor"]
 
 
 def make(settings: dict[str, Any] = SETTINGS, max_pixels: int = 1 << 20) -> ImageProcessor:
-    sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
-    return ImageProcessor.from_settings(settings, **sizes, max_pixels=max_pixels)
+    return processor_of("qwen3-vl", settings, max_pixels)
+
+
+def processor_of(name: str, settings: dict[str, Any] | None = None, max_pixels: int = 1 << 20) -> ImageProcessor:
+    config = TowerConfig.from_config(ENTRIES[name]["config"])
+    assert config is not None
+    return ImageProcessor.from_settings(
+        ENTRIES[name]["preprocessor"] if settings is None else settings,
+        rule=config.family.resize,
+        side=config.side,
+        patch_size=config.patch_size,
+        temporal_patch_size=config.temporal_patch_size,
+        merge_size=config.merge_size,
+        max_pixels=max_pixels,
+    )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_patches_are_those_of_transformers(name: str) -> None:
     """Bit for bit, also where a picture is resized."""
     for i, picture in enumerate(pictures_of(name)):
-        patches = make(ENTRIES[name]["preprocessor"]).prepare(picture, "a picture")
-        assert patches.grid == tuple(expected_of(name)[f"grid_{i}"].tolist())
+        patches = processor_of(name).prepare(picture, "a picture")
+        assert [*patches.grid, *patches.tiles] == expected_of(name)[f"grid_{i}"].tolist()
         assert hashlib.sha256(patches.pixels.tobytes()).hexdigest() == ENTRIES[name]["digests"][i]
 
 
@@ -69,7 +83,9 @@ def test_the_table_of_positions_is_stretched_to_the_corners(rows: int, columns: 
     config = TowerConfig.from_config(ENTRIES["qwen3-vl"]["config"])
     assert config is not None
     places = merge_order((rows, columns), 1)
-    taps, weights = config.positions_of(places, (rows, columns))
+    taps_and_weights = config.positions_of(places, (rows, columns))
+    assert taps_and_weights is not None
+    taps, weights = taps_and_weights
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     table = np.mgrid[: config.side, : config.side].reshape(2, -1)
     got = (table[:, taps] * weights).sum(-1)
@@ -97,3 +113,59 @@ def test_the_limit_counts_where_it_is_lower() -> None:
     picture = np.zeros((300, 300, 3), np.uint8)
     assert len(make(max_pixels=1024).prepare(picture, "a picture").pixels) <= 1024 // 16
     assert len(make(max_pixels=1 << 30).prepare(picture, "a picture").pixels) <= 2048 // 16
+
+
+@given(
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    factor=st.sampled_from((8, 28)),
+    longest=st.sampled_from((60, 1540)),
+    most=st.sampled_from((1 << 12, 1 << 20, 1 << 30)),
+)
+def test_longest_sides_are_bounded(height: int, width: int, factor: int, longest: int, most: int) -> None:
+    rule = EdgeRule.from_settings({"size": {"longest_edge": longest}}, factor, most)
+    try:
+        (size,) = rule.resized(height, width, "a picture").sizes
+    except RequestError as error:
+        assert "too thin" in str(error) and max(height, width) > longest // 2 * min(height, width)
+        return
+    assert all(side % factor == 0 and 0 < side < longest + factor for side in size)
+    assert size[0] * size[1] <= rule.most_pixels
+
+
+@given(
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    tile=st.sampled_from((24, 364, 512)),
+    longest=st.sampled_from((1, 2, 4)),
+    splits=st.booleans(),
+)
+def test_tiles_are_squares_and_cover_the_picture(
+    height: int, width: int, tile: int, longest: int, splits: bool
+) -> None:
+    settings = {
+        "size": {"longest_edge": longest * tile},
+        "max_image_size": {"longest_edge": tile},
+        "do_image_splitting": splits,
+    }
+    made = TileRule.from_settings(settings, tile, 1 << 30).resized(height, width, "a picture")
+    assert made.tile == (tile, tile)
+    assert made.num_tiles == 1 or (splits and made.tiles[0] * tile == made.sizes[-1][0] and max(made.tiles) == longest)
+    limited = TileRule.from_settings(settings, tile, 4 * tile**2)
+    assert limited.longest <= 2 * tile
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        ("gemma3", {"size": {"height": 224, "width": 224}}, "36 x 36 pixels"),
+        ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("mistral3", {"size": {"shortest_edge": 3}}, "longest_edge"),
+        ("mistral3", {"patch_size": {"height": 14, "width": 14}}, "patch_size"),
+        ("idefics3", {"max_image_size": {"longest_edge": 48}}, "24 x 24 pixels"),
+        ("idefics3", {"size": {"longest_edge": -1}}, "positive longest_edge"),
+    ],
+)
+def test_rules_refuse_what_the_tower_is_not_for(name: str, changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        processor_of(name, ENTRIES[name]["preprocessor"] | changed)

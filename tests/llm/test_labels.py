@@ -109,6 +109,25 @@ def test_activations_of_checkpoints(folder: Path, tmp_path: Path, config: dict[s
         assert model.classify("the") == model.classify("the", activation=activation)
 
 
+@pytest.mark.parametrize("name", ["tanh", "softmax"])
+def test_a_cross_encoder_of_version_6(folder: Path, tmp_path: Path, name: str) -> None:
+    """Its modules.json has a Transformer alone, and the activation is said beside the prompts."""
+    made = classifier(folder, tmp_path, 2)
+    write_modules(made, ["Transformer"], old=False)
+    task = {"transformer_task": "sequence-classification", "module_output_name": "scores", "max_seq_length": 9}
+    write_json(made / "sentence_bert_config.json", task)
+    said = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.activation.{name.capitalize()}"}
+    write_json(made / "config_sentence_transformers.json", said)
+    with LLM(made, use_tqdm=False) as model:
+        assert model.task == "classify"
+        raw = np.array(model.classify("the", activation="identity")[0].scores)
+        want = np.tanh(raw) if name == "tanh" else softmax(raw)
+        np.testing.assert_allclose(model.classify("the")[0].scores, want, rtol=1e-6)
+    write_json(made / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    with pytest.raises(ConfigError, match="expected one Pooling, or a LogitScore, got 0: Transformer"):
+        LLM(made, use_tqdm=False)
+
+
 def test_damaged_heads(folder: Path, tmp_path: Path) -> None:
     for config, error, message in (
         ({"problem_type": "other"}, ConfigError, "'other'; supported are regression"),

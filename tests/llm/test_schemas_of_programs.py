@@ -78,6 +78,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "numbers": {"any": decimal.Decimal, "whole": pydantic.PositiveInt, "part": Annotated[float, Field(gt=0, le=0.5)]},
     "texts": {"code": Annotated[str, Field(pattern=r"^\S+ \d{2}$", max_length=12)], "secret": pydantic.SecretStr},
     "unions": {"either": One | Two, "told": Annotated[One | Two, Field(discriminator="kind")]},
+    "texts of JSON": {"any": pydantic.Json, "list": pydantic.Json[tuple[int, ...]], "model": pydantic.Json[Two | None]},
     "nested": {"tree": Tree, "list": Annotated[list[One], Field(max_length=2)]},
 }  # fmt: skip
 

@@ -247,5 +247,7 @@ def test_the_pool_never_mixes_states_up(data: st.DataObject, slots: int) -> None
 
 
 def test_snapshots_are_as_far_apart_as_they_are_large() -> None:
-    assert snapshot_interval(1000, 10, 16) == 112
-    assert snapshot_interval(1, 10, 16) == 16
+    assert snapshot_interval(1000, 10, 16, 64) == 112
+    assert snapshot_interval(1, 10, 16, 64) == 16
+    assert snapshot_interval(1, 10, 16, 1024) == 32  # no more than 32 in the longest sequence
+    assert snapshot_interval(1, 10, 16, 1 << 20) == 256  # a step of a prompt ends at each

@@ -84,6 +84,34 @@ def test_pooling_by_argument(llm: LLM, reference: ReferenceModel, pooling: str) 
         np.testing.assert_allclose(row, pooled(states_of(reference, ids), pooling), atol=1e-4)
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_poolings_that_are_joined(folder: Path, tmp_path: Path, llm: LLM, old: bool) -> None:
+    """They stand one behind the other, in the order of the files: in the old spelling that of its keys."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    place = write_modules(tmp_path, ["Transformer", "Pooling", "Dense"], old=old)[1:]
+    if old:
+        modes = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
+        write_json(place[0] / "config.json", {"word_embedding_dimension": SIZE, **modes})
+    else:
+        write_json(place[0] / "config.json", {"embedding_dimension": SIZE, "pooling_mode": ["cls", "mean"]})
+    write_dense(
+        place[1],
+        np.ascontiguousarray(np.eye(2 * SIZE, dtype=np.float32)[::-1]),
+        None,
+        "torch.nn.modules.linear.Identity",
+    )
+    want = np.concatenate([llm.embed(TEXTS, kind, normalize=False) for kind in ("cls", "mean")], axis=1)
+    np.testing.assert_array_equal(llm.embed(TEXTS, "cls+mean", normalize=False), want)
+    assert llm.embed(TEXTS, "cls+mean", dimensions=SIZE + 3).shape == (4, SIZE + 3)
+    with pytest.raises(RequestError, match=r"pooling: expected one of .* joined by"):
+        llm.embed("x", "cls+middle")
+    with open_llm(tmp_path) as model:
+        np.testing.assert_allclose(model.embed(TEXTS), want[:, ::-1], rtol=1e-6)
+        with pytest.raises(RequestError, match=r"the linears of this checkpoint read what 'cls\+mean' gives, 2 joined"):
+            model.embed("x", "mean")
+        assert model.embed([]).shape[0] == 0
+
+
 def test_chunks_do_not_count(folder: Path, llm: LLM) -> None:
     with open_llm(folder, max_num_batched_tokens=7) as other:
         for pooling in POOLINGS:
@@ -231,11 +259,6 @@ IDENTITY = "torch.nn.modules.linear.Identity"
         (["Pooling", "Transformer"], {}, "expected a Transformer first"),
         (["Transformer", "Normalize", "Pooling"], {}, "Normalize before the Pooling"),
         (["Transformer", "Pooling", "Normalize", "Dense"], {}, "nothing may follow Normalize"),
-        (
-            ["Transformer", "Pooling"],
-            {"1_Pooling/config.json": POOLED | {"pooling_mode_cls_token": True}},
-            "cls and mean",
-        ),
         (
             ["Transformer", "Pooling"],
             {"1_Pooling/config.json": {"pooling_mode": "attention"}},

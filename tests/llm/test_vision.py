@@ -12,12 +12,11 @@ from typing import Any
 import emulated_isas
 import numpy as np
 import pytest
-import tokenizers
 from goldens import golden
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from PIL import Image
-from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of
+from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of, tokenizer_of
 
 from infinilm import LLM, MediaRules, RequestError
 from infinilm.cache import PagedKVCacheConfig
@@ -43,6 +42,8 @@ def folder_of(name: str) -> Path:
 
 def load(name: str = NAME, **settings: Any) -> LLM:
     settings = {"dtype": "float32", "max_num_seqs": 4, "use_tqdm": False, "speculation": "off", **settings}
+    if ENTRIES[name]["text_processor"] is not None:
+        settings.setdefault("tokenizer", tokenizer_of(name))
     return LLM(folder_of(name), **settings)
 
 
@@ -82,24 +83,14 @@ def test_towers_and_answers_are_those_of_transformers(name: str, isa: str, monke
         assert output.prompt_logprobs is not None
         got = [next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:] if entry]
         wanted = log_probs(logits)[np.arange(len(ids) - 1), ids[1:]]
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=4e-5 * np.abs(logits).max())
+        # The error of the rows is in it, which layers of sharp attention and experts make several times larger.
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=8e-5 * np.abs(logits).max())
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with load(tokenizer=_tokenizer(), chat_template=TEMPLATE) as llm:
+    with load(tokenizer=tokenizer_of(NAME), chat_template=TEMPLATE) as llm:
         yield llm
-
-
-def _tokenizer() -> tokenizers.Tokenizer:
-    words = {f"w{i}": i for i in range(148)}
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    words |= {mark: 148 + i for i, mark in enumerate(marks)}
-    words |= {f"x{i}": i for i in range(152, 160)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens([tokenizers.AddedToken(mark, special=True) for mark in marks])
-    return made
 
 
 def sampled(llm: LLM, prompts: list[dict[str, Any]]) -> list[tuple[list[int], list[float]]]:
@@ -113,22 +104,32 @@ def sampled(llm: LLM, prompts: list[dict[str, Any]]) -> list[tuple[list[int], li
     return found
 
 
-# Steps of few tokens, so that pictures are cut; a cache that is too small for all, so that sequences are preempted; no
-# prefixes; drafts.
+# Steps of few tokens, so that pictures are cut, or where they are not, prompts around them; a cache that is too small
+# for all, so that sequences are preempted; no prefixes; drafts.
 SETTINGS: tuple[dict[str, Any], ...] = (
-    {"max_num_batched_tokens": 7},
+    {"max_num_batched_tokens": 14},
     {"kv_cache": PagedKVCacheConfig(num_blocks=9, block_size=16)},
     {"enable_prefix_caching": False, "max_num_batched_tokens": 33},
     {"speculation": {"method": "lookup", "adaptive": False}},
 )
+# One family for each way in which pictures stand in the model of texts: positions on axes, spans that see both ways.
+KINDS = ("qwen3-vl", "gemma3")
+
+
+@functools.cache
+def alone_of(name: str) -> list[tuple[list[int], list[float]]]:
+    with load(name) as llm:
+        prompts = [prompt(i, name) for i in range(4)]
+        alone = [sampled(llm, [one])[0] for one in prompts]
+        assert sampled(llm, prompts) == alone  # now from the prefix cache
+    return alone
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["chunks", "small", "no_prefixes", "drafts"])
-def test_company_chunks_preemptions_and_drafts_change_no_bit(llm: LLM, settings: dict[str, Any]) -> None:
-    prompts = [prompt(i) for i in range(4)]
-    alone = [sampled(llm, [one])[0] for one in prompts]
-    assert sampled(llm, prompts) == alone  # now from the prefix cache
-    with load(**settings) as other:
+@pytest.mark.parametrize("name", KINDS)
+def test_company_chunks_preemptions_and_drafts_change_no_bit(name: str, settings: dict[str, Any]) -> None:
+    prompts, alone = [prompt(i, name) for i in range(4)], alone_of(name)
+    with load(name, **settings) as other:
         assert sampled(other, prompts * 2) == alone * 2
         if "kv_cache" in settings:
             assert other.metrics().num_preemptions > 0
@@ -156,11 +157,12 @@ def test_prefixes_know_pictures_by_what_they_show(llm: LLM, monkeypatch: pytest.
     assert sum(runs) <= 2  # the third has both the tower's rows and its keys and values
 
 
-def test_ranks_and_hooks(llm: LLM) -> None:
-    prompts = [prompt(i) for i in range(4)]
-    wanted = [tokens for tokens, _ in sampled(llm, prompts)]
-    with load(tensor_parallel_size=2) as two:
-        assert [tokens for tokens, _ in sampled(two, prompts)] == wanted
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_write_the_same(name: str) -> None:
+    """The first of them has the tower."""
+    with load(name, tensor_parallel_size=2) as two:
+        answers = sampled(two, [prompt(i, name) for i in range(4)])
+    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in alone_of(name)]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -242,7 +244,7 @@ def test_rules_of_media_are_the_callers(tmp_path: Path) -> None:
     part = {"type": "image_url", "image_url": {"url": f"file://{tmp_path}/a.png"}}
     messages = [{"role": "user", "content": [part]}]
     rules = MediaRules(allowed_path=tmp_path)
-    with load(tokenizer=_tokenizer(), chat_template=TEMPLATE, media=rules) as llm:
+    with load(tokenizer=tokenizer_of(NAME), chat_template=TEMPLATE, media=rules) as llm:
         assert len(llm.render_chat(messages)) == 26
 
 
@@ -269,3 +271,30 @@ def test_random_weights_and_the_memory_plan() -> None:
         assert llm.memory.weight_bytes > text.memory.weight_bytes
         assert llm.memory.workspace_bytes > text.memory.workspace_bytes
         assert len(llm.generate(prompt(3), max_tokens=2, ignore_eos=True)[0].outputs[0].token_ids) == 2
+
+
+def test_line_ends_beside_a_picture_are_one_token_with_its_own() -> None:
+    """As in transformers, which tokenises a prompt after it has put in what stands for pictures."""
+    tokens, picture = ENTRIES["gemma3"]["tokens"], pictures_of("gemma3")[0]
+    begin, end, one = tokens["<start_of_image>"], tokens["<end_of_image>"], [tokens["<image_soft_token>"]] * 9
+    lines = [0, *(tokens["\n" * count] for count in range(1, 5))]
+    shown = [begin, *one, end]
+    with load("gemma3") as llm:
+        for ids, expected in (
+            ([3, begin, 4], [3, lines[2], *shown, lines[2], 4]),
+            ([3, lines[1], begin, lines[2], 4], [3, lines[3], *shown, lines[4], 4]),
+            ([begin, begin], [lines[2], *shown, lines[4], *shown, lines[2]]),
+            ([3, lines[2], begin], [3, lines[4], *shown, lines[2]]),
+        ):
+            placed = llm.place_images(ids, [picture] * ids.count(begin))
+            assert placed == expected
+            assert llm.generate(placed, max_tokens=1, temperature=0)[0].prompt_token_ids == expected
+        with pytest.raises(RequestError, match="<image_soft_token> stands for what a picture shows; write <start_of"):
+            llm.place_images([3, begin, one[0]], [picture])
+
+
+def test_a_picture_that_no_step_can_hold_is_refused_with_both_numbers() -> None:
+    with load("gemma3", max_num_batched_tokens=12) as llm:
+        with pytest.raises(RequestError, match=r"9 tokens, which one step must compute.* at most 8 .*max_num_batched"):
+            llm.generate(prompt(0, "gemma3"), max_tokens=1)
+        llm.generate(prompt(2, "gemma3"), max_tokens=1)

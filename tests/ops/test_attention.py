@@ -47,6 +47,8 @@ class Case:
     score_cap: float = 0
     sinks: bool = False
     two_way: bool = False
+    position_bias: bool = False
+    two_way_seqs: tuple[bool, ...] = ()  # of each sequence
 
     @property
     def softmax_scale(self) -> float:
@@ -64,6 +66,9 @@ class Values:
         self.case, self.dtype = case, dtype
         # Some far below the scores, some far above.
         self.sinks = (rng.standard_normal(heads) * 8).astype(np.float32) if case.sinks else None
+        longest = max(c for c, _ in case.sequences) + case.seed % 3
+        bias = rng.standard_normal((heads, 2 * longest - 1)) * 4
+        self.position_bias = bias.astype(np.float32) if case.position_bias else None
         self.q = [support.activations(rng, n, heads, case.head_dim) for _, n in case.sequences]
         kept = "float32" if dtype == "int8" else dtype
         self.k = [support.stored(rng, kept, c, kv_heads, case.head_dim) for c, _ in case.sequences]
@@ -88,8 +93,10 @@ class Values:
                 self.case.score_cap,
                 None if self.sinks is None else self.sinks.astype(np.float64),
                 two_way=self.case.two_way,
+                position_bias=None if self.position_bias is None else self.position_bias.astype(np.float64),
+                sees_end=bool(self.case.two_way_seqs) and self.case.two_way_seqs[s],
             )
-            for q, k, v in zip(self.q, self.exact("k"), self.exact("v"), strict=True)
+            for s, (q, k, v) in enumerate(zip(self.q, self.exact("k"), self.exact("v"), strict=True))
             if len(q)
         ]  # fmt: skip
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
@@ -163,6 +170,8 @@ def attend(b: Any, values: Values, layout: Layout, chunks: list[Chunk], pad: tup
         case.score_cap,
         None if values.sinks is None else framed(values.sinks),
         case.two_way,
+        None if values.position_bias is None else framed(values.position_bias),
+        framed(np.array([case.two_way_seqs[s] for s, _, _ in chunks], np.int32)) if case.two_way_seqs else None,
     )
     return np.split(out.check(), edges[1:-1])
 
@@ -210,6 +219,7 @@ def cases(**limits: Any) -> Any:
         support.pads,
         st.sampled_from((0.0, 0.0, 0.5, 50.0)),
         st.booleans(),
+        position_bias=st.booleans(),
     )
 
 

@@ -24,7 +24,9 @@ outs = st.integers(1, 70)
 def test_native_types() -> None:
     """Bytes of their blocks, stored and packed."""
     more = {name: _core.gguf_type(name)[3] - SIZES[name][1] for name in NATIVE}
-    assert more == {name: {"Q3_K": 4, "MXFP4": 1, "IQ4_XS": 2, "TQ1_0": 12}.get(name, 0) for name in more}
+    larger = {"Q3_K": 4, "MXFP4": 1, "IQ4_XS": 2, "TQ1_0": 12, "IQ1_S": 20, "IQ1_M": 26, "IQ2_XXS": 36, "IQ2_XS": 32}
+    larger |= {"IQ2_S": 24, "IQ3_XXS": 36, "IQ3_S": 24}  # entries of grids are made the integers that they stand for
+    assert more == {name: larger.get(name, 0) for name in more}
     assert set(more) == set(SIZES) - {"F32", "F16", "BF16"}
 
 
@@ -35,6 +37,8 @@ def blocks(rng: np.random.Generator, type_name: str, num_rows: int, in_features:
     scale = 10.0 ** rng.integers(-6, 2, (count, 1))
     data = random_blocks(type_name, count, int(rng.integers(2**32)), scale).reshape(count, size)
     scales = [at + i for at in HALVES.get(type_name, (0,)) for i in range(2)] or [0]
+    if type_name == "IQ1_M":
+        scales = [49, 51, 53, 55]
     inside = [at for at in range(size) if at not in scales]
     for first, byte in enumerate((0, 0xFF, 0x80) if type_name in NATIVE else ()):
         data[first::7, inside] = byte
@@ -58,6 +62,15 @@ def terms(type_name: str, data: Array) -> Array:
         without[:, 2] = 0  # the zero point
         scaled = dequantise(type_name, without)
         return np.abs(scaled) + np.abs(whole - scaled)
+    if type_name.startswith("IQ1"):  # the minimum is beside the weights, of which all are now the largest
+        largest = data.reshape(-1, SIZES[type_name][1]).copy()
+        if type_name == "IQ1_S":
+            largest[:, 2:34] = largest[:, 34::2] = 0xFF
+            largest[:, 35::2] |= np.uint8(0x0F)
+        else:
+            largest[:, :32] = 0xFF
+            largest[:, 32:48] |= np.uint8(0x77)
+        return np.abs(whole) + 2 * np.abs(dequantise(type_name, largest))
     if offset := OFFSETS.get(type_name):
         scales = np.abs(data.reshape(-1, SIZES[type_name][1])[:, :2].copy().view(np.float16).astype(np.float64))
         block, _ = SIZES[type_name]
@@ -146,7 +159,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(InfinilmError, match=match):
             b.prepare_linear(parts, kind=kind, types=types, **more)
 
-    refused("blocks of type IQ2_S are not computed as they are stored on cpu", [part], ["IQ2_S"])
+    refused("blocks of type Q1_0 are not computed as they are stored on cpu", [part], ["Q1_0"])
     refused("unknown type 'Q9' of a GGUF file", [part], ["Q9"])
     refused("type Q4_2 was removed", [part], ["Q4_2"])
     refused("68 bytes of a row are no blocks of 18", [part], ["Q4_0"])

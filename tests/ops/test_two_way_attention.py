@@ -1,4 +1,6 @@
-"""paged_attention in both directions, as encoders have it: against the oracle, and bit for bit in any company."""
+"""paged_attention in both directions, as encoders have it, and tokens of an image in models of texts: against the
+oracle, and bit for bit in any company.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ def cases(lengths: tuple[int, ...], longest_whole: int = LONGEST) -> st.SearchSt
         score_cap=st.sampled_from((0.0, 0.0, 4.0)),
         sinks=st.booleans(),
         two_way=st.just(True),
+        position_bias=st.booleans(),
     )
 
 
@@ -78,3 +81,38 @@ def test_the_last_query_of_a_text_is_as_in_one_way(isa: str, case: Case) -> None
     values.case = replace(case, two_way=False)
     for got, want in zip(attend(backend(isa, 1), values, layout, values.whole()), both, strict=True):
         assert_bitwise(got[-1:], want[-1:])
+
+
+@st.composite
+def spans(draw: st.DrawFn, lengths: tuple[int, ...]) -> Case:
+    """Some sequences whose queries see all keys behind them, and some that go one way."""
+    case = draw(cases(lengths, longest_whole=128))
+    flags = tuple(draw(st.booleans()) for _ in case.sequences)
+    return replace(case, two_way=False, two_way_seqs=flags)
+
+
+@every_backend
+@given(case=spans(support.SIZES), block_size=block_sizes)
+def test_sequences_that_see_their_end_match_the_oracle(
+    isa: str, dtype: str, threads: int, case: Case, block_size: int
+) -> None:
+    values = Values(case, dtype)
+    got = np.concatenate(attend(backend(isa, threads), values, Layout(values, block_size, case.seed), values.whole()))
+    want, magnitude = values.expected()
+    longest = max(c for c, _ in case.sequences)
+    assert_close(got, want, length=case.head_dim + longest, scale=magnitude)
+
+
+@each_isa
+@given(case=spans(LONG), block_size=block_sizes)
+def test_sequences_beside_those_that_see_their_end_keep_their_bits(isa: str, case: Case, block_size: int) -> None:
+    values = Values(case, "float32")
+    one, three = (backend(isa, threads) for threads in (support.THREADS[0], support.THREADS[-1]))
+    layout, whole = Layout(values, block_size, case.seed), values.whole()
+    want = attend(one, values, layout, whole)
+    for got, expected in zip(attend(three, values, layout, whole[::-1]), want[::-1], strict=True):
+        assert_bitwise(got, expected, "sequences in reverse order")
+    for s, chunk in enumerate(whole):
+        # The end of a span alone sees what it saw with all of it, as behind a known prefix.
+        begin = chunk[2] // 2 if case.two_way_seqs[s] else chunk[1]
+        assert_bitwise(attend(three, values, layout, [(s, begin, chunk[2])])[0], want[s][begin:], f"sequence {s} alone")

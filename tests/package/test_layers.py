@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "infinilm"
 FLOORS = (
     ("_core", "_source_tree", "_version", "errors"),  # _core is the compiled module, the build writes _version
     ("checks", "extras", "files", "keywords", "logs", "progress", "signatures", "unsupported"),
-    ("json_keywords", "json_references", "json_strings", "type_schemas"),
+    ("json_content", "json_keywords", "json_references", "json_strings", "type_schemas"),
     ("json_disjoint",),
     ("json_schema", "patterns"),
     ("grammar_text",),
@@ -27,6 +27,7 @@ FLOORS = (
     ("engine", "generation", "lora", "speculation"),
     ("models", "scheduling"),
     ("planning", "requests"),
+    ("tiers",),
     ("pipeline", "serving"),
     ("calls",),
     ("llm",),

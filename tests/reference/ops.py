@@ -261,14 +261,18 @@ def attention(
     sinks: F64 | None = None,
     chunked: bool = False,
     two_way: bool = False,
+    position_bias: F64 | None = None,
+    sees_end: bool = False,
 ) -> tuple[F64, F64]:
     """Attention of one sequence, the queries being the last of its positions; causal unless it is two_way.
 
     q [queries, num_heads, head_dim], k and v [context, num_kv_heads, head_dim]; query i stands at position p
     = context - queries + i and sees keys max(0, p - sliding_window + 1) .. p (window 0: all; chunked: from the last
-    multiple of sliding_window on; two_way: also p + 1 .. p + sliding_window - 1, or all). Returns out
+    multiple of sliding_window on; two_way: also p + 1 .. p + sliding_window - 1, or all; sees_end: also all behind
+    it in any window). Returns out
     [queries, num_heads, head_dim] and its magnitude, sum(p |v|) * (1 + max |score|): what a relative error in
     the scores is multiplied by. sinks [num_heads]: join the softmax of each query's scores, without a value.
+    position_bias [num_heads, 2 * n - 1]: column n - 1 + key - p is added to the score of a key, behind score_cap.
     """
     queries, num_heads, _ = q.shape
     context, num_kv_heads, _ = k.shape
@@ -279,7 +283,10 @@ def attention(
         scores = soft_cap(scores, score_cap)
     position = (context - queries + np.arange(queries))[:, None]
     key = np.arange(context)[None, :]
+    if position_bias is not None:
+        scores = scores + position_bias[:, position_bias.shape[1] // 2 + key - position]
     seen = key < position + (sliding_window or context) if two_way else key <= position
+    seen |= sees_end
     if sliding_window > 0:
         seen &= key >= position // sliding_window * sliding_window if chunked else key > position - sliding_window
     largest = score_cap + np.max(np.abs(scores), where=seen, initial=0.0, axis=-1)  # a cap rounds to its own size

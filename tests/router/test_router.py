@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -146,6 +147,13 @@ def test_bad_keys_leave_no_socket(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router of the command line waits for a busy replica: one that is down is not refused, and the router serves."""
+    monkeypatch.setattr("infinilm.router.settings.RouterSettings", partial(RouterSettings, health_timeout=SECONDS))
+
+
+@pytest.mark.usefixtures("patient")
 def test_replicas_that_differ_are_refused_by_name(
     demo: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], replicas: list[ServerProcess]
 ) -> None:
@@ -159,6 +167,7 @@ def test_replicas_that_differ_are_refused_by_name(
             wait_for(lambda: sorted(replica.state for replica in router.pool.replicas) == ["refused", "up"])
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

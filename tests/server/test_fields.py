@@ -172,9 +172,9 @@ def test_words_of_others(host: Hosted) -> None:
     chat = {"messages": MESSAGES, "max_tokens": 2}
     harmless = {"num_ctx": 1, "keep_alive": "5m", "usage": {"include": True}, "provider": {}, "cache_prompt": True}
     harmless |= {"include_reasoning": True, "id_slot": 1, "priority": 1, "request_id": "x", "stop": ""}
-    harmless |= {"spaces_between_special_tokens": True}
+    harmless |= {"spaces_between_special_tokens": True, "separate_reasoning": True, "stream_reasoning": True}
     assert post(host, "chat/completions", chat | harmless).status_code == 200
-    for name in ("include_reasoning", "spaces_between_special_tokens"):
+    for name in ("include_reasoning", "separate_reasoning", "spaces_between_special_tokens"):
         assert post(host, "chat/completions", {**chat, name: False}).json()["error"]["param"] == name
 
 
@@ -198,6 +198,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"include": ["nonsense"]}, "include"),
     ("responses", {"include": ["message.output_text.logprobs"]}, "include"),
     ("responses", {"return_token_ids": True}, "return_token_ids"),
+    ("responses", {"return_receipt": True}, "return_receipt"),
     (
         "responses",
         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -226,6 +227,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": "5"}}, "thinking.budget_tokens"),
     ("messages", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
     ("messages", {"return_token_ids": True}, "return_token_ids"),
+    ("messages", {"return_receipt": True}, "return_receipt"),
     ("messages", {"tool_choice": {"type": []}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "required"}}, "tool_choice.type"),
     ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice.name"),

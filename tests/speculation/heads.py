@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from goldens import entry_of, expand, random_values, write_weights
 from numpy.typing import NDArray
+from quantised_files.writers import save
 
-HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo")
+from infinilm.config.json.model_config import ModelConfig
+
+HEADS = ("qwen3-5-text", "qwen3-5-full", "qwen3-next", "deepseek-v3", "glm4-moe", "mimo", "ernie4-5-moe")
 
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",
@@ -23,6 +27,16 @@ _MIMO = {
     "hnorm": "model.mtp_layers.0.hidden_layernorm",
     "eh_proj": "model.mtp_layers.0.input_proj",
     "shared_head.norm": "model.mtp_layers.0.final_layernorm",
+}
+_ERNIE = {  # which has the norm of the model behind its head
+    "enorm": "model.mtp_emb_norm.0",
+    "hnorm": "model.mtp_hidden_norm.0",
+    "eh_proj": "model.mtp_linear_proj.0",
+}
+_LAYOUTS = {
+    "qwen": ("mtp.layers.0.", _QWEN),
+    "mimo": ("model.mtp_layers.0.", _MIMO),
+    "ernie": ("model.mtp_block.0.", _ERNIE),
 }
 
 
@@ -39,11 +53,11 @@ def entry_with_head(name: str) -> dict[str, Any]:
         config["full_attention_interval"] = 1
         tensors = {t: made for t, made in tensors.items() if ".layers." not in t}
         tensors |= {f"model.layers.{i}.{t}": made for i in range(layers) for t, made in of_last.items()}
-    at, own = f"model.layers.{layers}.", {}
-    if name.startswith("qwen"):
-        at, own = "mtp.layers.0.", _QWEN
-    elif name == "mimo":
-        at, own = "model.mtp_layers.0.", _MIMO
+    if name == "ernie4-5-moe":  # the last layer has experts, and the head has none
+        del config["moe_layer_end_index"]
+        tensors = {t: made for t, made in tensors.items() if ".layers.2." not in t}
+        tensors |= {t.replace(".layers.1.", ".layers.2."): made for t, made in tensors.items() if ".layers.1." in t}
+    at, own = _LAYOUTS.get(re.split(r"\d", name.partition("-")[0])[0], (f"model.layers.{layers}.", {}))
     tensors |= {f"{at}{t}": made for t, made in of_last.items()}
     extra: dict[str, tuple[list[int], float, float]] = {
         "enorm": ([hidden], 1.0, 0.2),
@@ -51,6 +65,8 @@ def entry_with_head(name: str) -> dict[str, Any]:
         "eh_proj": ([hidden, 2 * hidden], 0.0, (2 * hidden) ** -0.5),
         "shared_head.norm": ([hidden], 1.0, 0.2),
     }
+    if own is _ERNIE:
+        del extra["shared_head.norm"]
     tensors |= {f"{own.get(t, at + t)}.weight": made for t, made in extra.items()}
     return {**entry, "tensors": tensors}
 
@@ -86,3 +102,59 @@ def make_right_head(folder: Path) -> Path:
     changes["mtp.norm.weight"] = weights["model.norm.weight"]
     changes["mtp.pre_fc_norm_embedding.weight"] = np.zeros(hidden)  # norms are 1 + w
     return make_with_head(folder / "right", name, **changes)
+
+
+def make_eagle3(
+    folder: Path,
+    config: ModelConfig,
+    num_ids: int,
+    *,
+    speculators: bool = False,
+    without: tuple[str, ...] = (),
+    seed: int = 7,
+    **changes: Any,
+) -> Path:
+    """Write an EAGLE-3 head of a model: in its authors' form, or that of the library speculators.
+
+    `num_ids`: that it drafts. `without`: tensors that are left out. `changes`: other values of config.json.
+    """
+    hidden, heads, kv_heads, head_dim, inner = config.hidden_size, 4, 2, 16, 40
+    at = "layers.0." if speculators else "midlayer."
+    shapes = {
+        "fc.weight": (hidden, 3 * hidden),
+        f"{at}input_layernorm.weight": (hidden,),
+        f"{at}hidden_norm.weight": (hidden,),
+        f"{at}self_attn.q_proj.weight": (heads * head_dim, 2 * hidden),
+        f"{at}self_attn.k_proj.weight": (kv_heads * head_dim, 2 * hidden),
+        f"{at}self_attn.v_proj.weight": (kv_heads * head_dim, 2 * hidden),
+        f"{at}self_attn.o_proj.weight": (hidden, heads * head_dim),
+        f"{at}post_attention_layernorm.weight": (hidden,),
+        f"{at}mlp.gate_proj.weight": (inner, hidden),
+        f"{at}mlp.up_proj.weight": (inner, hidden),
+        f"{at}mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (num_ids, hidden),
+    }
+    rng = np.random.default_rng(seed)
+    weights: dict[str, tuple[str, NDArray[Any]]] = {}
+    for name, shape in shapes.items():
+        of_norm = len(shape) == 1
+        values = rng.normal(of_norm, 0.2 if of_norm else shape[-1] ** -0.5, shape)
+        weights[name] = "F32", values.astype(np.float32)
+    token_ids = np.sort(rng.choice(config.vocab_size, num_ids, replace=False))
+    weights["d2t"] = "I64", token_ids - np.arange(num_ids)
+    weights["t2d"] = "BOOL", np.isin(np.arange(config.vocab_size), token_ids)
+    weights["embed_tokens.weight"] = "F32", np.zeros((config.vocab_size, hidden), np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / "model.safetensors", {name: made for name, made in weights.items() if name not in without}, {})
+    layer = {
+        **{"model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": hidden, "intermediate_size": inner},
+        **{"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "num_hidden_layers": 1},
+        **{"rms_norm_eps": config.rms_norm_eps, "rope_theta": 5000.0, "max_position_embeddings": 128},
+    }
+    said: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], **layer}
+    if speculators:
+        said = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+    said |= {"draft_vocab_size": num_ids, **changes}
+    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    return folder

@@ -13,6 +13,7 @@ from cli.support import run
 
 from infinilm import LLM, CacheFullError, ConfigError, PagedKVCacheConfig, plan_memory
 from infinilm.checkpoint import open_checkpoint
+from infinilm.checkpoint.pack_writer import pack_model
 from infinilm.checkpoint.sources import has_mtp_head
 from infinilm.config.json.model_config import AutoConfig
 from infinilm.config.spec import MtpFormat
@@ -275,6 +276,24 @@ def test_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("plan", folder, "--json", "--memory", "1GiB", "--speculation", speculation) == 0
         sizes.append(json.loads(capsys.readouterr().out)["weight_bytes"])
     assert sizes[0] < sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_packed_folders_have_the_head(folder: Path, quantization: str | None, tmp_path: Path) -> None:
+    """In 4 bits, as it is loaded by default: the same drafts, and nothing of it without speculation."""
+    packed = pack_model(folder, tmp_path / "packed", quantization=quantization, use_tqdm=False)
+    ids, found = [[5, 9, 3, 77], [1]], []
+    for path in (folder, packed):
+        with drafting(path, head={}, quantization=quantization) as llm:
+            recorder = Recorder(llm)
+            answers = told(llm.generate(ids, **GREEDY))
+            found.append((answers, recorder.drafts, llm.memory.weight_bytes))
+    assert found[0] == found[1]
+    with plain_of(packed) as llm:
+        assert told(llm.generate(ids, **GREEDY)) == answers
+    for head in ({"quantization": "int8"}, {"vocab_size": 40}):
+        with pytest.raises(ConfigError, match=r"the MTP head in .* is packed as int4 with \d+ tokens, got"):
+            drafting(packed, head=head)
 
 
 # ---- bad input ----

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from infinilm.errors import RequestError
 from infinilm.outputs import AnswerPiece
@@ -18,7 +20,7 @@ _named = os.environ.get("INFINILM_CHAT_TEMPLATES")
 FOLDER = Path(_named) if _named is not None else None
 
 FORMATS = {
-    "apertus": ["Apertus-8B-Instruct"],
+    "apertus": ["Apertus-8B-Instruct", "vllm-apertus"],
     "apriel": ["Apriel-1.6-15b-Thinker-fixed", "unsloth-Apriel-1.5"],
     "command r plus": ["CohereForAI-c4ai-command-r-plus-tool_use"],
     "command r7b": ["Cohere2MoE", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"],
@@ -26,11 +28,16 @@ FORMATS = {
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
         "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
         "llama-cpp-deepseek-r1",
+        "trl-deepseekv3",
+        "vllm-deepseekr1",
+        "vllm-deepseekv3",
     ],
     "deepseek v3.1": ["deepseek-ai-DeepSeek-V3.1"],
     "deepseek v3.2": ["deepseek-ai-DeepSeek-V3.2"],
     "functionary": ["meetkai-functionary-medium-v3.1"],
-    "gemma 4": ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"],
+    "functionary 3.2": ["meetkai-functionary-medium-v3.2"],
+    "functiongemma": ["vllm-functiongemma"],
+    "gemma 4": ["google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "trl-gemma4_v5", "vllm-gemma4"],
     "gigachat": ["GigaChat3.1-10B-A1.8B"],
     "gigachat 3": ["GigaChat3-10B-A1.8B"],
     "glm": [
@@ -41,8 +48,10 @@ FORMATS = {
         "poolside-Laguna-S-2.1",
         "poolside-Laguna-XS-2.1",
         "poolside-Laguna-XS.2",
+        "trl-glm4moe",
+        "vllm-glm4",
     ],
-    "granite 3": ["ibm-granite-granite-3.3-2B-Instruct"],
+    "granite 3": ["ibm-granite-granite-3.3-2B-Instruct", "vllm-granite"],
     "harmony": ["openai-gpt-oss-120b"],
     "hermes": [
         "Bielik-11B-v3.0-Instruct",
@@ -55,26 +64,47 @@ FORMATS = {
         "Reka-Edge",
         "ibm-granite-granite-4.0",
         "ibm-granite-granite-4.1",
+        "trl-qwen3_instruct_2507",
+        "trl-qwen3_vl",
+        "vllm-hermes",
     ],
+    "hunyuan": ["vllm-hunyuan_a13b"],
+    "internlm": ["vllm-internlm2_tool"],
     "kimi k2": ["Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"],
-    "lfm2": ["LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct"],
+    "lfm2": ["LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "trl-lfm2", "trl-lfm2_2_5", "trl-lfm2_2_5_v2"],
     "llama3": [
         "meta-llama-Llama-3.1-8B-Instruct",
         "meta-llama-Llama-3.2-3B-Instruct",
         "meta-llama-Llama-3.3-70B-Instruct",
+        "trl-llama3_2",
+        "vllm-llama3.1_json",
+        "vllm-llama4_json",
     ],
     "minicpm 5": ["openbmb-MiniCPM5-1B"],
     "minimax m2": ["MiniMax-M2"],
-    "mistral": ["mistralai-Mistral-Nemo-Instruct-2407"],
+    "mistral": ["mistralai-Mistral-Nemo-Instruct-2407", "vllm-mistral", "vllm-mistral_parallel"],
     "mistral ids": ["Mistral-Small-3.2-24B-Instruct-2506"],
     "mistral names": ["mistralai-Ministral-3-14B-Reasoning-2512", "unsloth-mistral-Devstral-Small-2507"],
     "nemotron": ["NVIDIA-Nemotron-Nano-v2"],
-    "phi 4 mini": ["fireworks-ai-llama-3-firefunction-v2"],
-    "qwen3 coder": ["NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3-Coder", "Qwen3.5-4B", "StepFun3.5-Flash"],
+    "phi 4 mini": ["fireworks-ai-llama-3-firefunction-v2", "vllm-phi4_mini"],
+    "pythonic": ["vllm-gemma3_pythonic", "vllm-llama3.2_pythonic", "vllm-llama4_pythonic", "vllm-toolace"],
+    "qwen3 coder": [
+        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "Qwen3-Coder",
+        "Qwen3.5-4B",
+        "StepFun3.5-Flash",
+        "trl-nemotron_3_super",
+        "trl-nemotron_3_ultra",
+        "trl-qwen3_6",
+        "trl-qwen3_8",
+    ],
     "seed oss": ["ByteDance-Seed-OSS"],
     "solar open": ["upstage-Solar-Open-100B"],
 }
-"""Templates by the row of the table of chat formats that they are."""
+"""Templates by the row of the table of chat formats that they are.
+
+Those that begin with "trl-" and "vllm-" are of other packages: some of releases, and those that vLLM has for tools.
+"""
 
 _NO_FAMILY = "models of this family cannot be loaded"
 _NO_TOOLS = "it teaches no tools"
@@ -83,6 +113,8 @@ PLAIN = {
     "google-gemma-2-2b-it": _NO_TOOLS,
     "llama-cpp-rwkv-world": _NO_TOOLS,
     "microsoft-Phi-3.5-mini-instruct": _NO_TOOLS,
+    "trl-cohere": _NO_TOOLS,  # Command R's, whose tools are those of Command R+
+    "trl-gemma3": _NO_TOOLS,
     "Kimi-K3": _NO_FAMILY,
     "MiniMax-M1": _NO_FAMILY,
     "MiniMax-M3": _NO_FAMILY,
@@ -90,7 +122,6 @@ PLAIN = {
     "deepseek-ai-DeepSeek-V4-Flash-0731": _NO_FAMILY,
     "muse-glimmer": _NO_FAMILY,
     "tencent-Hy3": _NO_FAMILY,
-    "meetkai-functionary-medium-v3.2": "the mark of a first call is in the prompt, and texts have one as well",
 }
 """The others, and why they are no row."""
 
@@ -139,8 +170,18 @@ _ENDS = (
     "\n<|end|>\n",
     "\n\n<sep>",
     "<end_of_turn>",
+    "<|eos|>",
+    "<|eot|>",
+    "<|end|><|assistant|>",
 )
 _LAST = "<|message_sep|>\n\n"  # ends a text of GigaChat, and begins a call of it
+
+
+def present(files: Collection[str]) -> list[Any]:
+    """The templates as parameters of tests, of which those are skipped that could not be fetched."""
+    absent = pytest.mark.skip(reason="tools/chat_templates.sh did not get it")
+    there = {file for file in files if FOLDER is None or (FOLDER / f"{file}.jinja").exists()}
+    return [pytest.param(file, marks=() if file in there else absent) for file in files]
 
 
 @cache

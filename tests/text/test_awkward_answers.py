@@ -104,7 +104,11 @@ ANSWERS = [
     ),
     Awkward("llama3", '{"type": "function", "name": "run", "parameters": {"count": 1}}', "", (run(count=1),)),
     Awkward("llama3", '<|python_tag|>{"name": "stop", "parameters": {}}', "", (STOP,)),
+    Awkward("llama3", 'Wait. <|python_tag|>{"name": "stop", "parameters": {}}', "Wait. ", (STOP,)),
     Awkward("llama3", '{"city": "Bern"}', '{"city": "Bern"}'),  # an answer in JSON
+    # vLLM takes JSON within a text for a call. Here it is text: a model is told to answer by the call alone, and an
+    # answer may well quote one.
+    Awkward("llama3", 'So: {"name": "stop", "parameters": {}}', 'So: {"name": "stop", "parameters": {}}'),
     Awkward(
         "hunyuan",
         '<think>\nI look.\n</think>\n<answer>\n<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>\n</answer>',
@@ -122,6 +126,27 @@ ANSWERS = [
         (STOP,),
     ),
     Awkward("command r7b", "<|START_THINKING|>I look.<|END_THINKING|>", reasoning="I look."),
+    Awkward(  # citations, which a caller has asked for
+        "command r7b",
+        "<|START_RESPONSE|>It <co>rains</co: 0:[1],1:[0,2]> in <co>Bern</co: 0:[1]>.<|END_RESPONSE|>",
+        "It <co>rains</co: 0:[1],1:[0,2]> in <co>Bern</co: 0:[1]>.",
+    ),
+    Awkward(  # ERNIE's answer behind a thought, and calls behind it
+        "ernie 4.5",
+        "I look.\n</think>\n\n\n<response>\nWait.\n</response>\n\n\n"
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>\n',
+        "Wait.",
+        (STOP,),
+        "I look.\n",
+        "<think>\n",
+    ),
+    Awkward(
+        "olmo 3",
+        '<think>I look.</think><function_calls>run(note="a", dry=true)\nstop()</function_calls>',
+        "",
+        (run(note="a", dry=True), STOP),
+        "I look.",
+    ),
     Awkward(
         "apertus",
         '<|tools_prefix|>[{"run": {"files": [1, "b"]}}, {"stop": {}}]<|tools_suffix|>',
@@ -184,6 +209,18 @@ ANSWERS = [
     Awkward("qwen3 coder", coder(("command", "\n  a\n\n</function>\n")), "", (run(command="\n  a\n\n</function>\n"),)),
     Awkward("qwen3 coder", coder(("count", "many"), ("ratio", "NaN")), "", (run(count="many", ratio="NaN"),)),
     Awkward("qwen3 coder", "<function=stop>\n</function>", "", (STOP,)),
+    Awkward(  # without the end of a value: an argument that has not come begins on a line of its own
+        "qwen3 coder",
+        coder(("command", "ls")).replace("</parameter>\n", "<parameter=count>\n2\n</parameter>\n"),
+        "",
+        (run(command="ls", count=2),),
+    ),
+    Awkward(
+        "qwen3 coder",
+        coder(("count", "2"), ("command", "a\n<parameter=count>\n<parameter=other>b <parameter=note>")),
+        "",
+        (run(count=2, command="a\n<parameter=count>\n<parameter=other>b <parameter=note>"),),
+    ),
     Awkward("qwen3 coder", "I think.\n" + coder(("count", "1")), "", (run(count=1),), "I think.\n", "<think>\n"),
     Awkward(
         "glm",
@@ -252,7 +289,22 @@ ANSWERS = [
         (run(dry=True, limit=None), STOP),
     ),
     Awkward("pythonic", "[run(command='it\\'s', count=1)]", "", (run(command="it's", count=1),)),
+    Awkward("pythonic", "Wait. <|python_start|>[stop(), run(count=1)]<|python_end|>", "Wait. ", (STOP, run(count=1))),
     Awkward("pythonic", "[1, 2]", "[1, 2]"),
+    # Templates show values of all types as texts: they are what the schema says, and texts where that is so or unknown.
+    Awkward(
+        "pythonic",
+        '[run(count="2", command="3", other="4", files="[\'a\']", limit=\'null\')]',
+        "",
+        (run(count=2, command="3", other="4", files=["a"], limit=None),),
+    ),
+    Awkward(
+        "functiongemma",
+        "<start_function_call>call:run{count:<escape>2<escape>,dry:<escape>True<escape>,ratio:<escape>much<escape>,"
+        "note:<escape>5<escape>}<end_function_call>",
+        "",
+        (run(count=2, dry=True, ratio="much", note="5"),),
+    ),
     # ---- Gemma: nested values, a name with a hyphen, thoughts without a line end, a call that the turn's end cuts ----
     Awkward(
         "gemma 4",
@@ -263,6 +315,14 @@ ANSWERS = [
     Awkward("gemma 4", '<|tool_call>call:run{note:<|"|>a<|"|>}', "", (run(note="a"),)),
     Awkward("gemma 4", "<|tool_call>call:fs.list-all{}<tool_call|>", "", (("fs.list-all", {}),)),
     Awkward("gemma 4", "<|channel>thought<channel|>Hello", "Hello"),
+    Awkward("gemma 4", "<|tool_call>:run{count:1}<tool_call|>", "", (run(count=1),)),
+    Awkward(
+        "gemma 4",
+        "<|tool_call>call:run{ratio:108.,note:fast,files:[1.,x]}<tool_call|>",
+        "",
+        (run(ratio=108.0, note="fast", files=[1.0, "x"]),),
+    ),
+    Awkward("gemma 4", "<|tool_call>call:run no brace<tool_call|>", "<|tool_call>call:run no brace"),
     # ---- gpt-oss: the recipient in front, a preamble, two thoughts, tools that are none of the caller's ----
     Awkward(
         "harmony",

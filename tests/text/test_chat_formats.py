@@ -223,6 +223,10 @@ TABLE = [
         "Wait.\n",
         BOTH,
     ),
+    Said("functionary 3.2", "all\nIt rains.", "", "It rains."),
+    Said("functionary 3.2", f"weather\n{CITY}>>>time\n{{}}", "", "", BOTH),
+    Said("functionary 3.2", f"all\nWait.\n>>>weather\n{CITY}\n", "", "Wait.\n", ONE),
+    Said("functionary 3.2", "weather is\n>>> x", "", "weather is\n>>> x"),
     Said("functionary", f"<function=weather>{CITY}</function><function=time>{{}}</function>", "", "", BOTH),
     Said(
         "minicpm 5",
@@ -255,10 +259,15 @@ TABLE = [
 ]
 
 
+def prompt_of(row: ChatFormat) -> str:
+    """What prompts end with, where an answer is read behind it."""
+    return row.calls.begin if row.calls is not None and row.calls.text_head else ""
+
+
 def read(row: ChatFormat, said: str, cuts: list[int]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Reasoning, content and calls of a text that comes in pieces; arguments as text."""
     maker = ChoiceMaker(
-        "",
+        prompt_of(row),
         reasoning=row.reasoning,
         form=row.calls,
         schemas=SCHEMAS,
@@ -314,8 +323,11 @@ def test_every_character_and_every_cut(said: Said) -> None:
         assert read(ROWS[said.name], said.text, [cut]) == whole, said.text[:cut]
 
 
-def jumble(row: ChatFormat, rng: random.Random) -> str:
-    """Marks of a format in any order, with pieces of calls and texts between them, also within a whole answer."""
+def jumble(row: ChatFormat, rng: random.Random, word: str = "") -> str:
+    """Marks of a format in any order, with pieces of calls and texts between them, also within a whole answer.
+
+    `word` stands behind each of them, with its number.
+    """
     assert row.calls is not None
     tags = row.calls.tags
     inside = (*tags.name, *tags.key, *tags.value, tags.end) if tags is not None else ()
@@ -349,7 +361,8 @@ def jumble(row: ChatFormat, rng: random.Random) -> str:
     ]
     texts += [*NAMED, *PARAMS, PYTHON, CITY, "analysis", "assistant", " to=functions.weather", "Wait."]
     parts = [rng.choice(rng.choice((marks, texts, whole)))[: rng.choice((5, 500))] for _ in range(rng.randint(1, 12))]
-    text, around = "".join(parts), rng.choice([*whole, ""])
+    text = "".join(f"{part}{word}{i}{word}" if word else part for i, part in enumerate(parts))
+    around = rng.choice([*whole, ""])
     place = rng.randint(0, len(around))
     return around[:place] + text + around[place:]
 
@@ -378,6 +391,29 @@ def test_any_text_at_any_cut(row: ChatFormat) -> None:
         whole = read(row, text, [])
         for cuts in (list(range(1, len(text))), sorted(rng.choices(range(len(text) + 1), k=4))):
             assert read(row, text, cuts) == whole, (text, cuts)
+
+
+# What is left out says no more than a mark does.
+LEFT_OUT = {
+    "harmony": "headers of messages",
+    "mistral ids": "ids of calls",
+    "command r7b": "ids of calls",
+    "deepseek v3.2": "types of values",
+}
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in CHAT_FORMATS if row.calls is not None and row.name not in LEFT_OUT], ids=lambda row: row.name
+)
+def test_no_word_of_any_text_is_lost(row: ChatFormat) -> None:
+    """Each is in one part of the answer, once, whatever marks and pieces of calls stand around it."""
+    rng = random.Random(f"words of {row.name}")
+    for _ in range(2000 if settings.default is not None and settings.default.max_examples >= 200 else 25):
+        text = jumble(row, rng, "¤")
+        reasoning, content, calls = read(row, text, [])
+        told = reasoning + content + "".join(name + arguments for name, arguments in calls)
+        for word in re.findall("¤\\d+¤", text):
+            assert told.count(word) == 1, (word, text)
 
 
 @pytest.mark.parametrize("said", TABLE, ids=lambda said: said.name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text.test_chat_formats import prompt_of
 
 from infinilm import Constraint
 from infinilm.text.answers import ChoiceMaker
@@ -70,7 +71,12 @@ def say(tokenizer: Tokenizer, matcher: GrammarMatcher, rng: np.random.Generator,
 def calls_of(row: ChatFormat, text: str) -> list[tuple[str, Any]]:
     form = row.calls.as_json() if row.calls is not None else None
     maker = ChoiceMaker(
-        "", reasoning=row.reasoning, form=form, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
+        prompt_of(row),
+        reasoning=row.reasoning,
+        form=form,
+        schemas=SCHEMAS,
+        answer=row.answer,
+        has_channels=row.has_channels,
     )
     said = maker.push(text, final=True)
     assert not said.content.strip(), text
@@ -86,6 +92,8 @@ def test_calls(tokenizer: Tokenizer, grammars: Grammars, name: str, is_free: boo
     begin = ""
     if is_free:
         begin = form.pattern[:1] if not form.begin else form.around[0] or form.begin
+        if form.text_head:
+            begin = "weather"  # the prompt has the mark
         if form.has_channels:
             if tokenizer.token_to_id("<|channel|>") is None:
                 return  # nothing is enforced where the marks of channels are text

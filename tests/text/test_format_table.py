@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from text.test_chat_formats import ROWS, SCHEMAS, TABLE
+from text.test_chat_formats import ROWS, SCHEMAS, TABLE, prompt_of
 from text.test_real_templates import FORMATS
 
 from infinilm.text.answers import ChoiceMaker
@@ -24,7 +24,7 @@ YES, NO = "yes", "–"
 def maker(row: ChatFormat, form: ToolCallFormat | None) -> ChoiceMaker:
     marks = row.reasoning or ("<think>", "</think>")
     return ChoiceMaker(
-        "", reasoning=marks, form=form, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
+        prompt_of(row), reasoning=marks, form=form, schemas=SCHEMAS, answer=row.answer, has_channels=row.has_channels
     )
 
 
@@ -38,7 +38,10 @@ def thinks(row: ChatFormat) -> str:
 def calls_read(row: ChatFormat) -> int:
     """The most calls of an answer that are read from what a model writes by itself, also twice."""
     texts = [one.text for one in TABLE if one.name == row.name]
-    said = [maker(row, row.calls).push(text, final=True) for text in [*texts, *(f"{text}\n{text}" for text in texts)]]
+    said = [
+        maker(row, row.calls).push(text, final=True)
+        for text in [*texts, *(f"{text}\n{prompt_of(row)}{text}" for text in texts)]
+    ]
     return max(len(one.tool_calls) for one in said)
 
 

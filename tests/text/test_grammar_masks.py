@@ -14,7 +14,7 @@ import pytest
 
 import infinilm
 from infinilm import Constraint, RequestError
-from infinilm.text import grammar_masks, grammars as grammars_module
+from infinilm.text import grammar_masks, grammar_matcher, grammars as grammars_module
 from infinilm.text.grammar_masks import RemoteMatcher, are_masks_unbounded
 from infinilm.text.grammar_matcher import GrammarMatcher
 from infinilm.text.grammars import Grammars
@@ -144,6 +144,33 @@ def test_copies_are_apart(grammars: Grammars) -> None:
         masks(matcher, "x")
     masks(copies[1], '02-29"')
     assert [copy.is_finished for copy in copies] == [True, True]
+
+
+@pytest.mark.parametrize("schema", [DATE, OF_2000], ids=["in this process", "in another"])
+def test_looking_ahead_is_paid_by_the_sequence(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, schema: dict[str, Any]
+) -> None:
+    """Drafts cost no less than what is drawn: their masks count as well, and those of other sequences do not."""
+    whole = grammars.matcher(J(schema))
+    quote, digit = (TOKENIZER.encode(text, add_special_tokens=False)[-1] for text in ('"', '"2'))
+    row = np.empty(-(-TOKENIZER.vocab_size // 32), np.int32)
+
+    def look_ahead(sequence: Matcher) -> None:
+        ahead = sequence.copy()
+        ahead.advance(digit)
+        ahead.fill(row)
+
+    sequences = [whole.copy() for _ in range(2)]
+    for sequence in sequences:
+        sequence.fill(row)
+        sequence.advance(quote)
+    # Each mask takes a tenth of all that a sequence may spend, at least.
+    monkeypatch.setattr(grammar_matcher, "_MASK_SECONDS", -0.1)
+    monkeypatch.setattr(grammar_matcher, "MAX_MASK_SECONDS", 10.0)
+    with pytest.raises(RequestError, match="too costly at this place"):
+        for _ in range(11):
+            look_ahead(sequences[0])
+    look_ahead(sequences[1])
 
 
 def test_sequences_that_are_over_are_forgotten(grammars: Grammars) -> None:

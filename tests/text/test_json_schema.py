@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
 import infinilm
 from infinilm import Constraint, RequestError
+from infinilm.json_content import content_pattern
 from infinilm.json_schema import enforceable_schema
 from infinilm.text.grammars import Grammars
 from infinilm.text.tokenizer import Tokenizer
@@ -91,6 +94,8 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"type": "string", "pattern": r"^\S$"}, ['"x"'], ['"\ufeff"', '" "']),
     ({"type": "string", "pattern": r"^[\S]$"}, ['"x"'], ['" "']),
     ({"type": "string", "format": "date", "pattern": "^2"}, ['"2024-02-29"'], ['"1024-02-29"']),
+    ({"type": "string", "contentMediaType": "application/json", "contentSchema": {"$ref": "#/$defs/a"},
+      "$defs": {"a": {**A, "required": ["a"]}}}, [json.dumps('{"a":12}')], [json.dumps('{"a":"x"}'), '"x"', '"{}"']),
 ]  # fmt: skip
 
 
@@ -154,6 +159,47 @@ def test_every_day_is_a_date(grammars: Grammars, day: datetime.date) -> None:
     assert accepts(grammars, J({"type": "string", "format": "date"}), json.dumps(day.isoformat()))
 
 
+MEMBERS = st.dictionaries(st.sampled_from("ab"), st.integers(-9, 9) | st.text('é"\\\n', max_size=2) | st.booleans())
+LEAVES = st.sampled_from([{}, *({"type": name} for name in ("null", "boolean", "integer", "number", "string"))])
+
+
+@given(
+    schema=st.recursive(
+        LEAVES | st.sampled_from([{"const": 'a"b'}, {"enum": [1, None, "."]}]),
+        lambda inner: st.one_of(
+            st.tuples(inner, st.integers(0, 2), st.integers(2, 3)).map(
+                lambda drawn: {"type": "array", "items": drawn[0], "minItems": drawn[1], "maxItems": drawn[2]}
+            ),
+            inner.map(lambda items: {"type": "array", "items": items}),
+            inner.map(lambda value: {"type": "object", "additionalProperties": value}),
+            st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+            st.tuples(inner, inner, st.lists(st.sampled_from("ab"))).map(
+                lambda drawn: {
+                    "type": "object",
+                    "properties": {"a": drawn[0], "b": drawn[1]},
+                    "required": drawn[2],
+                    "additionalProperties": False,
+                }
+            ),
+        ),
+        max_leaves=4,
+    ),
+    value=st.one_of(st.none(), MEMBERS, st.lists(MEMBERS | st.floats(-9, 9), max_size=3), st.sampled_from(['a"b', 1])),
+)  # fmt: skip
+def test_content_that_fits(schema: dict[str, Any], value: Any) -> None:
+    """Beside jsonschema, where a number is written as an integer is; content that may be anything is bounded."""
+    pattern = content_pattern(schema, lambda _: None)
+    assert pattern is not None
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    fits = jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    is_spelt_otherwise = "{}" in json.dumps(schema) or (".0" in text and "integer" in json.dumps(schema))
+    is_ordered = '"b":' not in text or text.find('"b":') > text.find('"a":')
+    if re.fullmatch(pattern, text):
+        assert fits
+    elif is_ordered and not is_spelt_otherwise:
+        assert not fits
+
+
 RELAXED: list[tuple[dict[str, Any], list[str]]] = [
     ({"items": {"type": "null"}, "uniqueItems": True}, ["$.uniqueItems"]),
     ({"properties": {"a": {"format": "uri-reference"}}}, ["$.properties.a.format"]),
@@ -161,9 +207,12 @@ RELAXED: list[tuple[dict[str, Any], list[str]]] = [
     ({"not": {}, "if": {}, "then": {}, "contains": {}}, ["$.not", "$.if", "$.then", "$.contains"]),
     ({"$ref": "http://example.com/x"}, ["$.$ref"]),
     ({"const": 2**70}, ["$.const"]),
-    ({"contentMediaType": "application/json", "contentSchema": {"type": "null"}}, ["$.contentSchema"]),
+    ({"contentMediaType": "application/json", "contentSchema": {"minimum": 1}}, ["$.contentSchema"]),
+    ({"contentMediaType": "application/json", "contentSchema": {"anyOf": [{"$ref": "#"}]}}, ["$.contentSchema"]),
+    ({"contentSchema": {"minimum": 1}}, []),  # of no known content
     ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, []),  # as anyOf: of which llguidance tells nothing
     ({"uniqueItems": False, "then": {}, "dependentRequired": {}}, []),
+    ({"decription": "a pen", "properties": {"a": {"mininum": 1}}}, ["$.decription", "$.properties.a.mininum"]),
 ]
 
 
@@ -174,7 +223,7 @@ def test_what_is_left_out_is_told(grammars: Grammars, schema: dict[str, Any], pa
     grammars.matcher(relaxed)
     assert J({**schema, "x-guidance": {"lenient": True}}) == relaxed != J({"type": "null"})
     if paths:
-        with pytest.raises(RequestError, match="cannot be enforced"):
+        with pytest.raises(RequestError, match=r"cannot be enforced|is no keyword; did you mean"):
             J(schema)
 
 

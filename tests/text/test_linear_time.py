@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from text.test_chat_formats import ROWS, SCHEMAS, TABLE
+from text.test_chat_formats import ROWS, SCHEMAS, TABLE, prompt_of
 
 from infinilm.text import answers
 from infinilm.text.answers import ChoiceMaker
@@ -111,7 +111,7 @@ def hostile(row: ChatFormat) -> Iterator[tuple[str, str]]:
 def looked(row: ChatFormat, text: str, length: int) -> int:
     """Characters that are looked at for an answer in pieces of a length."""
     maker = ChoiceMaker(
-        "",
+        prompt_of(row),
         reasoning=row.reasoning or ("<think>", "</think>"),
         form=row.calls,
         schemas=SCHEMAS,

@@ -324,6 +324,12 @@ def test_ids_of_another_server_in_the_history() -> None:
         ("{% for t in tools %}{{ t }}{% endfor %}{% for c in m['tool_calls'] %}{% endfor %}", TemplateTraits()),
         (PARTS, TemplateTraits(reads_parts=True)),
         ("{{ messages[0]['content'][0]['text'] }}", TemplateTraits(reads_parts=True)),
+        (  # calls that may stand in the content
+            "{% for message in messages %}{% if message.tool_calls %}{% set calls = message.tool_calls %}{% else %}"
+            "{% set calls = message.content %}{% endif %}{% for call in calls %}{{ call }}{% endfor %}"
+            "{{ message.content }}{% endfor %}",
+            TemplateTraits(),
+        ),
         ("{% for c in m.content | selectattr('type', 'equalto', 'text') %}{% endfor %}", TemplateTraits(True)),
         ("{% if m['content'] is not none %}{% endif %}", TemplateTraits(reads_none=True)),
         ("{% if m['content'] is none or m['content'] | length == 0 %}{% endif %}", TemplateTraits()),

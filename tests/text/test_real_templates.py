@@ -1,9 +1,8 @@
 """Chat templates of real models: each is recognised as what it is, rendered as transformers renders it, and what it
-writes for an answer is read back. They are not part of this repository; the sdist of llama-cpp-python has them:
+writes for an answer is read back. They are not part of this repository, but of public packages:
 
-    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
-    tar xzf llama_cpp_python-0.3.36.tar.gz --strip-components 5 --wildcards '*/models/templates/*.jinja'
-    INFINILM_CHAT_TEMPLATES=$PWD pytest tests/text/test_real_templates.py
+    tools/chat_templates.sh FOLDER
+    INFINILM_CHAT_TEMPLATES=FOLDER pytest tests/text/test_real_templates.py
 """
 
 from __future__ import annotations
@@ -14,7 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from text.real_templates import FOLDER, FORMATS, PLAIN, TOOLS, answer_of, call, of_row, read, rendered, template_of
+from text.real_templates import (
+    FOLDER,
+    FORMATS,
+    PLAIN,
+    TOOLS,
+    answer_of,
+    call,
+    of_row,
+    present,
+    read,
+    rendered,
+    template_of,
+)
 
 from infinilm.errors import RequestError
 from infinilm.text.chat_formats import chat_format
@@ -48,7 +59,12 @@ CONVERSATIONS: dict[str, list[Any]] = {
 }
 
 # Templates that show the first call of a message alone are given a message for each, and the result of each behind it.
-ONE_CALL_EACH = ("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b", *FORMATS["llama3"])
+ONE_CALL_EACH = (
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+    "openai-gpt-oss-120b",
+    *(file for file in FORMATS["llama3"] if file != "vllm-llama4_json"),
+)
 APART = [
     QUESTION,
     CALLED,
@@ -62,10 +78,12 @@ APART = [
 
 def test_all_templates_are_named() -> None:
     assert FOLDER is not None
-    assert sorted(ALL) == sorted(path.stem for path in FOLDER.glob("*.jinja"))
+    there = {path.stem for path in FOLDER.glob("*.jinja")}
+    assert there <= set(ALL)
+    assert all(file in there or file.startswith(("trl-", "vllm-")) for file in ALL)
 
 
-@pytest.mark.parametrize("file", ALL)
+@pytest.mark.parametrize("file", present(ALL))
 def test_templates_are_recognised(file: str) -> None:
     row = of_row(file)
     found = chat_format(read(file))
@@ -87,10 +105,16 @@ def outcome(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> s
     template = template_of(file)
     try:
         text = template.render(sent, tools=tools, **options)
-        assert template.render(messages, tools=tools, **options) == text  # the same of arguments that are objects
+        of_objects = template.render(messages, tools=tools, **options)
+        assert without_time(of_objects) == without_time(text)
     except RequestError as error:
         return error
     return text
+
+
+def without_time(prompt: str | Exception) -> str | Exception:
+    """A prompt without the second at which it was rendered."""
+    return prompt if isinstance(prompt, Exception) else re.sub(r"\d+:\d\d:\d\d", "", prompt)
 
 
 def with_counted_ids(messages: Sequence[Any]) -> list[Any]:
@@ -106,7 +130,10 @@ def with_counted_ids(messages: Sequence[Any]) -> list[Any]:
     return shown
 
 
-@pytest.mark.parametrize("file", ALL)
+PRINTS_ARGUMENTS = ("vllm-phi4_mini",)  # as they are, which Python's words are that transformers passes on
+
+
+@pytest.mark.parametrize("file", present(ALL))
 def test_rendering_is_that_of_transformers(file: str) -> None:
     """Byte for byte, and what one refuses, the other refuses as well."""
     for name, messages in CONVERSATIONS.items():
@@ -117,13 +144,15 @@ def test_rendering_is_that_of_transformers(file: str) -> None:
             expected, made = rendered(file, shown, tools), outcome(file, messages, tools)
             if isinstance(expected, Exception):
                 assert isinstance(made, RequestError) and str(expected) in str(made), name
+            elif file in PRINTS_ARGUMENTS:
+                assert made == expected.replace("{'city': 'Zürich', 'days': 2}", '{"city": "Zürich", "days": 2}'), name
             elif isinstance(made, RequestError) and "does not use them" in str(made):  # tools that it does not show
                 assert tools is not None and expected == rendered(file, shown, None), name
             else:
-                assert made == expected, name
+                assert without_time(made) == without_time(expected), name
 
 
-@pytest.mark.parametrize("file", ALL)
+@pytest.mark.parametrize("file", present(ALL))
 def test_variables_of_templates(file: str) -> None:
     """Documents, whether to think, no prompt for an answer, and an answer that is continued."""
     documents = [{"title": "Weather", "text": "It rains in Zürich."}]
@@ -140,7 +169,17 @@ def test_variables_of_templates(file: str) -> None:
         assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
 
 
-@pytest.mark.parametrize("file", ALL)
+def test_citations_are_asked_for_by_name() -> None:
+    """Otherwise the content of an answer has no marks of them."""
+    for file, switch in (
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", {"enable_citations": True}),
+        ("Cohere2MoE", {"grounding": "enabled"}),
+    ):
+        assert "<co>" not in str(outcome(file, [QUESTION], TOOLS))
+        assert "<co>" in str(outcome(file, [QUESTION], TOOLS, **switch))
+
+
+@pytest.mark.parametrize("file", present(ALL))
 def test_contents_in_parts(file: str) -> None:
     """They are those of transformers where the template reads parts of all roles, and otherwise joined by line ends."""
     parts = [{"type": "text", "text": "How is it"}, {"type": "text", "text": "in Zürich?"}]
@@ -168,8 +207,19 @@ ANSWERS: dict[str, dict[str, Any]] = {
 # They read functions in a form of their own, and so render nothing of what transformers passes on.
 WITH_TOOLS_OF_THEIR_OWN = ("fireworks-ai-llama-3-firefunction-v2", "CohereForAI-c4ai-command-r-plus-tool_use")
 
+# Templates that write a history otherwise than models write, and how.
+WRITTEN_OTHERWISE = {
+    "vllm-gemma3_pythonic": "no commas between arguments",
+    "vllm-llama3.2_pythonic": "texts without quotes",
+    "vllm-toolace": "texts without quotes",
+    "vllm-llama4_pythonic": "a text before calls",
+    "vllm-phi4_mini": "calls without the mark of calls",
+    "vllm-llama4_json": "one line end fewer behind a question that was answered",
+    "vllm-mistral_parallel": "tools at another place behind an answer",
+}
 
-@pytest.mark.parametrize("file", RECOGNISED)
+
+@pytest.mark.parametrize("file", present([file for file in RECOGNISED if file not in WRITTEN_OTHERWISE]))
 def test_what_a_template_writes_is_read_back(file: str) -> None:
     """Each part that the template shows is found, and nothing beside it."""
     num_read = 0
@@ -199,7 +249,7 @@ def test_what_a_template_writes_is_read_back(file: str) -> None:
 # ---- reasoning ----
 
 
-@pytest.mark.parametrize("file", ALL)
+@pytest.mark.parametrize("file", present(ALL))
 def test_reasoning_is_switched_or_refused_by_name(file: str) -> None:
     """On and off are different prompts, each level is one that the template takes, and all else is an error."""
     template = template_of(file)

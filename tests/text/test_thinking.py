@@ -44,6 +44,7 @@ COHERE = (
     "{% set reasoning = reasoning if reasoning is defined else (reasoning_effort | lower != 'none') %}{{ reasoning }}"
 )
 ANY_LEVEL = "{{ reasoning_effort }}"
+NEMOTRON3 = QWEN3 + "{% set low_effort = low_effort if low_effort is defined else False %}{{ low_effort }}"
 ALWAYS = "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}".replace("{# </think> #}", "")
 OWN = (
     "{% set enable_thinking = true %}{% if enable_thinking %}{% endif %}"
@@ -90,6 +91,16 @@ def control(template: str) -> ThinkingControl:
         ),
         (COHERE, {"reasoning": False}, {"reasoning": True}, {"low": {"reasoning": True}}),
         (ANY_LEVEL, None, {}, {"xhigh": {"reasoning_effort": "xhigh"}}),
+        (
+            NEMOTRON3,
+            {"enable_thinking": False},
+            {"enable_thinking": True},
+            {
+                "low": {"enable_thinking": True, "low_effort": True},
+                "high": {"enable_thinking": True, "low_effort": False},
+                "medium": None,
+            },
+        ),
         (HISTORY, None, {}, {"low": {}}),
         (ALWAYS + "</think>", None, {}, {"low": {}}),
         ("", {}, None, {"none": {}, "low": None}),

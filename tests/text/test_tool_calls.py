@@ -192,6 +192,9 @@ def test_cuts_change_nothing(form: ToolCallFormat, text: str, places: list[int])
         ("hermes", 'a<tool_call>{"name": "search"}</tool_call>\n\nb', "ab", [("search", "{}")]),
         # a call that breaks: content before its arguments have begun, and then arguments that are no JSON
         ("hermes", '<tool_call>{"name": "search", "argu', None, []),
+        # arguments by another name are told as text, and not left out
+        ("hermes", '<tool_call>{"name": "search", "args": {"a": 1}}</tool_call>', None, []),
+        ("hermes", '<tool_call>{"meta": {}, "name": "search", "arguments": {}}</tool_call>', "", [("search", "{}")]),
         ("hermes", '<tool_call>{"name": "search", "arguments": [1]}</tool_call>b', None, []),
         ("hermes", '<tool_call>{"name": "search", "arguments": "oops"}</tool_call>b', None, []),
         (

@@ -10,7 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from infinilm.config.families.family import Family, LabelHead
-from infinilm.config.families.names import BERT, DISTILBERT, JINA_V3, MODERN_BERT, NOMIC_BERT, ROBERTA, TensorNames
+from infinilm.config.families.names import (
+    BERT,
+    DISTILBERT,
+    JINA_V2,
+    JINA_V3,
+    MODERN_BERT,
+    MPNET,
+    NOMIC_BERT,
+    ROBERTA,
+    TensorNames,
+)
+from infinilm.config.sublayers.position_bias import BUCKETS
 
 __all__ = ["ENCODER_FAMILIES"]
 
@@ -180,6 +191,36 @@ ENCODER_FAMILIES: tuple[Family, ...] = (
         ignored_keys=frozenset(
             {"dropout", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"}
         ),
+    ),
+    replace(
+        _ROBERTA,
+        architecture="MPNetModel",
+        model_type="mpnet",
+        defaults={**_OF_ROBERTA, "vocab_size": 30527, "type_vocab_size": 0},
+        position_bias="buckets",
+        names=MPNET,
+        keys=frozenset(),
+        fixed_keys={**_BERT.fixed_keys, "relative_attention_num_buckets": (BUCKETS, None)},
+    ),
+    # Jina v2, whose code is not in transformers: BERT with ALiBi in both directions and a gated MLP.
+    replace(
+        _BERT,
+        architecture="JinaBertModel",
+        model_type="jina_bert_v2",
+        other_model_types=("bert",),
+        defaults={**_BERT_DEFAULTS, "vocab_size": 30528, "max_position_embeddings": 8192, "mlp_bias": False},
+        mlp_bias=False,
+        down_bias=True,
+        positions="none",
+        position_bias="alibi",
+        gated_mlp=True,
+        names=JINA_V2,
+        fixed_keys={
+            "position_embedding_type": ("alibi", None),
+            "feed_forward_type": ("geglu", None),
+            "emb_pooler": ("mean", None),
+        },
+        ignored_keys=_BERT.ignored_keys | frozenset({"attn_implementation"}),
     ),
     _NOMIC,
     # Norms before sublayers, but for the first, which reads the norm of the embedding.

@@ -253,7 +253,7 @@ EXPERT_FAMILIES: tuple[Family, ...] = (
         },
         mlp_bias=False,
         rope_pairs="neighbours",
-        routing=Routing(correction_bias=True, shared_gate=False),
+        routing=Routing(correction_bias=True, shared_gate=False, dense_head=True),
         norm_topk_prob=True,
         names=ERNIE_MOE,
         keys=frozenset(

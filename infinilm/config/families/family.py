@@ -52,6 +52,7 @@ class Family:
     qkv_bias: str | bool = "attention_bias"
     out_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = False
+    down_bias: bool = False  # of the last linear of an MLP alone
     # RMSNorm of q and k: of each head by itself, before RoPE or behind it, or of all heads of a token together, before
     # it; "turned_heads": of each head behind RoPE, without weight, in the layers that have RoPE. With the key
     # `use_qk_norm` that decides whether there is one.
@@ -71,6 +72,8 @@ class Family:
     # Positions are those of RoPE, none, or learned: a row for each, those of a text from the first on, or behind that
     # of the token that pads.
     positions: Literal["rope", "none", "learned", "learned_behind_padding"] = "rope"
+    # What is added to scores by the distance of a key: a learned bias by buckets of distances, or ALiBi.
+    position_bias: Literal["none", "buckets", "alibi"] = "none"
     label_head: LabelHead = SCORE  # of its class `...ForSequenceClassification`
     parallel_blocks: bool = False  # attention and MLP read the same norm
     lone_sublayers: bool = False  # a layer is a mixer, an MLP or experts alone, as layer_types says

@@ -20,7 +20,7 @@ from infinilm.config.families.dense import DENSE_FAMILIES, MINISTRAL3_ROPE_INERT
 from infinilm.config.families.experts import EXPERT_COUNT, EXPERT_FAMILIES
 from infinilm.config.families.family import MULTIMODAL_ROPE_INERT, MULTIMODAL_ROPE_TYPES, Family
 from infinilm.config.families.latent import LATENT_FAMILIES
-from infinilm.config.families.names import GEMMA3, GLM4V, IDEFICS3, KIMI_K25, MISTRAL3, QWEN_VL, QWEN_VL_MOE
+from infinilm.config.families.names import GEMMA3, GLM4V, GLM4V_MOE, IDEFICS3, KIMI_K25, MISTRAL3, QWEN_VL, QWEN_VL_MOE
 from infinilm.config.families.norms import NORM_FAMILIES
 from infinilm.config.families.shaped import SHAPED_FAMILIES
 from infinilm.config.families.state import STATE_FAMILIES
@@ -81,6 +81,22 @@ MULTIMODAL_FAMILIES: tuple[Family, ...] = (
         other_model_types=(),
         saved_architecture="Kimi_K25ForConditionalGeneration",
         names=KIMI_K25,
+    ),
+    _with_text_of(
+        "Glm4MoeForCausalLM",
+        "Glm4vMoeForConditionalGeneration",
+        "glm4v_moe",
+        ("glm4v_moe_text",),
+        defaults={
+            **_TEXT["Glm4MoeForCausalLM"].defaults,
+            "vocab_size": 151424,
+            "max_position_embeddings": 65536,
+            "head_dim": None,
+            "attention_bias": True,
+        },
+        names=GLM4V_MOE,
+        rope_types=MULTIMODAL_ROPE_TYPES,
+        rope_inert=MULTIMODAL_ROPE_INERT,
     ),
     _with_text_of("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "gemma4"),
     _with_text_of(  # Gemma 4 without experts and without vectors of each layer

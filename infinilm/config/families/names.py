@@ -33,6 +33,8 @@ __all__ = [
     "GLM",
     "GLM4",
     "GLM4V",
+    "GLM4V_MOE",
+    "GPT_BIGCODE",
     "GPT_OSS",
     "GRANITE_HYBRID",
     "GRANITE_MOE",
@@ -41,6 +43,7 @@ __all__ = [
     "HYPERCLOVAX",
     "IDEFICS3",
     "INTERNLM2",
+    "JINA_V2",
     "JINA_V3",
     "KIMI_K25",
     "LFM2",
@@ -54,6 +57,7 @@ __all__ = [
     "MISTRAL_OWN",
     "MIXTRAL",
     "MODERN_BERT",
+    "MPNET",
     "NEMOTRON_H",
     "NOMIC_BERT",
     "OF_MISTRAL_OWN",
@@ -67,6 +71,7 @@ __all__ = [
     "ROBERTA",
     "STARCODER2",
     "VAULT_GEMMA",
+    "WRAPPED",
     "ByHead",
     "TensorNames",
 ]
@@ -332,6 +337,12 @@ ERNIE_MOE = TensorNames(
         **_STACKED,
         "mlp.moe_statics.e_score_correction_bias": ("mlp.gate.e_score_correction_bias",),
     },
+    mtp={
+        "": "model.mtp_block.0.",
+        "enorm": "model.mtp_emb_norm.0",
+        "hnorm": "model.mtp_hidden_norm.0",
+        "eh_proj": "model.mtp_linear_proj.0",
+    },
     not_read=("model.mtp_",),
 )
 
@@ -464,6 +475,25 @@ BERT = TensorNames(
 
 ROBERTA = replace(BERT, prefixes=(("roberta.", ""),), heads=("pooler.", "roberta.pooler.", "lm_head."))
 
+MPNET = replace(
+    BERT,
+    prefixes=(("mpnet.", ""),),
+    outside={**_BERT_OUTSIDE, "relative_attention_bias": "encoder.relative_attention_bias"},
+    renamed={
+        **_BERT_RENAMED,
+        **{f"self_attn.{part}_proj": f"attention.attn.{part}" for part in "qkvo"},
+        "post_attention_layernorm": "attention.LayerNorm",
+    },
+    heads=("pooler.", "mpnet.pooler.", "lm_head."),
+)
+
+JINA_V2 = replace(
+    BERT,
+    joined={"mlp.gated_layers": _GATE_UP["mlp.gate_up_proj"]},
+    renamed={**_BERT_RENAMED, "mlp.down_proj": "mlp.wo"},
+    norm_of_layer="mlp.layernorm",
+)
+
 # As Mistral AI's own tools have them in consolidated.safetensors; RoPE turns neighbours there. In latent attention and
 # experts, names are those of Mistral Large 3 (vLLM's mistral_large_3.py). A router
 # and experts may have two names, the first of which are those of Mixtral 8x22B.
@@ -553,11 +583,27 @@ MODERN_BERT = TensorNames(
 
 STARCODER2 = TensorNames(renamed={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
+GPT_BIGCODE = TensorNames(
+    (("transformer.", ""),),
+    layers="h",
+    outside={"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f"},
+    joined={"attn.c_attn": _QKV["self_attn.qkv_proj"]},
+    renamed={
+        **STARCODER2.renamed,
+        "self_attn.o_proj": "attn.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    },
+)
+
 # VaultGemma calls the norm before the MLP what Gemma 2 calls it.
 VAULT_GEMMA = TensorNames(renamed={"post_attention_layernorm": "pre_feedforward_layernorm"})
 
 # transformers has moved the text part around: `model.` is oldest for Qwen, `language_model.model.` for Mistral.
 _TEXT_PREFIXES = (("model.language_model.", ""), ("language_model.model.", "language_model."), ("model.", ""))
+
+# Where the text part of a wrapper around any family is (`json/wrappers.py`). What is not below is another part.
+WRAPPED = (*_TEXT_PREFIXES[:2], ("model.text_model.", ""))
 
 _VISUAL = ("visual.", "model.visual.")
 
@@ -566,6 +612,8 @@ QWEN_VL = TensorNames(_TEXT_PREFIXES, not_read=_VISUAL)
 QWEN_VL_MOE = TensorNames(_TEXT_PREFIXES, stacked=_STACKED, stacked_as="columns", not_read=_VISUAL)
 
 GLM4V = TensorNames(_TEXT_PREFIXES, renamed=GLM4.renamed, joined=GLM4.joined, not_read=_VISUAL)
+
+GLM4V_MOE = replace(DEEPSEEK_MOE, prefixes=_TEXT_PREFIXES, not_read=_VISUAL)
 
 IDEFICS3 = TensorNames((("model.text_model.", ""),), not_read=("model.vision_model.", "model.connector."))
 

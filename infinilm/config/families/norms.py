@@ -13,7 +13,7 @@ from infinilm.config.families.defaults import (
 )
 from infinilm.config.families.dense import GRANITE_KEYS
 from infinilm.config.families.family import Family
-from infinilm.config.families.names import GLM4, HYPERCLOVAX, STARCODER2, VAULT_GEMMA
+from infinilm.config.families.names import GLM4, GPT_BIGCODE, HYPERCLOVAX, STARCODER2, VAULT_GEMMA
 
 __all__ = ["NORM_FAMILIES"]
 
@@ -193,6 +193,51 @@ NORM_FAMILIES: tuple[Family, ...] = (
         gated_mlp=False,
         names=STARCODER2,
         other_keys={"use_bias": ("attention_bias", "mlp_bias"), "norm_epsilon": ("rms_norm_eps",)},
+    ),
+    Family(  # StarCoder 1 and SantaCoder: the words of GPT-2, learned positions, one head of keys
+        architecture="GPTBigCodeForCausalLM",
+        model_type="gpt_bigcode",
+        defaults={
+            "vocab_size": 50257,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 1,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": (50256,),
+            "eos_token_id": (50256,),
+        },
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        positions="learned",
+        norm="layer_bias",
+        gated_mlp=False,
+        names=GPT_BIGCODE,
+        other_keys={
+            "n_embd": ("hidden_size",),
+            "n_inner": ("intermediate_size",),
+            "n_head": ("num_attention_heads",),
+            "n_layer": ("num_hidden_layers",),
+            "n_positions": ("max_position_embeddings",),
+            "activation_function": ("hidden_act",),
+            "layer_norm_epsilon": ("rms_norm_eps",),
+        },
+        fixed_keys={"multi_query": True, "scale_attn_weights": True, "add_cross_attention": (False, None)},
+        ignored_keys=frozenset(
+            {
+                *("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation", "summary_first_dropout"),
+                *("summary_proj_to_labels", "summary_type", "summary_use_proj", "attention_softmax_in_fp32"),
+                *("scale_attention_softmax_in_fp32", "inference_runner", "pad_key_length", "pre_allocate_kv_cache"),
+                *("validate_runner_input", "max_batch_size", "max_sequence_length"),
+            }
+        ),
     ),
     Family(
         architecture="NemotronForCausalLM",

@@ -24,6 +24,7 @@ from infinilm.config.json.field_checks import check_family_keys, check_layer_typ
 from infinilm.config.json.keys import INERT, UNSUPPORTED
 from infinilm.config.json.spellings import DUAL_CHUNK, limit_context, plain_floats, rename, unify_names, unify_rope
 from infinilm.config.json.text_part import text_part
+from infinilm.config.json.wrappers import unwrapped
 from infinilm.config.spec import decoder_spec, longest_text
 from infinilm.errors import ConfigError, did_you_mean
 from infinilm.logs import logger
@@ -190,7 +191,7 @@ class ModelConfig(ModelFields):
         ConfigError
             No model_type or an unknown one, or a key or value that is not supported; the whole is validated.
         """
-        values = plain_floats(values)
+        values = unwrapped(plain_floats(values))
         if values.get("model_type") is None:
             raise ConfigError(f"model_type is missing; it must name the model's family, such as 'llama'; {LIST}")
         family = _family(values["model_type"], values.get("architectures"))

@@ -62,6 +62,7 @@ class Routing:
     beside_mlp: bool = False
     shared_gate: bool = True  # what the expert of all tokens gives is multiplied by the sigmoid of a logit
     group_best: int = 2  # the score of a group is the sum of this many best experts in it
+    dense_head: bool = False  # the MTP head has an MLP, though the last layer has experts
     weigh_inputs: bool = False  # an expert reads the token times its weight, and what it gives counts whole
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from infinilm._core import AttentionSpec
+from infinilm._core import AttentionSpec, PositionBiasSpec
 from infinilm.models.reference.ops import Array, rotate, sigmoid, soft_cap
 from infinilm.models.reference.step import Step
 
@@ -39,6 +39,7 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
         heads[name] = s.emit(f"{name}_rope", turned)
     if spec.qk_norm == "head_behind_rope" or (spec.qk_norm == "turned_heads" and rope >= 0):
         norm_heads()
+    bias = position_bias(s, s.spec.position_bias) if s.spec.position_bias else None
     attended = np.empty_like(heads["q"])  # [num_tokens, num_heads, head_dim]
     for row, own in enumerate(s.rows):
         if owner < 0:
@@ -56,12 +57,24 @@ def attention(s: Step, spec: AttentionSpec, h: Array) -> Array:
             spec.chunked,
             sinks,
             spec.two_way,
+            bias,
         )
     if spec.output_gate:
         gate = s.linear(h, s.name("self_attn.gate_proj"), spec.qkv_bias)
         attended = attended * sigmoid(gate).reshape(attended.shape)
     attended = s.emit("attention", attended)
     return s.linear(attended.reshape(num_tokens, -1), s.name("self_attn.o_proj"), spec.out_bias)
+
+
+def position_bias(s: Step, spec: PositionBiasSpec) -> Array:
+    """What is added to scores, [num_heads, 2 * max_model_len - 1]: a column for each distance from a query to a key."""
+    if spec.num_buckets:
+        table: Array = s.weight("model.relative_attention_bias")  # [num_buckets, num_heads]
+        learned: Array = table[np.array(spec.buckets)].T
+        return learned
+    reach = s.spec.max_model_len - 1
+    slopes: Array = -np.outer(np.array(spec.slopes, s.dtype), np.abs(np.arange(-reach, reach + 1)).astype(s.dtype))
+    return slopes
 
 
 def attend(
@@ -74,13 +87,15 @@ def attend(
     chunked: bool = False,
     sinks: Array | None = None,
     two_way: bool = False,
+    bias: Array | None = None,
 ) -> Array:
     """Attention of one row's last tokens over all of it, causal unless it is two_way.
 
     q [num_tokens, num_heads, head_dim]; k, v [length, num_kv_heads, head_dim]; out as q. Query head h reads kv
     head h // (num_heads / num_kv_heads). With a window w, position p sees p - w + 1 .. p, or, where windows are chunks,
     from the last multiple of w on. If it is two_way, a window reaches as far in the other direction. A head's sink, of
-    [num_heads], joins the softmax of its scores, with no value.
+    [num_heads], joins the softmax of its scores, with no value. The bias of a head, of [num_heads, distances], is added
+    to its scores by the distance from a query to a key, the one of distance 0 being in the middle.
     """
     num_tokens, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = k.shape
@@ -90,6 +105,9 @@ def attend(
     scores = grouped @ keys * softmax_scale  # [num_kv_heads, group, num_tokens, length]
     scores = soft_cap(scores, score_cap)
     behind = np.arange(length - num_tokens, length)[:, None] - np.arange(length)[None, :]
+    if bias is not None:
+        by_distance = bias[:, bias.shape[1] // 2 - behind]  # [num_heads, num_tokens, length]
+        scores = scores + by_distance.reshape(num_kv_heads, group, *behind.shape)
     reach = np.arange(length - num_tokens, length)[:, None] % window + 1 if chunked and window else window
     visible = (behind >= 0) & (behind < reach if window else True)
     if two_way:

@@ -98,7 +98,8 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
     ids : array of int
         [num_tokens]: the token behind each position.
     hidden : array
-        [num_tokens, hidden_size]: the normed hidden states, of the model or of the head.
+        [num_tokens, hidden_size]: the hidden states, of the model or of the head, which are normed but in EAGLE-3; or
+        [num_tokens, num_taps * hidden_size], see `ReferenceModel.draft`.
 
     Returns
     -------
@@ -106,13 +107,24 @@ def draft(s: Step, ids: Array, hidden: Array) -> tuple[Array, Array]:
         The logits of the tokens behind `ids`, [num_tokens, outputs of the lm_head]; and the normed hidden states of the
         head, as `hidden`.
     """
-    s.layer = s.spec.num_layers
+    s.layer, head = s.spec.num_layers, s.spec.mtp
+    assert head is not None
+    if hidden.shape[1] != s.spec.hidden_size:
+        streams = np.split(hidden, len(head.taps), axis=1)
+        hidden = np.sum([s.linear(x, s.name(f"fc.{i}"), bias=False) for i, x in enumerate(streams)], axis=0)
     embedded = s.weight("model.embed_tokens")[ids] * s.scalar(s.spec.embedding_multiplier)
     both = s.norm(embedded, s.name("enorm")), s.norm(hidden, s.name("hnorm"))
-    x = run_layer(s, s.linear(np.concatenate(both, axis=-1), s.name("eh_proj"), bias=False))
+    joined = np.concatenate(both, axis=-1)
+    if head.taps:
+        assert head.layer.mixer is not None and head.layer.mlp is not None
+        x = both[1] if head.norm_before_residual else hidden
+        x = x + mix(s, head.layer.mixer, joined)
+        normed = s.norm(x, s.name("post_attention_layernorm"))
+        x = x + mlp(s, head.layer.mlp, normed)
+    else:
+        x = run_layer(s, s.linear(joined, s.name("eh_proj"), bias=False))
     own = s.norm(x, s.name("shared_head.norm"))
-    has_own = s.spec.mtp is not None and s.spec.mtp.lm_head_size > 0
-    return lm_head(s, own, s.name("shared_head.head") if has_own else ""), own
+    return lm_head(s, own, s.name("shared_head.head") if head.lm_head_size > 0 else ""), x if head.taps else own
 
 
 def run_layer(s: Step, x: Array) -> Array:

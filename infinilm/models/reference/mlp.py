@@ -17,4 +17,4 @@ def mlp(s: Step, spec: MlpSpec, h: Array) -> Array:
     up = s.emit("up_proj", s.linear(h, s.name("mlp.up_proj"), spec.bias))
     gate, up = (up, np.ones_like(up)) if gate is None else (gate, up)
     inner = s.emit("activation", JOINS[spec.activation](gate, up))  # [num_tokens, intermediate_size]
-    return s.linear(inner, s.name("mlp.down_proj"), spec.bias)
+    return s.linear(inner, s.name("mlp.down_proj"), spec.bias or spec.down_bias)

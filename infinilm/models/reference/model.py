@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm import _core
+from infinilm.checkpoint.eagle3 import load_eagle3
 from infinilm.checkpoint.folder import resolve_model
 from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
@@ -138,10 +139,18 @@ class ReferenceModel(GenerationMixin):
         for name, tensor in params.items() if isinstance(params, Mapping) else params:
             self.load_param(name, tensor)
 
-    def load_weights(self, path: str | os.PathLike[str]) -> None:
-        """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit."""
+    def load_weights(self, path: str | os.PathLike[str], eagle3: str | os.PathLike[str] | None = None) -> None:
+        """Read all parameters of a checkpoint: a folder, "demo", or a hub id. Raises WeightError if it does not fit.
+
+        `eagle3`: the checkpoint of the EAGLE-3 head, in a model that was made with one.
+        """
+        of_head = f"model.layers.{self.spec.num_layers}."
+        options: dict[str, Any] = {"dtype": "float32", "progress": False, "from_numpy": stored_array}
         with open_checkpoint(resolve_model(path)) as checkpoint:
-            load_weights(checkpoint, self, dtype="float32", config=self.config, progress=False, from_numpy=stored_array)
+            is_wanted = None if eagle3 is None else lambda name: not name.startswith(of_head)
+            load_weights(checkpoint, self, config=self.config, is_wanted=is_wanted, **options)
+        if eagle3 is not None:
+            load_eagle3(resolve_model(eagle3), self, self.spec, **options)
 
     def merge_lora(self, folder: str | os.PathLike[str]) -> None:
         """Add a LoRA adapter, as PEFT saves it, to the weights, which are loaded; raises what `read_adapter` raises."""
@@ -224,7 +233,9 @@ class ReferenceModel(GenerationMixin):
         next_ids : array-like of int
             The token behind each position, in rows as `input_ids` of `forward`.
         hidden : numpy.ndarray
-            [num_tokens, hidden_size]: at each position the output of the final norm, or that of the head in a chain.
+            [num_tokens, hidden_size]: at each position the output of the final norm, or that of the head in a chain. An
+            EAGLE-3 head begins with [num_tokens, num_taps * hidden_size] instead, which is the residual stream at the
+            beginning of `spec.mtp.taps`, side by side.
         cache : DynamicCache, optional
             The cache of the head alone. None: nothing came before, and nothing is kept.
 

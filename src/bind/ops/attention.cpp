@@ -55,7 +55,8 @@ void bind_attention_ops(OpsClass& backend) {
             [](SharedBackend& shared, const Tensor& q, const Tensor& k_cache, const OptionalTensor& v_cache,
                const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
                float softmax_scale, int sliding_window, const OptionalTensor& k_scales, const OptionalTensor& v_scales,
-               float score_cap, const OptionalTensor& sinks, bool two_way) {
+               float score_cap, const OptionalTensor& sinks, bool two_way, const OptionalTensor& position_bias,
+               const OptionalTensor& two_way_seqs) {
                 const InUse b(shared);
                 ops::paged_attention(b, {.q = q,
                                          .k_cache = k_cache,
@@ -67,14 +68,18 @@ void bind_attention_ops(OpsClass& backend) {
                                          .context_lens = context_lens,
                                          .out = output("paged_attention", "out", out),
                                          .sinks = optional_view(sinks),
+                                         .position_bias = optional_view(position_bias),
                                          .softmax_scale = softmax_scale,
                                          .score_cap = score_cap,
                                          .sliding_window = sliding_window,
-                                         .two_way = two_way});
+                                         .two_way = two_way,
+                                         .two_way_seqs = optional_view(two_way_seqs)});
             },
             "q"_a, "k_cache"_a, "v_cache"_a.none(), "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
-            "score_cap"_a = 0.0f, "sinks"_a = nb::none(), "two_way"_a = false, Release());
+            "score_cap"_a = 0.0f, "sinks"_a = nb::none(), "two_way"_a = false, "position_bias"_a = nb::none(),
+            "two_way_seqs"_a = nb::none(),
+            Release());
 }
 
 }  // namespace infinilm

@@ -107,7 +107,7 @@ struct Block {
         chunk = index;
         const int64_t first = chunk * chunk_keys;
         for (int64_t row = 0; row < rows(); ++row) {  // relative to the chunk; both ends grow with the token
-            const Interval visible = visible_keys(a, position(row), seq.context);
+            const Interval visible = visible_keys(a, seq.seq, position(row), seq.context);
             w.row[row].keys = {smaller(larger(visible.begin - first, 0), chunk_keys),
                                larger(smaller(visible.end - first, chunk_keys), 0)};
         }
@@ -153,6 +153,20 @@ static void score_group(const Block& b, int64_t first, int64_t row, int64_t coun
     });
 }
 
+// Adds what the head's table says of the distance from the row's query to each key. Scores are times log2(e).
+static void add_position_bias(const Block& b, int64_t row) {
+    const Interval keys = b.keys(row);
+    const float* const of_chunk =
+        b.a.position_bias + b.w.row[row].head * b.a.position_bias_stride + b.chunk * chunk_keys - b.position(row);
+    float* const s = b.scores(row);
+    const vec log2e = set1(0x1.715476p0f);
+    int64_t k = keys.begin;
+    for (; k + width <= keys.end; k += width) store(s + k, fma(load(of_chunk + k), log2e, load(s + k)));
+    if (k == keys.end) return;
+    const int rest = (int)(keys.end - k);
+    store_partial(s + k, fma(load_partial(of_chunk + k, rest), log2e, load_partial(s + k, rest)), rest);
+}
+
 // Finds the largest score of a row; in whole vectors of lanes, those of keys that it does not see become -infinity.
 static void find_largest(const Block& b, int64_t row) {
     const Interval keys = b.keys(row);
@@ -163,6 +177,7 @@ static void find_largest(const Block& b, int64_t row) {
         const float cap = b.a.score_cap * 0x1.715476p0f;
         for (int64_t k = begin; k < end; k += width) store(s + k, soft_cap(load(s + k), cap));
     }
+    if (b.a.position_bias) add_position_bias(b, row);
     const auto hide = [&](int64_t k) {
         store(s + k, keep_lanes(load(s + k), keys.begin - k, keys.end - k, -__builtin_inff()));
     };
@@ -371,14 +386,14 @@ static void write_row(const CpuAttentionArgs& a, const Results& row, int64_t hea
 static Results partial_row(float* partial, int64_t dim) { return {partial, partial + dim, partial + dim + 1}; }
 
 // The chunks that the query at `position` takes part in.
-static Interval visible_chunks(const CpuAttentionArgs& a, int64_t position, int64_t context) {
-    const Interval keys = visible_keys(a, position, context);
+static Interval visible_chunks(const CpuAttentionArgs& a, const Cursor& seq, int64_t position) {
+    const Interval keys = visible_keys(a, seq.seq, position, seq.context);
     return {keys.begin / chunk_keys, (keys.end - 1) / chunk_keys + 1};
 }
 
 // Where to leave the results of the strip: among the totals if this is the first chunk for all of its rows.
 static Results choose_results(const Block& b) {
-    auto first_chunk = [&](int64_t row) { return visible_chunks(b.a, b.position(row), b.seq.context).begin; };
+    auto first_chunk = [&](int64_t row) { return visible_chunks(b.a, b.seq, b.position(row)).begin; };
     const bool is_total =
         !b.seq.split && first_chunk(b.strip.begin) == b.chunk && first_chunk(b.strip.end - 1) == b.chunk;
     return is_total ? b.w.totals.from(b.strip.begin, b.dim) : b.w.of_chunk;
@@ -388,7 +403,7 @@ static Results choose_results(const Block& b) {
 static void keep_chunk(const Block& b) {
     if (b.results.sums != b.w.of_chunk.sums) return;
     for (int64_t row = b.strip.begin; row < b.strip.end; ++row) {
-        const Interval chunks = visible_chunks(b.a, b.position(row), b.seq.context);
+        const Interval chunks = visible_chunks(b.a, b.seq, b.position(row));
         if (b.chunk < chunks.begin || b.chunk >= chunks.end) continue;
         const Results part = b.results.from(row - b.strip.begin, b.dim), total = b.w.totals.from(row, b.dim);
         if (b.seq.split) {
@@ -488,8 +503,8 @@ static void run_item(const CpuAttentionArgs& a, const Workspace& w, const Cursor
             group_size(a),
             padded_dim(a)};
     b.name_rows();
-    Interval chunks = {visible_chunks(a, b.position(0), seq.context).begin,
-                       visible_chunks(a, b.position(b.rows() - 1), seq.context).end};
+    Interval chunks = {visible_chunks(a, seq, b.position(0)).begin,
+                       visible_chunks(a, seq, b.position(b.rows() - 1)).end};
     if (seq.split) {
         const int64_t chunk = seq.first_chunk + rest % seq.num_chunks;
         if (chunk < chunks.begin || chunk >= chunks.end) return;
@@ -544,7 +559,7 @@ void attention_merge(const CpuAttentionArgs& args, Share share) {
         for (int64_t row = 0; row < seq.num_queries * args.num_heads; ++row) {
             if (count++ % share.count != share.index) continue;
             const int64_t query = row / args.num_heads, head = row % args.num_heads;
-            const Interval chunks = visible_chunks(args, seq.context - seq.num_queries + query, seq.context);
+            const Interval chunks = visible_chunks(args, seq, seq.context - seq.num_queries + query);
             const Results total = partial_row(seq.partial(args, query, head, chunks.begin), dim);
             for (int64_t chunk = chunks.begin + 1; chunk < chunks.end; ++chunk)
                 merge(total, partial_row(seq.partial(args, query, head, chunk), dim), dim);

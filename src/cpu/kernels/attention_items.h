@@ -29,11 +29,14 @@ struct Interval {
     int64_t begin, end;
 };
 
-// Positions of the keys, of `context` in all, that the query at `position` sees. Both ends grow with the position.
-static Interval visible_keys(const CpuAttentionArgs& a, int64_t position, int64_t context) {
+// Positions of the keys, of `context` in all of sequence `seq`, that its query at `position` sees. Both ends grow with
+// the position.
+static Interval visible_keys(const CpuAttentionArgs& a, int64_t seq, int64_t position, int64_t context) {
     if (a.chunked) return {position / a.sliding_window * a.sliding_window, position + 1};
     const int64_t window = a.sliding_window > 0 ? a.sliding_window : context;
-    return {larger(0, position + 1 - window), a.two_way ? smaller(context, position + window) : position + 1};
+    const int64_t begin = larger(0, position + 1 - window);
+    if (a.two_way_seqs && a.two_way_seqs[seq]) return {begin, context};
+    return {begin, a.two_way ? smaller(context, position + window) : position + 1};
 }
 
 // Walks over the sequences of a call and says how each is cut into items.
@@ -52,7 +55,7 @@ struct Cursor {
         first_token = a.cu_seqlens_q[s];
         num_queries = a.cu_seqlens_q[s + 1] - first_token;
         context = a.context_lens[s];
-        first_chunk = visible_keys(a, context - num_queries, context).begin / chunk_keys;
+        first_chunk = visible_keys(a, seq, context - num_queries, context).begin / chunk_keys;
         num_chunks = num_queries ? (context - 1) / chunk_keys + 1 - first_chunk : 0;
     }
     // Whether items of so many queries would be too large for the threads.

@@ -25,11 +25,11 @@ INFINILM_INLINE void for_row_of_integers(const PackedWeight& weight, const char*
                                          int64_t lane, F f) {
     const Integers integers = integers_of(weight.format);
     const ReadScales read_scales = scale_reader(weight.format);
-    float scale[most_scale_groups * 2][panel_outputs], min[most_scale_groups * 2][panel_outputs];
+    float scale[most_scale_groups * most_splits][panel_outputs], min[most_scale_groups * most_splits][panel_outputs];
     const int64_t groups = num_groups(weight.in_features);
     for (int64_t group = 0; group < groups; ++group) {
         const char* const from = scales + group * scale_bytes_of_group(weight.format);
-        const int64_t of_read = group % most_scale_groups * integers.halves;
+        const int64_t of_read = group % most_scale_groups * integers.splits;
         if (read_scales && of_read == 0)
             read_scales(from, (int)smaller(groups - group, most_scale_groups), scale[0], min[0]);
         if (weight.format == Format::int8) scale[of_read][lane] = ((const float*)scales)[lane];
@@ -40,7 +40,7 @@ INFINILM_INLINE void for_row_of_integers(const PackedWeight& weight, const char*
             (const uint8_t*)lines + group * lines_of_group(weight.format) * line_bytes + 4 * lane;
         for (int i = 0; i < group_size && group * group_size + i < weight.in_features; ++i) {
             const int q = integer_at(of_lane, integers.bits, i / 4, i % 4);
-            const int64_t at = of_read + i * integers.halves / group_size;
+            const int64_t at = of_read + i * integers.splits / group_size;
             const float value = (float)(integers.has_values ? weight.values[q] : q - integers.offset) * scale[at][lane];
             f(group * group_size + i, integers.has_min ? value - min[at][lane] : value);
         }

@@ -195,17 +195,17 @@ struct E4m3Dots : Bf16Dots {
 // Besides, each has
 //   Dot               of int_dot.h
 //   bytes(lines, quad, part)    weights of a group of 32 k plus `plus`, as bytes; weight() as Dot takes them
-//   halves            sums that a group has; each has a scale of its own
+//   splits            parts of a group's k; each has a sum and a scale of its own
 //   has_min           what a scale and a sum make is minus minimum * (sum of x) as well
 //   has_read_scales   scales come by read_scales.h; else scaled() gives the factor of a sum
 
-// Rows 0 to x_quads - 1 are x. The next one is its scale, then come (of each half) the bias of int_dot.h or, of formats
-// with minima, minus the sum of x as a float.
-template <class Dot_, int x_groups_ = 1, int halves_ = 1, bool has_min_ = false>
+// Rows 0 to x_quads - 1 are x. The next one is its scale, then come (of each split) the bias of int_dot.h or, of
+// formats with minima, minus the sum of x as a float.
+template <class Dot_, int x_groups_ = 1, int splits_ = 1, bool has_min_ = false>
 struct QuantisedX {
     using Dot = Dot_;
-    static constexpr int x_groups = x_groups_, halves = halves_;
-    static constexpr int num_quads = group_size / 4, x_quads = x_groups * num_quads, x_rows = x_quads + 1 + halves;
+    static constexpr int x_groups = x_groups_, splits = splits_;
+    static constexpr int num_quads = group_size / 4, x_quads = x_groups * num_quads, x_rows = x_quads + 1 + splits;
     static constexpr bool has_min = has_min_, has_read_scales = false;
     INFINILM_MEMBER void read(const PackedWeight&) {}  // what all lines share
     static INFINILM_MEMBER void convert(const float* x, uint32_t* rows) {
@@ -213,19 +213,22 @@ struct QuantisedX {
         Int8Rounding rounding;
         for (int k = 0; k < size; k += width) rounding.see(load(x + k));
         const float scale = rounding.scale();
-        uvec sums[halves] = {};  // of NaN integers of any size, whose scale is NaN whatever they are
+        uvec sums[splits] = {};  // of NaN integers of any size, whose scale is NaN whatever they are
         for (int k = 0; k < size; k += width) {
             const ivec q = rounding.round(load(x + k));
             const bvec bytes = __builtin_convertvector(q, bvec);
             memcpy((char*)rows + k, &bytes, sizeof bytes);
-            sums[k * halves / size] += (uvec)q;
+            if constexpr (width <= size / splits) sums[k * splits / size] += (uvec)q;
         }
         memcpy(rows + x_quads, &scale, 4);
-        for (int half = 0; half < halves; ++half) {
-            const int32_t sum = reduce_add((ivec)sums[half]);
+        for (int split = 0; split < splits; ++split) {
+            int32_t sum = reduce_add((ivec)sums[split]);
+            if constexpr (width > size / splits)
+                for (int k = split * size / splits; k < (split + 1) * size / splits; ++k)
+                    sum += ((const int8_t*)rows)[k];
             const float minus_sum = -scale * (float)sum;
             const uint32_t bias = 0u - (uint32_t)Dot::offset * (uint32_t)sum;
-            memcpy(rows + x_quads + 1 + half, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
+            memcpy(rows + x_quads + 1 + split, has_min ? (const void*)&minus_sum : (const void*)&bias, 4);
         }
     }
     static INFINILM_MEMBER ivec broadcast(const uint32_t* x) { return set1_int((int32_t)*x); }
@@ -276,15 +279,15 @@ struct GroupScales {
 };
 struct Q8_0 : SignedBytes<1>, GroupScales<F16> {};
 // Numbers of `bits` bits, in the planes of pack.h.
-template <int bits, int offset, int halves = 1, bool has_min = false>
-struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / halves>, 1, halves, has_min>, GroupScales<float> {
+template <int bits, int offset, int splits = 1, bool has_min = false>
+struct Planes : QuantisedX<UnsignedDot<bits, offset, 8 / splits>, 1, splits, has_min>, GroupScales<float> {
     static constexpr int group_lines = bits, plus = offset;
     static constexpr bool has_read_scales = true;
     static INFINILM_MEMBER uvec bytes(const char* lines, int quad, int part) {
         return read_planes<bits>(lines, quad, part);
     }
     static INFINILM_MEMBER auto weight(const char* lines, int quad, int part) {
-        return UnsignedDot<bits, offset, 8 / halves>::weight(bytes(lines, quad, part));
+        return UnsignedDot<bits, offset, 8 / splits>::weight(bytes(lines, quad, part));
     }
 };
 template <class Scale>
@@ -292,13 +295,14 @@ struct Int4 : Planes<4, int4_offset>, GroupScales<Scale> {
     static constexpr bool has_read_scales = false;
     using GroupScales<Scale>::group_scale, GroupScales<Scale>::scaled;
 };
-// 4 bits that stand for one of 16 values each.
-struct Values : QuantisedX<Int8Dot>, GroupScales<float> {
-    static constexpr int group_lines = 4, plus = 0;
+// Numbers of 3 or 4 bits that stand for one of as many values each.
+template <int bits, int splits = 1>
+struct Values : QuantisedX<Int8Dot, 1, splits>, GroupScales<float> {
+    static constexpr int group_lines = bits, plus = 0;
     static constexpr bool has_read_scales = true;
     INFINILM_MEMBER void read(const PackedWeight& weight) { values = repeat(weight.values); }
     INFINILM_MEMBER uvec bytes(const char* lines, int quad, int part) const {
-        return look_up(values, read_planes<4>(lines, quad, part));
+        return look_up(values, read_planes<bits>(lines, quad, part));
     }
     INFINILM_MEMBER Int8Dot::Weight weight(const char* lines, int quad, int part) const {
         return Int8Dot::weight(bytes(lines, quad, part));

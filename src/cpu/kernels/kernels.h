@@ -42,7 +42,14 @@ enum class Format : uint8_t {
     iq4_nl,
     iq4_xs,
     tq2_0,  // and TQ1_0
+    iq1_s,
+    iq1_m,
+    iq2_xxs,
+    iq2_xs,  // and IQ2_S
+    iq3_xxs,
+    iq3_s,
     mxfp4,
+    nvfp4,
     z4_32,  // 4 bits with zero points, of groups of so many
     z4_64,
     z4_128,
@@ -74,7 +81,7 @@ struct PackArgs {
 struct PackedWeight {
     const void* panels;
     const void* scales;    // of integers
-    const int8_t* values;  // [16] what integers of 4 bits stand for, or null: themselves
+    const int8_t* values;  // [16] what integers of up to 4 bits stand for, or null: themselves
     Format format;
     int64_t in_features, num_panels;
 };
@@ -111,6 +118,7 @@ struct CpuRopeStoreArgs : QkNormRopeStoreArgs {
 
 struct CpuAttentionArgs : AttentionArgs {
     const float *k_scales, *v_scales;  // [num_blocks, num_kv_heads, block_size] of an int8 cache, or null
+    const int32_t* two_way_seqs;       // [num_seqs] or null, see AttentionParams
     Element cache_element;
     int num_threads;       // that may work on it, of attention and attention_merge alike
     int64_t* next_item;    // 0 before attention; shares draw their work from it

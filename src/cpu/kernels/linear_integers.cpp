@@ -24,9 +24,16 @@ struct OfIntegers {
             case Format::q3_k: return use(Planes<3, 4, 2>{});
             case Format::q2_k: return use(Planes<2, 0, 2, true>{});
             case Format::tq2_0: return use(Planes<2, 1>{});
+            case Format::iq1_s: return use(Planes<2, 0, 1, true>{});
+            case Format::iq1_m: return use(Planes<2, 0, 4, true>{});
+            case Format::iq2_xxs: return use(Values<3>{});
+            case Format::iq2_xs: return use(Values<3, 2>{});
+            case Format::iq3_xxs:
+            case Format::iq3_s:
             case Format::iq4_nl:
             case Format::iq4_xs:
-            case Format::mxfp4: return use(Values{});
+            case Format::mxfp4: return use(Values<4>{});
+            case Format::nvfp4: return use(Values<4, 2>{});
             default: return use(Int8{});
         }
     }

@@ -193,12 +193,12 @@ public:
     struct Pair {
         vec scale, min;
     };
-    INFINILM_MEMBER Pair at(int64_t group, int panel, int half, int part) const {
+    INFINILM_MEMBER Pair at(int64_t group, int panel, int split, int part) const {
         if constexpr (F::has_read_scales) {
             const Read& of = read_[panel];
             const int64_t number = group % most_scale_groups;
-            const vec scale = load(&of.scales[number][half][part * width]);
-            return {scale, F::has_min ? load(&of.minima[number][half][part * width]) : zero()};
+            const vec scale = load(&of.scales[number][split][part * width]);
+            return {scale, F::has_min ? load(&of.minima[number][split][part * width]) : zero()};
         } else {
             return {F::group_scale(args_.scales + panel * args_.scale_stride, group, part), zero()};
         }
@@ -206,8 +206,8 @@ public:
 
 private:
     struct Read {
-        alignas(64) float scales[most_scale_groups][F::halves][panel_outputs],
-            minima[most_scale_groups][F::halves][panel_outputs];
+        alignas(64) float scales[most_scale_groups][F::splits][panel_outputs],
+            minima[most_scale_groups][F::splits][panel_outputs];
     };
     struct Nothing {};
     static INFINILM_MEMBER auto storage() {
@@ -244,11 +244,11 @@ void multiply_integers(const TileArgs& args) {
         const int64_t last = F::x_groups == 1 ? 0 : smaller(F::x_groups, args.k_groups - group) - 1;
         scales.read(group);
 #pragma GCC unroll 16
-        for (int j = 0; j < P * panel_parts / together * F::halves; ++j) {
-            const int first = j / F::halves * together, half = j % F::halves;
-            constexpr int num_quads = F::num_quads / F::halves;
+        for (int j = 0; j < P * panel_parts / together * F::splits; ++j) {
+            const int first = j / F::splits * together, split = j % F::splits;
+            constexpr int num_quads = F::num_quads / F::splits;
             const uint32_t* const x_scale = x + F::x_quads * T;
-            const uint32_t* const x_sum = x_scale + (1 + half) * T;
+            const uint32_t* const x_sum = x_scale + (1 + split) * T;
             const auto bias = [&](int i) __attribute__((always_inline)) {
                 return F::has_min ? ivec{} : F::broadcast(x_sum + i);
             };
@@ -262,7 +262,7 @@ void multiply_integers(const TileArgs& args) {
                 // Beyond the last k, where x is zero, the last weights again.
                 const char* const of_group = lines + smaller(g, last) * F::group_lines * line_bytes;
 #pragma GCC unroll 8
-                for (int n = half * num_quads; n < (half + 1) * num_quads; ++n) {
+                for (int n = split * num_quads; n < (split + 1) * num_quads; ++n) {
                     const int line = (n * F::group_lines + 7) / 8;  // that quad n is the first one to need, if any
                     typename Dot::Weight w[together];
 #pragma GCC unroll 2
@@ -285,7 +285,7 @@ void multiply_integers(const TileArgs& args) {
 #pragma GCC unroll 2
             for (int v = 0; v < together; ++v) {
                 const int panel = (first + v) / panel_parts, part = (first + v) % panel_parts;
-                const auto of_panel = scales.at(group, panel, half, part);
+                const auto of_panel = scales.at(group, panel, split, part);
 #pragma GCC unroll 16
                 for (int i = 0; i < T; ++i) {
                     vec& sum = sums[i][panel][part];

@@ -27,9 +27,13 @@ struct InTiles {
             case Format::q5_1:
             case Format::q5_k: return use(IntegerTiles<Planes<5, 0, 1, true>>{});
             case Format::tq2_0: return use(IntegerTiles<Planes<2, 1>>{});
+            case Format::iq1_s: return use(IntegerTiles<Planes<2, 0, 1, true>>{});
+            case Format::iq2_xxs: return use(IntegerTiles<Values<3>>{});
+            case Format::iq3_xxs:
+            case Format::iq3_s:
             case Format::iq4_nl:
             case Format::iq4_xs:
-            case Format::mxfp4: return use(IntegerTiles<Values>{});
+            case Format::mxfp4: return use(IntegerTiles<Values<4>>{});
             default: return use(IntegerTiles<Int8>{});
         }
     }
@@ -37,7 +41,7 @@ struct InTiles {
 constexpr LinearKernels in_tiles = linear_kernels<InTiles>;
 
 const LinearKernels& chosen(const LinearArgs& args) {
-    const bool tiles = args.num_tokens > few_tokens && integers_of(args.weight.format).halves == 1;
+    const bool tiles = args.num_tokens > few_tokens && integers_of(args.weight.format).splits == 1;
     return tiles ? in_tiles : INFINILM_INTEGERS::linear_integers;
 }
 

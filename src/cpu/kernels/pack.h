@@ -39,13 +39,19 @@ struct Integers {
     int offset = 0;
     int scale_groups = 1;  // groups of 32 k whose scales are stored together
     int scale_bytes = 2;   // of an output, of so many groups; int8: has one for all k
-    int halves = 1;        // 2: each 16 k of a group have a scale, and a minimum, of their own
+    int splits = 1;        // of a group's 32 k: each has a scale, and a minimum, of its own
     bool has_min = false;
     bool has_zero = false;    // a byte is stored, which the minimum is a multiple of: scale * zero
     bool has_values = false;  // an integer is the number of one of PackedWeight::values
+    float scale_unit = 0;     // not 0: scales are odd multiples of the block's factor times this
 };
 static inline constexpr Integers zero_points(int scale_groups) {
     return {.bits = 4, .scale_groups = scale_groups, .scale_bytes = 3, .has_min = true, .has_zero = true};
+}
+// 4 bits for each split of 256 k, and a factor in float16.
+static inline constexpr Integers odd_multiples(Integers integers) {
+    integers.scale_groups = 8, integers.scale_bytes = 4 * integers.splits + 2;
+    return integers;
 }
 static inline constexpr Integers integers_of(Format format) {
     switch (format) {
@@ -56,16 +62,23 @@ static inline constexpr Integers integers_of(Format format) {
         case Format::q4_1: return {.bits = 4, .scale_bytes = 4, .has_min = true};
         case Format::q5_0: return {.bits = 5, .offset = 16};
         case Format::q5_1: return {.bits = 5, .scale_bytes = 4, .has_min = true};
-        case Format::q2_k: return {.bits = 2, .scale_groups = 8, .scale_bytes = 20, .halves = 2, .has_min = true};
-        case Format::q3_k: return {.bits = 3, .offset = 4, .scale_groups = 8, .scale_bytes = 18, .halves = 2};
+        case Format::q2_k: return {.bits = 2, .scale_groups = 8, .scale_bytes = 20, .splits = 2, .has_min = true};
+        case Format::q3_k: return {.bits = 3, .offset = 4, .scale_groups = 8, .scale_bytes = 18, .splits = 2};
         case Format::q4_k: return {.bits = 4, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
         case Format::q5_k: return {.bits = 5, .scale_groups = 8, .scale_bytes = 16, .has_min = true};
-        case Format::q6_k: return {.bits = 6, .offset = 32, .scale_groups = 8, .scale_bytes = 18, .halves = 2};
+        case Format::q6_k: return {.bits = 6, .offset = 32, .scale_groups = 8, .scale_bytes = 18, .splits = 2};
         case Format::z4_32: return zero_points(1);
         case Format::z4_64: return zero_points(2);
         case Format::z4_128: return zero_points(4);
         case Format::tq2_0: return {.bits = 2, .offset = 1, .scale_groups = 8, .scale_bytes = 2};
         case Format::iq4_xs: return {.bits = 4, .scale_groups = 8, .scale_bytes = 10, .has_values = true};
+        case Format::iq1_s: return odd_multiples({.bits = 2, .has_min = true, .scale_unit = 1.0f});
+        case Format::iq1_m: return odd_multiples({.bits = 2, .splits = 4, .has_min = true, .scale_unit = 1.0f});
+        case Format::iq2_xxs: return odd_multiples({.bits = 3, .has_values = true, .scale_unit = 0.125f});
+        case Format::iq2_xs: return odd_multiples({.bits = 3, .splits = 2, .has_values = true, .scale_unit = 0.125f});
+        case Format::iq3_xxs: return odd_multiples({.bits = 4, .has_values = true, .scale_unit = 0.25f});
+        case Format::iq3_s: return odd_multiples({.bits = 4, .has_values = true, .scale_unit = 1.0f});
+        case Format::nvfp4: return {.bits = 4, .scale_groups = 2, .scale_bytes = 4, .splits = 2, .has_values = true};
         case Format::iq4_nl:
         case Format::mxfp4: return {.bits = 4, .has_values = true};
         default: return {.bits = 0};  // floats

@@ -10,6 +10,11 @@
 //   iq4_xs            of 8 groups: 2 words of int8 scales; their factor, float16
 //   tq2_0             of 8 groups: scale, float16
 //   q2_k              4 words of bytes: scale in the low half, minimum in the high one; factors of both, float16
+//   iq1, iq2, iq3     of 8 groups: words of 4-bit numbers n, one of each split in the order of k; their factor,
+//   float16.
+//                     A scale is 2 n + 1 times the factor; of iq1 three bits are n, and the fourth one says whether the
+//                     minimum is 9/8 or 7/8 of the scale
+//   nvfp4             of 4 halves of groups: a word of e4m3 scales, whose signs count for nothing
 // Every product here is exact in float32.
 #pragma once
 
@@ -18,9 +23,9 @@
 
 namespace infinilm::cpu::INFINILM_ISA {
 
-constexpr int most_scale_groups = 8;
+constexpr int most_scale_groups = 8, most_splits = 4;
 
-// Scales and minima as [group][half of it, where halves have their own][16].
+// Scales and minima as [group][split of it][16].
 using ReadScales = void (*)(const char* stored, int num_groups, float* scales, float* minima);
 
 INFINILM_INLINE vec from_bits(uvec v) { return __builtin_convertvector((ivec)v, vec); }
@@ -29,7 +34,32 @@ template <Format format>
 static void read_scales(const char* stored, int num_groups, float* scales, float* minima) {
     constexpr Integers integers = integers_of(format);
     constexpr int64_t row = panel_outputs;
-    if constexpr (integers.scale_bytes <= 4) {  // one for all groups that are stored together
+    if constexpr (format == Format::nvfp4) {
+        for (int64_t to = 0; to < num_groups * integers.splits * row; to += 4 * row, stored += line_bytes)
+            for (int64_t at = 0; at < panel_outputs; at += width) {
+                const uvec word = load_uint(stored + 4 * at);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j)  // values are twice as large
+                    store(scales + to + j * row + at, as_float((word >> (8 * j) & 0x7fu) << 20) * 0x1p119f);
+            }
+    } else if constexpr (integers.scale_unit != 0) {
+        for (int64_t at = 0; at < panel_outputs; at += width) {
+            const vec factor = load((const F16*)(stored + integers.splits * line_bytes) + at) * integers.scale_unit;
+#pragma GCC unroll 4
+            for (int i = 0; i < integers.splits; ++i) {
+                const uvec word = load_uint(stored + i * line_bytes + 4 * at);
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; ++j) {
+                    const int64_t to = (8 * i + j) * row + at;
+                    const uvec n = word >> (4 * j) & (integers.has_min ? 7u : 15u);
+                    const vec scale = factor * from_bits(n + n + 1u);
+                    store(scales + to, scale);
+                    if constexpr (integers.has_min)
+                        store(minima + to, scale * (from_bits(word >> (4 * j + 3) & 1u) * 0.25f + 0.875f));
+                }
+            }
+        }
+    } else if constexpr (integers.scale_bytes <= 4) {  // one for all groups that are stored together
         constexpr int64_t bytes = integers.scale_bytes * panel_outputs;
         for (int group = 0; group < num_groups; group += integers.scale_groups, stored += bytes)
             for (int64_t at = 0; at < panel_outputs; at += width) {
@@ -68,7 +98,7 @@ static void read_scales(const char* stored, int num_groups, float* scales, float
         }
     } else {
         for (int64_t at = 0; at < panel_outputs; at += width) {
-            constexpr int lines = integers.scale_groups * integers.halves / 4;
+            constexpr int lines = integers.scale_groups * integers.splits / 4;
             const char* const factors = stored + lines * line_bytes;
             const vec scale = load((const F16*)factors + at);
             const vec min = integers.has_min ? load((const F16*)factors + row + at) : zero();
@@ -104,7 +134,14 @@ INFINILM_INLINE ReadScales scale_reader(Format format) {
         case Format::iq4_nl: return read_scales<Format::iq4_nl>;
         case Format::iq4_xs: return read_scales<Format::iq4_xs>;
         case Format::tq2_0: return read_scales<Format::tq2_0>;
+        case Format::iq1_s: return read_scales<Format::iq1_s>;
+        case Format::iq1_m: return read_scales<Format::iq1_m>;
+        case Format::iq2_xxs: return read_scales<Format::iq2_xxs>;
+        case Format::iq2_xs: return read_scales<Format::iq2_xs>;
+        case Format::iq3_xxs: return read_scales<Format::iq3_xxs>;
+        case Format::iq3_s: return read_scales<Format::iq3_s>;
         case Format::mxfp4: return read_scales<Format::mxfp4>;
+        case Format::nvfp4: return read_scales<Format::nvfp4>;
         case Format::z4_32: return read_scales<Format::z4_32>;
         case Format::z4_64: return read_scales<Format::z4_64>;
         case Format::z4_128: return read_scales<Format::z4_128>;

@@ -42,6 +42,7 @@ void AttentionSpec::check(const ModelSpec& model) const {
     require_spec(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "num_heads (", num_heads,
                  ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
     require_spec(head_dim > 0 && head_dim % 2 == 0, "head_dim must be positive and even, got ", head_dim);
+    require_spec(inputs > 0, "inputs must be positive, got ", inputs);
     require_spec(sliding_window >= 0, "sliding_window must be 0 or positive, got ", sliding_window);
     require_spec(sliding_window > 0 || !chunked, "a layer that is chunked needs the size as sliding_window");
     require_spec(!two_way || (!chunked && own_kv()),
@@ -78,7 +79,8 @@ Attention::Attention(const ModelSpec& model, const AttentionSpec& heads, BufferP
            .rope = heads.rope,
            .q_rope = heads.q_rope,
            .eps = model.rms_norm_eps},
-      hidden_size_(model.hidden_size) {
+      hidden_size_(model.hidden_size),
+      in_size_(heads.inputs * model.hidden_size) {
     qkv_ = plan.add({.name = "qkv", .columns = heads.qkv_dim()});
     mixed_ = plan.add({.name = "mixed", .columns = heads.q_dim()});
     gated_ = plan.add({.name = "gated", .columns = heads.output_gate ? 2 * heads.q_dim() : 0});
@@ -95,7 +97,7 @@ void Attention::declare(ParamTable& table) {
     if (model.own_kv())
         parts.insert(parts.end(), {{at + "k_proj", kv_dim, kv_rows(model)}, {at + "v_proj", kv_dim, kv_rows(model)}});
     table.linear(qkv_proj_, {.name = at + (model.own_kv() ? "qkv_proj" : "q_proj"),
-                             .in_features = hidden_size_,
+                             .in_features = in_size_,
                              .parts = parts,
                              .timed = "qkv_proj",
                              .bias = model.qkv_bias,
@@ -117,7 +119,7 @@ void Attention::declare(ParamTable& table) {
         });
     if (model.output_gate)
         table.linear(gate_proj_, {.name = at + "gate_proj",
-                                  .in_features = hidden_size_,
+                                  .in_features = in_size_,
                                   .parts = {{at + "gate_proj", q_dim, q_rows}},
                                   .timed = "qkv_proj",
                                   .bias = model.qkv_bias});
@@ -143,7 +145,7 @@ std::vector<Site> Attention::sites() const {
 
 std::vector<LinearCall> Attention::calls() const {
     const int64_t q_dim = spec_.q_dim();
-    return {{.in_features = hidden_size_, .out_features = std::max<int64_t>(q_dim, spec_.kv_dim())},
+    return {{.in_features = in_size_, .out_features = std::max<int64_t>(q_dim, spec_.kv_dim())},
             {.in_features = q_dim, .out_features = hidden_size_}};
 }
 

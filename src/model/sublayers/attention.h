@@ -35,14 +35,14 @@ private:
 
     AttentionSpec spec_;
     PagedLayer own_;
-    int64_t hidden_size_;
+    int64_t hidden_size_, in_size_;
     Buffer qkv_;           // [num_tokens, qkv_dim]
     Buffer mixed_;         // [num_tokens, q_dim]: what o_proj reads
     Buffer gated_;         // [num_tokens, 2 * q_dim]: gate, then what attention gives; with output_gate
     Buffer mean_squares_;  // [2 * num_tokens, 1] float32: of q and of k over all heads, where these are normed
 
-    LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, hidden_size]; or q alone
-    LinearWeights gate_proj_;        // [q_dim, hidden_size], with output_gate
+    LinearWeights qkv_proj_;         // q, k, v: [qkv_dim, in_size]; or q alone
+    LinearWeights gate_proj_;        // [q_dim, in_size], with output_gate
     LinearWeights o_proj_;           // [hidden_size, q_dim]
     VectorWeights q_norm_, k_norm_;  // [head_dim], or of all heads; with qk_norm
     VectorWeights v_norm_;           // [head_dim] ones, with v_norm; no checkpoint has it

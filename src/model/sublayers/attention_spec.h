@@ -34,6 +34,7 @@ struct AttentionSpec {
     QkNorm qk_norm = QkNorm::none;
     bool v_norm = false;       // RMSNorm of each head of v, without weight
     float out_multiplier = 1;  // of what it adds
+    int inputs = 1;            // it reads rows of so many times hidden_size
     bool two_way = false;      // tokens see those behind them, too; a window reaches as far in both directions
 
     int q_dim() const { return num_heads * head_dim; }
@@ -46,7 +47,6 @@ struct AttentionSpec {
     AttentionSpec local(Shard shard) const;
     CacheSpec cache() const;
     CostSpec cost() const { return {.of_pair = int64_t{2} * q_dim()}; }
-    const char* only_on_cpus() const { return two_way && sliding_window > 0 ? "a window in both directions" : nullptr; }
 
     // Calls f(name, member, meaning) for each field: what Python sees of it follows from this list.
     template <class F>
@@ -69,6 +69,7 @@ struct AttentionSpec {
         f("qk_norm", &AttentionSpec::qk_norm, "none, head, all, head_behind_rope or turned_heads.");
         f("v_norm", &AttentionSpec::v_norm, "RMSNorm of each head of v, without weight.");
         f("out_multiplier", &AttentionSpec::out_multiplier, "Multiplies what it adds.");
+        f("inputs", &AttentionSpec::inputs, "It reads rows of so many times hidden_size.");
         f("two_way", &AttentionSpec::two_way, "Tokens see those behind them, too, as encoders do.");
     }
 };

@@ -22,7 +22,7 @@ void declare_mlp(ParamTable& table, LinearWeights& gate_up, LinearWeights& down,
                         .in_features = intermediate_size,
                         .parts = {{at + "down_proj", hidden, Cut::columns(inner_parts)}},
                         .timed = is_expert ? "" : "down_proj",
-                        .bias = whole.bias,
+                        .bias = whole.bias || whole.down_bias,
                         .adaptable = !is_expert});
 }
 

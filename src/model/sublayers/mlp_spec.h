@@ -8,8 +8,9 @@ namespace infinilm {
 
 struct MlpSpec {
     int intermediate_size = 0;
-    bool bias = false;
-    bool gated = true;  // down(activation(gate) * up); else down(activation(up))
+    bool bias = false;       // of all linears
+    bool down_bias = false;  // of down alone
+    bool gated = true;       // down(activation(gate) * up); else down(activation(up))
     Activation activation = Activation::silu;
     float in_multiplier = 1, out_multiplier = 1;  // of the norm that it reads, and of what it adds
 
@@ -21,7 +22,8 @@ struct MlpSpec {
     template <class F>
     static void fields(F f) {
         f("intermediate_size", &MlpSpec::intermediate_size, "");
-        f("bias", &MlpSpec::bias, "");
+        f("bias", &MlpSpec::bias, "Of all linears.");
+        f("down_bias", &MlpSpec::down_bias, "Of down alone.");
         f("gated", &MlpSpec::gated, "down(activation(gate) * up); else down(activation(up)).");
         f("activation", &MlpSpec::activation, "");
         f("in_multiplier", &MlpSpec::in_multiplier, "Multiplies the norm that it reads.");

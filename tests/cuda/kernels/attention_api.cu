@@ -35,7 +35,7 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                   int most_decode, int num_prefill, int q_stride, int out_stride, int block_table_stride, int num_seqs,
                   int num_heads, int num_kv_heads, int head_dim, int value_dim, int block_size, int max_query_len,
                   float softmax_scale, float score_cap, int sliding_window, int chunked, int two_way,
-                  const float* sinks) {
+                  const float* sinks, const float* position_bias, int position_bias_stride) {
     const AttentionArgs a{q,
                           k_cache,
                           v_cache,
@@ -43,10 +43,12 @@ int run_attention(int sm90, int type, const void* q, const void* k_cache, const 
                           cu_seqlens_q,
                           context_lens,
                           sinks,
+                          position_bias,
                           out,
                           q_stride,
                           out_stride,
                           block_table_stride,
+                          position_bias_stride,
                           num_seqs,
                           num_heads,
                           num_kv_heads,

@@ -1,0 +1,143 @@
+"""Chats beside passages: what a queue of passages takes from chats that the same server answers, and how long a query
+waits.
+
+    python -m bench.beside CHAT EMBEDDER [--streams 8] [--seconds 10] [--rounds 3] [--serve-options ...]
+
+CHAT and EMBEDDER are folders of models, such as bench.synthetic and bench.encoders make. `infinilm serve CHAT --model
+vectors=EMBEDDER` answers streams of completions, each of --tokens tokens behind a prompt of 64, one after the other; a
+model without a tokenizer tells all tokens at the end of one, and then they count. In a round the streams run alone,
+then beside one request after the other for the vectors of 64 passages and a query of 12 tokens every 0.2 s. Told are
+the tokens a second of both, as a ratio within each round, and the times of queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import ROOT
+from bench.encoders import query, texts_of
+
+PASSAGES, QUERY_EVERY, PROMPT_TOKENS = 64, 0.2, 64
+
+
+class Client:
+    """Requests to the server from some threads, until `stop`."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        self._port, self._tokens = port, tokens
+        self.stop = threading.Event()
+        self.num_tokens = self.num_passages = 0
+        self.query_seconds: list[float] = []
+
+    def _post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"{path}: {response.status} {response.read()!r:.300}")
+        return response
+
+    def stream(self, seed: int) -> None:
+        """Tokens of one completion after the other."""
+        prompt = [10 + (seed * 7919 + i * 104729) % 1000 for i in range(PROMPT_TOKENS)]
+        body = {"model": "chat", "prompt": prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
+        while not self.stop.is_set():
+            answer = json.load(self._post("/v1/completions", body))
+            self.num_tokens += answer["usage"]["completion_tokens"]
+
+    def passages(self) -> None:
+        texts = texts_of(PASSAGES)
+        while not self.stop.is_set():
+            self._post("/v1/embeddings", {"model": "vectors", "input": texts}).read()
+            self.num_passages += PASSAGES
+
+    def queries(self) -> None:
+        while not self.stop.wait(QUERY_EVERY):
+            started = time.perf_counter()
+            self._post("/v1/embeddings", {"model": "vectors", "input": query()}).read()
+            self.query_seconds.append(time.perf_counter() - started)
+
+
+def run(port: int, tokens: int, streams: int, seconds: float, beside: bool) -> Client:
+    """One phase: what the client has counted in so many seconds, the first of which does not count."""
+    client = Client(port, tokens)
+    work: list[tuple[Callable[..., None], tuple[int, ...]]] = [(client.stream, (i,)) for i in range(streams)]
+    work += [(client.passages, ()), (client.queries, ())] if beside else []
+    threads = [threading.Thread(target=call, args=args, daemon=True) for call, args in work]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    client.num_tokens = client.num_passages = 0
+    client.query_seconds.clear()
+    time.sleep(seconds)
+    counted = client.num_tokens
+    client.stop.set()
+    for thread in threads:
+        thread.join()
+    client.num_tokens = counted
+    return client
+
+
+def serve(options: argparse.Namespace) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "infinilm", "serve", str(options.chat), "--served-model-name", "chat"]
+    command += ["--model", f"vectors={options.embedder}", "--port", str(port), *options.serve_options]
+    process = subprocess.Popen(command, cwd=ROOT)
+    while process.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return process, port
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"the server ended with {process.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chat", type=Path)
+    parser.add_argument("embedder", type=Path)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve-options", nargs=argparse.REMAINDER, default=[])
+    options = parser.parse_args()
+    process, port = serve(options)
+    kept, alone_rates, passages, waited = [], [], [], []
+    try:
+        run(port, options.tokens, options.streams, 1, True)
+        for _ in range(options.rounds):
+            alone, beside = (run(port, options.tokens, options.streams, options.seconds, b) for b in (False, True))
+            kept.append(beside.num_tokens / alone.num_tokens)
+            alone_rates.append(alone.num_tokens / options.seconds)
+            passages.append(beside.num_passages / options.seconds)
+            waited += beside.query_seconds
+    finally:
+        process.terminate()
+        process.wait()
+    waited.sort()
+    print(f"{options.streams} streams alone: {statistics.median(alone_rates):.1f} tokens/s")
+    print(f"beside passages they keep {statistics.median(kept):.2f} ({min(kept):.2f} .. {max(kept):.2f})")
+    print(f"passages beside them: {statistics.median(passages):.1f}/s")
+    print(f"{len(waited)} queries: median {1e3 * statistics.median(waited):.1f} ms, ", end="")
+    print(f"95% within {1e3 * waited[int(0.95 * (len(waited) - 1))]:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

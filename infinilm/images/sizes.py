@@ -1,0 +1,232 @@
+"""Which size a picture is resized to, and whether it is cut into tiles: a rule for each kind of processor.
+
+Sources: the image processors of Qwen2-VL, Gemma 3, Pixtral and Idefics3 in transformers 5.24, by which models were
+trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from infinilm.errors import ConfigError, RequestError
+
+__all__ = ["AreaRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
+
+Size = tuple[int, int]  # height and width
+
+_MOST_RATIO = 200  # of the sides of a picture
+_LARGEST_EDGE = 4096  # that Idefics3 enlarges to
+
+
+class Resized(NamedTuple):
+    """What becomes of a picture of some size.
+
+    `sizes`: those that it is resized to, one behind the other. `tiles`: rows and columns of equal tiles that the last
+    of them is cut into, behind which comes the whole, resized to such a tile; (0, 0): it is not cut.
+    """
+
+    sizes: tuple[Size, ...]
+    tiles: Size = (0, 0)
+
+    @property
+    def tile(self) -> Size:
+        """Height and width of a tile, or of a picture that is not cut."""
+        height, width = self.sizes[-1]
+        return height // max(self.tiles[0], 1), width // max(self.tiles[1], 1)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, the whole among them."""
+        return self.tiles[0] * self.tiles[1] + 1
+
+
+class SizeRule(Protocol):
+    """A rule."""
+
+    @property
+    def most_pixels(self) -> int:
+        """Pixels of a tile, or of a picture that is not cut, at most."""
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """What becomes of a picture. RequestError, with its name: it is too long for its width."""
+
+
+def _positive(size: Any, key: str) -> int:
+    value = size.get(key) if isinstance(size, Mapping) else None
+    if not isinstance(value, int) or value <= 0:
+        raise ConfigError(f"size must have a positive {key}; got {size!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class AreaRule:
+    """Sides are multiples of `factor`, and pixels are within bounds, as in Qwen2-VL and its relatives."""
+
+    factor: int
+    least: int
+    most: int
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int) -> AreaRule:
+        """Read preprocessor_config.json. ConfigError: it has no bounds."""
+        size = values.get("size") or {}
+        least: Any = values.get("min_pixels") or size.get("shortest_edge")
+        most: Any = values.get("max_pixels") or size.get("longest_edge")
+        if not all(isinstance(limit, int) and limit > 0 for limit in (least, most)):
+            raise ConfigError(
+                "size must have shortest_edge and longest_edge, the least and the most pixels of a picture; got "
+                f"{size!r}"
+            )
+        return cls(factor, min(least, max_pixels), min(most, max_pixels))
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return max(self.most, 4 * self.factor**2)
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        return Resized((smart_size(height, width, self.factor, self.least, self.most, name),))
+
+
+@dataclass(frozen=True, slots=True)
+class SquareRule:
+    """All pictures become one square, as in Gemma 3."""
+
+    side: int
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], side: int) -> SquareRule:
+        """Read preprocessor_config.json; `side`: what the tower's positions are for. ConfigError: it is another."""
+        size = values.get("size") or {"height": side, "width": side}
+        if (_positive(size, "height"), _positive(size, "width")) != (side, side):
+            raise ConfigError(f"size is {size!r}, but the tower's positions are those of {side} x {side} pixels")
+        if values.get("do_pan_and_scan"):
+            raise ConfigError("do_pan_and_scan is true; pictures are read whole alone")
+        return cls(side)
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return self.side**2
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        return Resized(((self.side, self.side),))
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRule:
+    """The longest side is bounded, and sides are rounded up to multiples of `factor`, as in Pixtral."""
+
+    factor: int
+    longest: int
+    most: int
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int) -> EdgeRule:
+        """Read preprocessor_config.json. ConfigError: it has no longest side."""
+        return cls(factor, _positive(values.get("size"), "longest_edge"), max(max_pixels, factor**2))
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        side = math.ceil(self.longest / self.factor) * self.factor
+        return min(side**2, self.most)
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        ratio = max(1, height / self.longest, width / self.longest)
+        size = self._rounded(height / ratio, width / ratio, name)
+        while size[0] * size[1] > self.most:  # which is a limit of the caller, and not of the model
+            ratio *= max(1.01, math.sqrt(size[0] * size[1] / self.most))
+            size = self._rounded(height / ratio, width / ratio, name)
+        return Resized((size,))
+
+    def _rounded(self, height: float, width: float, name: str) -> Size:
+        if min(height, width) < 1:
+            raise RequestError(f"{name}: it is too thin: its shorter side would have no pixel: cut it")
+        rows, columns = (math.ceil(math.floor(side) / self.factor) for side in (height, width))
+        return rows * self.factor, columns * self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class TileRule:
+    """The longest side becomes `longest`, and the picture is cut into squares of `tile`, as in Idefics3."""
+
+    longest: int
+    tile: int
+    splits: bool = True  # else it becomes one square
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], side: int, max_pixels: int) -> TileRule:
+        """Read preprocessor_config.json; `side`: of a tile at most. ConfigError: sizes that do not fit the tower."""
+        tile = _positive(values.get("max_image_size") or {"longest_edge": side}, "longest_edge")
+        if tile > side:
+            raise ConfigError(
+                f"max_image_size is {tile}, but the tower's positions are those of {side} x {side} pixels"
+            )
+        longest = _positive(values.get("size"), "longest_edge")
+        limit = max(tile, math.isqrt(max_pixels) // tile * tile)
+        return cls(min(longest, limit), tile, values.get("do_image_splitting") is not False)
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return self.tile**2
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        first = _of_longest(height, width, self.longest)
+        if not self.splits:
+            return Resized((first, (self.tile, self.tile)))
+        height, width = first
+        ratio = width / height
+        if width >= height:
+            width = math.ceil(width / self.tile) * self.tile
+            height = math.ceil(int(width / ratio) / self.tile) * self.tile
+        else:
+            height = math.ceil(height / self.tile) * self.tile
+            width = math.ceil(int(height * ratio) / self.tile) * self.tile
+        second = max(height, self.tile), max(width, self.tile)
+        tiles = second[0] // self.tile, second[1] // self.tile
+        return Resized((first, second), tiles if tiles != (1, 1) else (0, 0))
+
+
+def _of_longest(height: int, width: int, longest: int) -> Size:
+    """Sides of the same ratio, the longer being `longest`, and the shorter even."""
+    ratio = width / height
+    if width >= height:
+        shorter = int(longest / ratio)
+        height, width = max(shorter + shorter % 2, 1), longest
+    else:
+        shorter = int(longest * ratio)
+        height, width = longest, max(shorter + shorter % 2, 1)
+    largest = max(height, width)
+    if largest > _LARGEST_EDGE:
+        height, width = (max(1, int(side * _LARGEST_EDGE / largest)) for side in (height, width))
+    return height, width
+
+
+def smart_size(height: int, width: int, factor: int, least: int, most: int, name: str) -> Size:
+    """Sides that are multiples of `factor`, near those of the picture, of `least` to `most` pixels.
+
+    The rule is that of Qwen2-VL and its relatives (`smart_resize` in transformers). RequestError: one side is more than
+    200 times the other.
+    """
+    if max(height, width) > _MOST_RATIO * min(height, width):
+        raise RequestError(f"{name}: {width} x {height} pixels: one side is more than {_MOST_RATIO} times the other")
+    area = round(height / factor) * round(width / factor) * factor**2
+    if area > most:
+        beta = math.sqrt(height * width / most)
+        return (
+            max(factor, math.floor(height / beta / factor) * factor),
+            max(factor, math.floor(width / beta / factor) * factor),
+        )
+    if area < least:
+        beta = math.sqrt(least / (height * width))
+        return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
+    return round(height / factor) * factor, round(width / factor) * factor

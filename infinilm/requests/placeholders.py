@@ -1,0 +1,39 @@
+"""What stands for a picture in a prompt: the tokens of its rows, and the marks between and around them.
+
+Sources: `replace_image_token` of the processors of Pixtral, Gemma 3 and Idefics3 in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+__all__ = ["TEXTS"]
+
+Size = tuple[int, int]
+
+_IDEFICS_MARK = "<fake_token_around_image>"
+
+
+def _rows(token: str, rows: Size, tiles: Size) -> str:
+    """Rows of tokens, with a mark behind each, and another behind the last."""
+    return "[IMG_BREAK]".join([token * rows[1]] * rows[0]) + "[IMG_END]"
+
+
+def _between(token: str, rows: Size, tiles: Size) -> str:
+    """All tokens between two marks, with an empty line before and behind."""
+    return f"\n\n<start_of_image>{token * (rows[0] * rows[1])}<end_of_image>\n\n"
+
+
+def _tiles(token: str, rows: Size, tiles: Size) -> str:
+    """The tokens of tiles with their places, a line for each row of them, and those of the whole."""
+    of_tile = token * (rows[0] * rows[1])
+    lines = [
+        "".join(f"{_IDEFICS_MARK}<row_{row + 1}_col_{column + 1}>{of_tile}" for column in range(tiles[1])) + "\n"
+        for row in range(tiles[0])
+    ]
+    above = "".join(lines) + "\n" if lines else ""
+    return f"{above}{_IDEFICS_MARK}<global-img>{of_tile}{_IDEFICS_MARK}"
+
+
+TEXTS: Mapping[str, Callable[[str, Size, Size], str]] = {"rows": _rows, "between": _between, "tiles": _tiles}
+"""By `TowerFamily.text`: of the token of a row of the tower, rows and columns of a tile's, and those of the tiles."""

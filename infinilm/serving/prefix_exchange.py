@@ -1,0 +1,343 @@
+"""`PrefixExchange`: what the engine thread brings to the tiers below the cache, and back from there.
+
+A request with a prompt of at least a segment that the cache does not hold waits while threads of the exchange look for
+its segments and read them. The engine thread puts each into free blocks as it comes, between two steps, and gives the
+request to the scheduler behind the last one. The scheduler then finds the prefix as it finds any other. When a request
+has ended, the segments of its prompt and answer that a tier lacks are copied out of their blocks and written by the
+same threads.
+
+A prompt waits only where reading is faster than computing, as measured so far. Nothing that goes wrong in a tier is an
+error of a request: it computes what it does not find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from infinilm import _core
+from infinilm.errors import InfinilmError
+from infinilm.logs import logger
+from infinilm.lora.adapters import Adapter
+from infinilm.requests.request import EngineRequest
+from infinilm.scheduling.scheduler import FoundSegment, Scheduler
+from infinilm.scheduling.sequence import Int32Array, Sequence
+from infinilm.tiers import PrefixStore, Segment
+from infinilm.tiers.segment import segment_keys, state_key
+
+__all__ = ["PrefixExchange"]
+
+_MAX_ARRIVED = 4  # segments of a request that are read and not yet in the cache
+_MAX_UNWRITTEN = 16  # segments that are copied and not yet written; more are left out
+_NUM_READERS = 4  # so that a short prefix does not wait behind a long one
+_CLOSING_SECONDS = 5.0  # for what is not written yet at the end
+_NEW_SHARE = 0.2  # of a measurement in the average of all so far
+
+
+class _Arrival(NamedTuple):
+    """A segment that was read."""
+
+    end: int  # the tokens of the prompt up to its end
+    segment: Segment
+    state: Segment | None  # that of the sequence behind it
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The prefix of a request that is looked for in the tiers."""
+
+    request: EngineRequest
+    adapter: Adapter | None
+    tokens: Int32Array  # of the prompt
+    num_known: int  # tokens of it that the cache held
+    arrived: queue.Queue[_Arrival | None] = field(default_factory=lambda: queue.Queue(_MAX_ARRIVED))
+    stopped: threading.Event = field(default_factory=threading.Event)  # the rest is not wanted
+
+
+@dataclass(slots=True, eq=False)
+class _Ended:
+    """A sequence that has ended, whose prefix is to be kept."""
+
+    tokens: Int32Array  # prompt and output
+    adapter: Adapter | None
+    keys: list[str] | None = None  # of its segments
+    num_saved: int = 0  # segments that need nothing more
+    num_unsaved_states: int = 0  # segments, from the first, whose states may need it
+
+    @property
+    def adapter_id(self) -> int:
+        """The id of its adapter; -1: none."""
+        return -1 if self.adapter is None else self.adapter.id
+
+
+class PrefixExchange:
+    """Reads and writes segments for one engine thread, which calls all public methods.
+
+    Parameters
+    ----------
+    engine : _core.InferEngine
+    store : PrefixStore
+    identity : callable
+        Gives what keys and values of an adapter (None: of none) are a function of beside the tokens. It may take
+        seconds and is called in threads of the exchange. An InfinilmError or OSError: nothing is kept.
+    has_hooks : callable
+        Returns whether hooks may change what is computed; then nothing is kept or brought back.
+    wake : callable
+        Ends the sleep of the engine thread; called from any thread.
+
+    Attributes
+    ----------
+    num_queried_tokens, num_hit_tokens : int
+        Tokens of prompts looked for in the tiers so far, and how many of them came from there.
+    """
+
+    def __init__(
+        self,
+        engine: _core.InferEngine,
+        store: PrefixStore,
+        identity: Callable[[Adapter | None], str],
+        has_hooks: Callable[[], bool],
+        wake: Callable[[], object],
+    ) -> None:
+        self._engine, self._store, self._wake = engine, store, wake
+        self._make_identity, self._has_hooks = identity, has_hooks
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="infinilm-prefix-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="infinilm-prefix-writer")
+        self._unwritten = threading.Semaphore(_MAX_UNWRITTEN)
+        self._searches: list[_Search] = []
+        self._ended: deque[_Ended] = deque()
+        self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
+        self._identity_lock = threading.Lock()
+        self._is_broken = False
+        self._read_seconds = self._compute_seconds = 0.0  # of a token, on average; 0: not measured
+        self.num_queried_tokens = self.num_hit_tokens = 0
+
+    # ---- before a request begins ----
+
+    def begin(self, scheduler: Scheduler, request: EngineRequest) -> bool:
+        """Whether the tiers are searched for the prefix of a request, which is to begin when `arrivals` gives it."""
+        sequence = request.sequence
+        if not self._is_kept(sequence):
+            return False
+        tokens = np.ascontiguousarray(sequence.prompt_token_ids)
+        num_known = scheduler.num_known(tokens, sequence.adapter_id)
+        missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
+        if missing <= 0 or self._read_seconds > self._compute_seconds > 0:
+            self._read_seconds *= 1 - _NEW_SHARE / 16  # so that a disk that was slow once is tried again
+            return False
+        search = _Search(request, sequence.adapter, tokens, num_known)
+        self._searches.append(search)
+        self.num_queried_tokens += len(tokens) - num_known
+        self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
+        return True
+
+    def arrivals(self, scheduler: Scheduler) -> Iterator[EngineRequest]:
+        """Put what was read into the cache, and give the requests whose search has ended."""
+        for search in list(self._searches):
+            if self._take(scheduler, search):
+                self._searches.remove(search)
+                yield search.request
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether requests wait for what is read."""
+        return bool(self._searches)
+
+    def _take(self, scheduler: Scheduler, search: _Search) -> bool:
+        """Take what has arrived; whether that was all."""
+        if search.request.finish_reason is not None:  # cancelled
+            search.stopped.set()
+        while True:
+            try:
+                item = search.arrived.get_nowait()
+            except queue.Empty:
+                return False
+            if item is None:
+                return True
+            if search.stopped.is_set():
+                continue
+            try:
+                if self._adopt(scheduler, search, item):
+                    self.num_hit_tokens += scheduler.segment_tokens
+                    continue
+            except InfinilmError as error:  # such as bytes of another shape
+                logger.warning("a kept prefix does not fit the cache, and is computed: %s", error)
+                scheduler.reset_prefix_cache()
+            search.stopped.set()
+
+    def _adopt(self, scheduler: Scheduler, search: _Search, arrival: _Arrival) -> bool:
+        end, segment, behind = arrival
+        adapter_id = -1 if search.adapter is None else search.adapter.id
+
+        def write_blocks(group: int, blocks: Int32Array) -> None:
+            if len(blocks):
+                data = [_core.from_dlpack(rows) for rows in segment.rows[group]]
+                self._engine.write_blocks(group, blocks.tolist(), data)
+
+        def write_state(state: int) -> None:
+            assert behind is not None
+            self._engine.write_state(state, end, [_core.from_dlpack(part) for part in behind.state])
+
+        with_state = None if behind is None else write_state
+        return scheduler.adopt(search.tokens, end, segment.blocks, write_blocks, with_state, adapter_id)
+
+    # ---- after it has ended ----
+
+    def end(self, sequence: Sequence, adapter: Adapter | None) -> None:
+        """Keep the prefix of a sequence that has left the scheduler; `save` does so."""
+        if self._is_kept(sequence):
+            tokens = np.concatenate([sequence.prompt_token_ids, np.array(sequence.output_token_ids, np.int32)])
+            self._ended.append(_Ended(tokens, adapter))
+
+    def save(self, scheduler: Scheduler, patience: float = 0.0) -> None:
+        """Copy a segment or none of what is left to save; called between steps, until `has_unsaved` is false.
+
+        `patience`: seconds that it may wait for those that are not written yet.
+        """
+        while self._ended:
+            found = self._next_unsaved(scheduler, self._ended[0])
+            if found is None:
+                self._ended.popleft()
+            elif not self._unwritten.acquire(timeout=patience):
+                self._ended.popleft()  # the tiers are too slow for it
+                return
+            else:
+                key, place, is_state = found
+                self._writer.submit(self._write, key, self._copied_state(place) if is_state else self._copied(place))
+                return
+
+    def _copied(self, place: FoundSegment) -> Segment:
+        groups = [self._engine.read_blocks(group, blocks) for group, blocks in enumerate(place.blocks)]
+        return Segment(place.present, tuple(tuple(part.numpy() for part in ranks) for ranks in groups))
+
+    def _copied_state(self, place: FoundSegment) -> Segment:
+        assert place.state is not None
+        return Segment((), (), tuple(part.numpy() for part in self._engine.read_state(place.state)))
+
+    def _begin_saving(self, scheduler: Scheduler, ended: _Ended) -> None:
+        """Find the keys of a sequence."""
+        identity = self._identities.get(ended.adapter_id)
+        if identity is None:  # it will be known for the next one
+            self._writer.submit(self._identity, ended.adapter)
+            return
+        ended.keys = segment_keys(identity, ended.tokens, scheduler.segment_tokens)
+        ended.num_unsaved_states = len(ended.keys) if scheduler.has_states else 0
+
+    def _next_unsaved(self, scheduler: Scheduler, ended: _Ended) -> tuple[str, FoundSegment, bool] | None:
+        """The next state or segment of a sequence that a tier lacks, its key, and whether it is a state.
+
+        States come first, the last one before the others: they are soon overwritten.
+        """
+        if ended.keys is None:
+            self._begin_saving(scheduler, ended)
+        keys, size = ended.keys or [], scheduler.segment_tokens
+        while ended.num_unsaved_states:
+            number = ended.num_unsaved_states = ended.num_unsaved_states - 1
+            if self._store.lacks(key := state_key(keys[number])):
+                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                if found is not None and found.state is not None:
+                    return key, found, True
+        while ended.num_saved < len(keys):
+            number, ended.num_saved = ended.num_saved, ended.num_saved + 1
+            if self._store.lacks(keys[number]):
+                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                return None if found is None else (keys[number], found, False)  # nor are those behind it
+        return None
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether `save` has something to do."""
+        return bool(self._ended)
+
+    def _write(self, key: str, segment: Segment) -> None:
+        try:
+            self._store.write(key, segment)
+        except Exception:  # a bug of a tier must not keep the others waiting
+            logger.exception("a prefix could not be kept")
+        finally:
+            self._unwritten.release()
+
+    # ---- both ----
+
+    def observe(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a step how long a token of a prompt takes."""
+        if num_prompt_tokens > num_tokens:
+            self._compute_seconds = _averaged(self._compute_seconds, seconds / num_prompt_tokens)
+
+    def close(self, scheduler: Scheduler) -> None:
+        """Save what is left to save, for some seconds, and end the threads."""
+        end = time.perf_counter() + _CLOSING_SECONDS
+        with contextlib.suppress(InfinilmError):  # the engine has died
+            while self._ended and time.perf_counter() < end:
+                self.save(scheduler, end - time.perf_counter())
+        for search in self._searches:
+            search.stopped.set()
+            _drain(search.arrived)
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)
+
+    def _is_kept(self, sequence: Sequence) -> bool:
+        """Whether tokens say all that its keys and values are a function of."""
+        plain = sequence.given is None and sequence.token_types is None
+        return plain and not sequence.collect_logits and not self._is_broken and not self._has_hooks()
+
+    def _identity(self, adapter: Adapter | None) -> str | None:
+        """The identity of an adapter; None: what it follows from cannot be read, and nothing is kept."""
+        adapter_id = -1 if adapter is None else adapter.id
+        with self._identity_lock:
+            if adapter_id not in self._identities and not self._is_broken:
+                try:
+                    self._identities[adapter_id] = self._make_identity(adapter)
+                except (InfinilmError, OSError) as error:
+                    self._is_broken = True
+                    logger.warning("no prefix is kept outside of the cache: %s", error)
+            return self._identities.get(adapter_id)
+
+    def _search(self, search: _Search, segment_tokens: int, has_states: bool) -> None:
+        """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own.
+
+        With states, a sequence can begin behind those alone whose state was kept.
+        """
+        try:
+            identity = self._identity(search.adapter)
+            tokens = search.tokens[: (len(search.tokens) - 1) // segment_tokens * segment_tokens]
+            keys = [] if identity is None else segment_keys(identity, tokens, segment_tokens)
+            while has_states and keys and not self._store.has(state_key(keys[-1])):
+                keys.pop()
+            for number in range(search.num_known // segment_tokens, len(keys)):
+                begun = time.perf_counter()
+                if search.stopped.is_set() or (segment := self._store.read(keys[number])) is None:
+                    break
+                state = self._store.read(state_key(keys[-1])) if has_states and number == len(keys) - 1 else None
+                self._read_seconds = _averaged(self._read_seconds, (time.perf_counter() - begun) / segment_tokens)
+                self._arrive(search, _Arrival((number + 1) * segment_tokens, segment, state))
+        except Exception:  # a bug of a tier must not keep the request waiting
+            logger.exception("a kept prefix could not be read")
+        finally:
+            self._arrive(search, None)
+
+    def _arrive(self, search: _Search, item: _Arrival | None) -> None:
+        search.arrived.put(item)
+        self._wake()
+
+
+def _averaged(before: float, measured: float) -> float:
+    return measured if before == 0 else before + _NEW_SHARE * (measured - before)
+
+
+def _drain(items: queue.Queue[_Arrival | None]) -> None:
+    """Take everything out, so that nothing waits to put something in."""
+    while True:
+        try:
+            items.get_nowait()
+        except queue.Empty:
+            return
