@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from gguf_files.block_formulas import dequantise
 from gguf_files.conversion import convert, quantised
+from gguf_files.families import FAMILIES, convert_family
 from gguf_files.writer import File, Stored
 from quantised_files import writers
 from quantised_files.conversion import quantise, resized, write_plain
@@ -28,8 +29,8 @@ from infinilm.planning.memory import plan_headers
 
 VOCAB_SIZE = 131
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
-FAMILY_SIZES: dict[str, dict[str, int]] = {
-    "qwen2-moe wide": {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512},
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "qwen2-moe wide": {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512, "mlp_only_layers": []},
     "qwen2-moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
     # Queries and their gates take turns by heads in files: blocks of FP8 are of one of them.
     "qwen3-5-dense": {
@@ -101,7 +102,8 @@ def gguf(
     )
     source = make_model(name, Path(folder), **(sizes | FAMILY_SIZES.get(f"{name} wide" if is_wide else "", {})))
     stored = Path(folder) / f"{name}-{type_name}-{tp_size}.gguf"
-    file = convert(source, as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding))
+    types = as_q4_k_m if type_name == "Q4_K_M" else quantised(type_name, otherwise=embedding)
+    file = convert_family(source, FAMILIES[name], types) if name in FAMILIES else convert(source, types)
     file.write(stored)
     numbers = {
         key: Stored("F32", t.shape, dequantise(t.type, np.frombuffer(t.data, np.uint8)).astype(np.float32).tobytes())
