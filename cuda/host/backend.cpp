@@ -93,6 +93,10 @@ public:
     GraphRecorder* recorder() override { return sync_ ? nullptr : &recorder_; }
 
     bool takes_blocks(std::string_view type) const override { return find_blocks(type) != nullptr; }
+    bool rounds_blocks(std::string_view type) const override {  // scales of rows alone multiply sums
+        const BlockType* const blocks = find_blocks(type);
+        return blocks && unit_shape(blocks->format).scale_bytes > 0;
+    }
     std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind, int head_dim,
                                                    Quantization quantization) override;
     Tensor unpack_linear(const PreparedLinear& linear, size_t part) override;

@@ -506,6 +506,9 @@ public:
     // Load time. The sources are in host memory or on the device, of any floating dtype, or in host memory blocks of a
     // type of which takes_blocks() says that their integers are kept. Quantization is none then.
     virtual bool takes_blocks(std::string_view /*type*/) const { return false; }
+    // Whether weights of such blocks become numbers of activation_dtype(), which must hold them, as they are
+    // multiplied.
+    virtual bool rounds_blocks(std::string_view /*type*/) const { return false; }
     virtual std::unique_ptr<PreparedLinear> prepare_linear(std::vector<LinearPart> parts, LinearKind kind,
                                                            int head_dim,  // of qkv and by_head, else 0
                                                            Quantization quantization) = 0;

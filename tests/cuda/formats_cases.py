@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from device_cases import assert_close, make_model, open_llm, prompts
 from emulation import ROOT, Gpu
 from goldens import golden
@@ -25,6 +26,7 @@ from infinilm import _core
 from infinilm.checkpoint.native import CUDA_BLOCKS
 from infinilm.cli.describe import describe_plan, plan_lines
 from infinilm.engine.hooks import ModelSites
+from infinilm.errors import WeightError
 from infinilm.planning.memory import plan_headers
 
 VOCAB_SIZE = 131
@@ -168,6 +170,25 @@ def _check(
         ranks.check()
     size, numbers = plan.memory.weight_bytes * tp_size, _core.weight_bytes(plan.cache.spec, dtype) * tp_size
     assert (size < 0.85 * numbers) == native, (size, numbers)
+
+
+def beyond_float16(_: Gpu, folder: str) -> None:
+    """A weight of blocks that float16 cannot hold is refused by name before it becomes infinite; bfloat16 has it."""
+    file = convert(make_model("llama", Path(folder), **SIZES), quantised("Q8_0"))
+    name = "blk.0.ffn_down.weight"
+    blocks = np.frombuffer(file.tensors[name].data, np.uint8).reshape(-1, 34).copy()
+    blocks[-1, :2] = np.array([1000], np.float16).view(np.uint8)
+    blocks[-1, -1] = 100
+    file.tensors[name] = Stored("Q8_0", file.tensors[name].shape, blocks.tobytes())
+    stored = Path(folder) / "large.gguf"
+    file.write(stored)
+    parameter = r"'model\.layers\.0\.mlp\.down_proj\.weight', which is Q8_0"
+    told = rf"{parameter}: a weight in row 127 .* float16; use dtype='bfloat16'"
+    with pytest.raises(WeightError, match=told), open_llm(stored, dtype="float16"):
+        pass
+    with open_llm(stored, dtype="bfloat16") as llm:
+        assert llm._plan.native_types == ("Q8_0",)
+        assert np.isfinite(llm.forward([1, 2, 3])).all()
 
 
 def block_types(gpu: Gpu) -> None:

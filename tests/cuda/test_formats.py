@@ -82,6 +82,11 @@ def test_gguf(
     assert outcome.ok, outcome.text
 
 
+def test_a_weight_that_float16_cannot_hold(simulate: Run, models: str) -> None:
+    outcome = simulate("formats_cases:beyond_float16", folder=models)
+    assert outcome.ok, outcome.text
+
+
 def test_what_the_package_knows_of_the_library(emulate: Run) -> None:
     sources = [*LINEARS, ROOT / "cuda/rows/rowwise.cu", ROOT / "cuda/linear/pack.cu", "linear_quantised_api.cu"]
     outcome = emulate(sources, "formats_cases:block_types")

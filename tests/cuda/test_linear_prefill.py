@@ -103,7 +103,7 @@ def test_rows_do_not_depend_on_their_batch(
 
 @st.composite
 def shared_tiles(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Every order and end of an output, with slices of one box of columns and of more, whole and cut off by the end of k."""
+    """Every order and end of an output; slices of one box of columns and of more, whole and cut off by the end of k."""
 
     def one(order: str, tokens: tuple[int, ...], n: tuple[int, ...], **more: Any) -> dict[str, Any]:
         return {

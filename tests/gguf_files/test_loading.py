@@ -401,7 +401,7 @@ def test_no_room_for_numbers(tmp_path: Path) -> None:
     with pytest.raises(CacheFullError, match="; Q8_0 weights become float32 here: pass quantization='int4'"):
         plan_headers(path, {"dtype": "float32", "memory": "100KB"})
     for settings in ({}, {"quantization": "int4"}):
-        with pytest.raises(CacheFullError, match="is free: [^;]*$"):
+        with pytest.raises(CacheFullError, match=r"is free: [^;]*$"):
             plan_headers(path, {"memory": "100KB", **settings})
 
 
