@@ -27,7 +27,7 @@ class Instruction:
 
     @property
     def written(self) -> range:
-        """The registers of the result: neighbours. Of HGMMA, whose result comes later, the accumulators of a thread."""
+        """The registers of the result, which are neighbours: of HGMMA the accumulators, which are written later."""
         if _NO_RESULT.match(self.name):
             return range(0)
         operands = [operand.strip() for operand in self.operands.split(",")]
