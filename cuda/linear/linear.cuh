@@ -3,8 +3,8 @@
 //
 // The order: k is cut into kSlices slices of whole boxes of 64 columns, in every format (slice_begin). A slice is one
 // chain of mma_m16n8k16 (weights are A, tokens are the columns of B) over its steps of 16, ascending, from zero. The
-// slices are then added in order 0, 1,
-// .., and that is multiplied by the scale of its row, if the format has scales of rows.
+// slices are then added in order 0, 1, .., and that is multiplied by the scale of its row, if the format has scales of
+// rows.
 #pragma once
 
 #include <type_traits>
