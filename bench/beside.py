@@ -8,11 +8,17 @@ vectors=EMBEDDER` answers streams of completions, each of --tokens tokens behind
 model without a tokenizer tells all tokens at the end of one, and then they count. In a round the streams run alone,
 then beside one request after the other for the vectors of 64 passages and a query of 12 tokens every 0.2 s. Told are
 the tokens a second of both, as a ratio within each round, and the times of queries.
+
+    python -m bench.beside CHAT EMBEDDER --bits [--longest 400]
+
+Instead, the bits of vectors: of 512 texts alone, with nothing beside them, and in batches of 2 to 512 beside streams,
+passages and queries. Told is how many bits differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import http.client
 import json
 import socket
@@ -25,10 +31,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bench import ROOT
 from bench.encoders import query, texts_of
 
 PASSAGES, QUERY_EVERY, PROMPT_TOKENS = 64, 0.2, 64
+BATCHES = (2, 3, 5, 8, 16, 33, 64, 128, 256, 512)
 
 
 class Client:
@@ -47,6 +57,12 @@ class Client:
         if response.status != 200:
             raise SystemExit(f"{path}: {response.status} {response.read()!r:.300}")
         return response
+
+    def vectors(self, texts: list[str]) -> npt.NDArray[np.uint8]:
+        """The bytes of vectors, [num_texts, 4 * size]."""
+        body = {"model": "vectors", "input": texts, "encoding_format": "base64"}
+        data = json.load(self._post("/v1/embeddings", body))["data"]
+        return np.array([np.frombuffer(base64.b64decode(one["embedding"]), np.uint8) for one in data])
 
     def stream(self, seed: int) -> None:
         """Tokens of one completion after the other."""
@@ -69,14 +85,39 @@ class Client:
             self.query_seconds.append(time.perf_counter() - started)
 
 
-def run(port: int, tokens: int, streams: int, seconds: float, beside: bool) -> Client:
-    """One phase: what the client has counted in so many seconds, the first of which does not count."""
-    client = Client(port, tokens)
+def begin(client: Client, streams: int, beside: bool) -> list[threading.Thread]:
+    """Threads of streams, and with `beside` those of passages and of queries, until the client is stopped."""
     work: list[tuple[Callable[..., None], tuple[int, ...]]] = [(client.stream, (i,)) for i in range(streams)]
     work += [(client.passages, ()), (client.queries, ())] if beside else []
     threads = [threading.Thread(target=call, args=args, daemon=True) for call, args in work]
     for thread in threads:
         thread.start()
+    return threads
+
+
+def count_bits(port: int, tokens: int, streams: int, longest: int) -> None:
+    """Print how many bits of vectors depend on what is computed beside them."""
+    texts, client = texts_of(BATCHES[-1], longest), Client(port, tokens)
+    alone = np.concatenate([client.vectors([text]) for text in texts])
+    threads = begin(client, streams, True)
+    generator, differing, total = np.random.default_rng(0), 0, 0
+    for size in BATCHES:
+        chosen = generator.permutation(len(texts))[:size]
+        got = client.vectors([texts[i] for i in chosen])
+        differing += int(np.unpackbits(got ^ alone[chosen]).sum())
+        total += 8 * got.size
+    client.stop.set()
+    for thread in threads:
+        thread.join()
+    sizes = ", ".join(map(str, BATCHES))
+    print(f"{len(texts)} texts alone, and in batches of {sizes} beside {streams} streams ({client.num_tokens} tokens)")
+    print(f"and {client.num_passages} passages: {differing} of {total} bits differ")
+
+
+def run(port: int, tokens: int, streams: int, seconds: float, beside: bool) -> Client:
+    """One phase: what the client has counted in so many seconds, the first of which does not count."""
+    client = Client(port, tokens)
+    threads = begin(client, streams, beside)
     time.sleep(1)
     client.num_tokens = client.num_passages = 0
     client.query_seconds.clear()
@@ -116,11 +157,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bits", action="store_true")
+    parser.add_argument("--longest", type=int, default=400)
     parser.add_argument("--serve-options", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
     process, port = serve(options)
     kept, alone_rates, passages, waited = [], [], [], []
     try:
+        if options.bits:
+            count_bits(port, options.tokens, options.streams, options.longest)
+            return
         run(port, options.tokens, options.streams, 1, True)
         for _ in range(options.rounds):
             alone, beside = (run(port, options.tokens, options.streams, options.seconds, b) for b in (False, True))

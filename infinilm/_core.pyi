@@ -134,7 +134,7 @@ class Backend:
 
     def qk_norm_rope_store_kv(self, qkv: Tensor, cos_sin: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None, slot_mapping: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, k_scales: Tensor | None = None, v_scales: Tensor | None = None, v_norm: Tensor | None = None, q_turned: Tensor | None = None) -> None: ...
 
-    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None) -> None: ...
+    def paged_attention(self, q: Tensor, k_cache: Tensor, v_cache: Tensor | None, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor, out: Tensor, softmax_scale: float, sliding_window: int = 0, k_scales: Tensor | None = None, v_scales: Tensor | None = None, score_cap: float = 0.0, sinks: Tensor | None = None, two_way: bool = False, position_bias: Tensor | None = None, two_way_seqs: Tensor | None = None) -> None: ...
 
     def route(self, logits: Tensor, ids: Tensor, weights: Tensor, scoring: str = 'softmax', normalize: bool = False, scale: float = 1.0, correction_bias: Tensor | None = None, num_groups: int = 1, top_groups: int = 1, expert_scales: Tensor | None = None, group_best: int = 2) -> None: ...
 
@@ -826,6 +826,33 @@ class PositionBiasSpec:
 
     @buckets.setter
     def buckets(self, arg: Sequence[int], /) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+class MergerLinear:
+    """One of the linears that make a row of the result of a tower."""
+
+    def __init__(self, size: int = 0, bias: bool = False, activated: bool = False) -> None: ...
+
+    @property
+    def size(self) -> int:
+        """Outputs."""
+
+    @size.setter
+    def size(self, arg: int, /) -> None: ...
+
+    @property
+    def bias(self) -> bool: ...
+
+    @bias.setter
+    def bias(self, arg: bool, /) -> None: ...
+
+    @property
+    def activated(self) -> bool:
+        """The activation of the tower is behind it."""
+
+    @activated.setter
+    def activated(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 

@@ -320,8 +320,10 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
                 self._tower = TowerEngine.open(plan.tower, plan, num_threads or 0, load_format, seed or 0, use_tqdm)
             if others:
                 self._engine = others.engine(self._engine)
-            has_labels = plan.config.head == "score"
-            self._labels = LabelScorer.from_model(plan.path, plan.config) if has_labels else None
+            self._labels: LabelScorer | None = None
+            if plan.config.head == "score":
+                of_head = (seed or 0) if load_format == "dummy" else None
+                self._labels = LabelScorer.from_model(plan.path, plan.config, of_head)
             self._adapters = Adapters(self._engine)
             self._has_all_stages = not isinstance(self._engine, StagedEngine)
             for name, adapter in plan.adapters.items():

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
-from infinilm.checkpoint.heads import HostStep, activate, read_label_scores
+from infinilm.checkpoint.heads import HostStep, activate, random_label_scores, read_label_scores
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.outputs import Classification
-from infinilm.pooling.labels import SCORE_ACTIVATIONS, LabelRecipe
+from infinilm.pooling.labels import LabelRecipe, check_activation
 from infinilm.pooling.recipe import text_rules
 from infinilm.requests.prompts import Prompts, RequestMaker
 from infinilm.requests.reducers import HiddenPool
@@ -45,10 +45,15 @@ class LabelScorer:
     pooling: str
 
     @classmethod
-    def from_model(cls, model: Path, config: ModelConfig) -> LabelScorer:
-        """Read the labels and the head of a checkpoint. ConfigError, WeightError: the files do not have them."""
+    def from_model(cls, model: Path, config: ModelConfig, seed: int | None = None) -> LabelScorer:
+        """Read the labels and the head of a checkpoint, which is random if there is a `seed`.
+
+        ConfigError, WeightError: the files do not have them.
+        """
         family = family_of(config.architecture)
         recipe = LabelRecipe.from_model(model, family.label_head.pooling)
+        if seed is not None:
+            return cls(recipe, random_label_scores(family, len(recipe.names), config, seed), recipe.pooling)
         with open_checkpoint(model) as checkpoint:
             steps = read_label_scores(checkpoint, family, len(recipe.names), config)
         return cls(recipe, steps, recipe.pooling)
@@ -107,7 +112,8 @@ class LabelMethods:
         Raises
         ------
         RequestError
-            The model has no labels, a prompt can never be served, or there is no such activation; nothing has run then.
+            The model has no labels, a text is empty, a prompt can never be served, or there is no such activation;
+            nothing has run then.
 
         Examples
         --------
@@ -157,10 +163,7 @@ class LabelMethods:
             )
         if not self._has_all_stages:
             raise RequestError("labels need all stages of the model in one process")
-        if activation not in (None, *SCORE_ACTIVATIONS):
-            raise RequestError(
-                f"activation: expected one of {', '.join(SCORE_ACTIVATIONS)}, or None, got {activation!r:.80}"
-            )
+        check_activation(activation)
         return self._labels
 
     def _states(self, reduced: list[tuple[Any, Any, HiddenPool]]) -> Float32Array:

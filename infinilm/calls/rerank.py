@@ -18,6 +18,7 @@ from infinilm.checks import as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.outputs import Classification, RankedDocument, RequestOutput
+from infinilm.pooling.labels import check_activation
 from infinilm.pooling.recipe import text_rules
 from infinilm.pooling.task import task_of
 from infinilm.requests.prompts import PromptDict, RequestMaker
@@ -44,13 +45,16 @@ class _YesNo:
 
     def __init__(self, yes: int, no: int | None) -> None:
         self._yes, self._no = yes, no
-        self.score = float("nan")
+        self._difference = np.float32("nan")
 
     def __call__(self, _: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Keep the sigmoid of their difference, which is the share of "yes" in a softmax over both."""
-        difference = np.float32(logits[self._yes] - (0 if self._no is None else logits[self._no]))
-        self.score = float(activate(np.array([difference], np.float32), "sigmoid")[0])
+        """Keep their difference."""
+        self._difference = np.float32(logits[self._yes] - (0 if self._no is None else logits[self._no]))
         return logits
+
+    def score(self, activation: str | None) -> float:
+        """What an activation makes of the difference; None: a sigmoid, the share of "yes" in a softmax over both."""
+        return float(activate(np.array([self._difference], np.float32), activation or "sigmoid")[0])
 
 
 class RerankMethods:
@@ -68,11 +72,16 @@ class RerankMethods:
     if TYPE_CHECKING:
 
         def classify(  # noqa: D102 (see `LabelMethods`)
-            self, prompts: Sequence[PromptDict], *, lora: str | None = None, use_tqdm: bool = True
+            self,
+            prompts: Sequence[PromptDict],
+            *,
+            activation: str | None = None,
+            lora: str | None = None,
+            use_tqdm: bool = True,
         ) -> list[Classification]: ...
 
         async def aclassify(  # noqa: D102
-            self, prompts: Sequence[PromptDict], *, lora: str | None = None
+            self, prompts: Sequence[PromptDict], *, activation: str | None = None, lora: str | None = None
         ) -> list[Classification]: ...
 
     @property
@@ -88,6 +97,7 @@ class RerankMethods:
         *,
         instruction: str | None = None,
         top_n: int | None = None,
+        activation: str | None = None,
         truncate: bool | int = False,
         lora: str | None = None,
         use_tqdm: bool = True,
@@ -109,6 +119,9 @@ class RerankMethods:
             Qwen3-Reranker, for a web search.
         top_n
             How many of the best to return; None: all.
+        activation
+            What a score goes through, as in `classify`; "identity" leaves it as it is: of a model that writes, how much
+            larger the logit of "yes" is than that of "no".
         truncate
             Leave out the end of a document where it is too long with what stands around it; True, or a number of
             tokens for all together. False: such a document is an error.
@@ -123,19 +136,22 @@ class RerankMethods:
         Raises
         ------
         RequestError
-            The model makes vectors or has several labels, a text is no str, empty, or too long; nothing has run then.
+            The model makes vectors or has several labels, a text is no str, empty, or too long, or there is no such
+            activation; nothing has run then.
 
         Examples
         --------
         >>> best = llm.rerank("What do pandas eat?", ["Bamboo.", "Two wheels."])[0]  # doctest: +SKIP
         """
+        check_activation(activation)
         pairs = self.read_pairs(query, documents, instruction=instruction, truncate=truncate)
         if self._labels is not None:
-            scores = [result.scores[0] for result in self.classify(pairs, lora=lora, use_tqdm=use_tqdm)]
+            results = self.classify(pairs, activation=activation, lora=lora, use_tqdm=use_tqdm)
+            scores = [result.scores[0] for result in results]
         else:
             readers, source = self._questions(pairs, lora)
             _check(streams.finish(self, self._thread, source, use_tqdm=use_tqdm))
-            scores = [reader.score for reader in readers]
+            scores = [reader.score(activation) for reader in readers]
         return ranked(scores, pairs, top_n)
 
     async def arerank(
@@ -145,6 +161,7 @@ class RerankMethods:
         *,
         instruction: str | None = None,
         top_n: int | None = None,
+        activation: str | None = None,
         truncate: bool | int = False,
         lora: str | None = None,
     ) -> list[RankedDocument]:
@@ -152,16 +169,19 @@ class RerankMethods:
         import asyncio  # it takes a while, and most programs do without
 
         read = partial(self.read_pairs, query, documents, instruction=instruction, truncate=truncate)
+        check_activation(activation)
         pairs = await asyncio.to_thread(read)
-        return ranked(await self.ascore_pairs(pairs, lora=lora), pairs, top_n)
+        return ranked(await self.ascore_pairs(pairs, activation=activation, lora=lora), pairs, top_n)
 
-    async def ascore_pairs(self, pairs: Sequence[PromptDict], *, lora: str | None = None) -> list[float]:
+    async def ascore_pairs(
+        self, pairs: Sequence[PromptDict], *, activation: str | None = None, lora: str | None = None
+    ) -> list[float]:
         """Scores of what `read_pairs` gives, in its order: what servers need."""
         if self._labels is not None:
-            return [result.scores[0] for result in await self.aclassify(pairs, lora=lora)]
+            return [result.scores[0] for result in await self.aclassify(pairs, activation=activation, lora=lora)]
         readers, source = self._questions(pairs, lora)
         _check(await streams.afinish(self, self._thread, source))
-        return [reader.score for reader in readers]
+        return [reader.score(activation) for reader in readers]
 
     def read_pairs(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.calls.labels import LabelScorer
 from infinilm.calls.reduce import areduce_prompts, reduce_prompts
 from infinilm.checkpoint.heads import HostLinear, read_dense
 from infinilm.checks import as_boolean, as_integer
@@ -104,6 +105,7 @@ class VectorMethods:
     _thread: EngineThread
     _requests: RequestMaker
     vectors: VectorMaker
+    _labels: LabelScorer | None
     _has_all_stages: bool
 
     def embed(
@@ -150,13 +152,14 @@ class VectorMethods:
         Raises
         ------
         RequestError
-            A prompt that can never be served, or an argument that the model has no meaning for; nothing has run then.
+            A text is empty, a prompt can never be served, the model has a head of labels, or no meaning for an
+            argument; nothing has run then.
 
         Examples
         --------
         >>> vectors = llm.embed(["a fox", "a hen"], prompt_name="document")  # doctest: +SKIP
         """
-        kind = self._check_vectors(pooling, normalize, dimensions)
+        kind = self.check_vectors(pooling, normalize, dimensions)
         reduced = reduce_prompts(
             self._thread,
             self._requests,
@@ -181,7 +184,7 @@ class VectorMethods:
         lora: str | None = None,
     ) -> Float32Array:
         """`embed` for asyncio, without blocking the event loop. Cancelling the task cancels the prompts."""
-        kind = self._check_vectors(pooling, normalize, dimensions)
+        kind = self.check_vectors(pooling, normalize, dimensions)
         rules = self.vectors.recipe.rules(prompt_name, truncate)
         reduced = await areduce_prompts(
             self._thread, self._requests, prompts, lambda _: HiddenPool(kind), lora=lora, hidden=True, rules=rules
@@ -223,7 +226,11 @@ class VectorMethods:
         rows = [-np.linalg.norm(right - row, ord=order, axis=1) for row in left]
         return np.array(rows, np.float32).reshape(len(left), len(right))
 
-    def _check_vectors(self, pooling: str | None, normalize: bool | None, dimensions: int | None) -> str:
+    def check_vectors(self, pooling: str | None, normalize: bool | None, dimensions: int | None) -> str:
+        """The pooling of a call. RequestError: the model makes no vectors, or none as asked for."""
+        if self._labels is not None:
+            use = "rerank()" if len(self._labels.recipe.names) == 1 else "classify()"
+            raise RequestError(f"{self.config.architectures[0]} gives scores of labels and makes no vectors: use {use}")
         if not self._has_all_stages:  # the last one has what is pooled
             raise RequestError("embeddings need all stages of the model in one process")
         return self.vectors.check(pooling, normalize, dimensions)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from infinilm.errors import WeightError
 from infinilm.gguf.file import is_gguf, open_gguf
 from infinilm.pooling.recipe import Dense
 
-__all__ = ["HostLinear", "HostStep", "label_tensors", "read_dense", "read_label_scores"]
+__all__ = ["HostLinear", "HostStep", "label_tensors", "random_label_scores", "read_dense", "read_label_scores"]
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -120,22 +120,41 @@ def read_label_scores(checkpoint: Any, family: Family, num_labels: int, config: 
 
     WeightError: it is not there, or not of this size.
     """
-    hidden_size = config.hidden_size
     steps: list[HostStep] = []
-    for i, (module, kind) in enumerate(family.label_head.steps.items(), 1):
-        size = num_labels if i == len(family.label_head.steps) else hidden_size
+    for module, kind, shape in _modules(family, num_labels, config.hidden_size):
         names = [f"{name}.weight" for name in _names_of(family, module)]
         weight = next((name for name in names if name in checkpoint.tensors), names[0])
         if kind == "norm":
-            steps.append(HostNorm(_read(checkpoint, {weight: (size,)}, {weight})[weight], config.rms_norm_eps))
+            steps.append(HostNorm(_read(checkpoint, {weight: shape}, {weight})[weight], config.rms_norm_eps))
             continue
         bias = weight.removesuffix("weight") + "bias"
-        shapes: dict[str, tuple[int, ...]] = {weight: (size, hidden_size)}
+        shapes = {weight: shape}
         if bias in checkpoint.tensors:
-            shapes[bias] = (size,)
+            shapes[bias] = shape[:1]
         arrays = _read(checkpoint, shapes, set(shapes))
         steps.append(HostLinear(arrays[weight], arrays.get(bias), kind))
     return steps
+
+
+def random_label_scores(family: Family, num_labels: int, config: ModelConfig, seed: int) -> list[HostStep]:
+    """Make the head of labels of a model whose weights are random, too: linears that keep the size of their input."""
+    generator = np.random.default_rng(seed)
+    steps: list[HostStep] = []
+    for _, kind, shape in _modules(family, num_labels, config.hidden_size):
+        if kind == "norm":
+            steps.append(HostNorm(np.ones(shape, np.float32), config.rms_norm_eps))
+        else:
+            weight = generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(config.hidden_size))
+            steps.append(HostLinear(weight, None, kind))
+    return steps
+
+
+def _modules(family: Family, num_labels: int, hidden_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """The modules of a head of labels: the name of each, what it is, and the shape of its weight."""
+    *before, last = family.label_head.steps.items()
+    for module, kind in before:
+        yield module, kind, (hidden_size,) if kind == "norm" else (hidden_size, hidden_size)
+    yield *last, (num_labels, hidden_size)
 
 
 def _read(checkpoint: Any, shapes: Mapping[str, tuple[int, ...]], there: set[str]) -> dict[str, Float32Array]:

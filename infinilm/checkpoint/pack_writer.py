@@ -23,7 +23,7 @@ from infinilm.checkpoint.safetensors_header import DTYPE_CODES
 from infinilm.checkpoint.sources import has_mtp_head, has_mtp_lm_head
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import MtpFormat, build_spec
+from infinilm.config.spec import MtpFormat, build_spec, longest_text
 from infinilm.errors import ConfigError
 from infinilm.gguf.file import PLAIN_TYPES, is_gguf
 from infinilm.logs import logger
@@ -132,9 +132,7 @@ def pack_model(
         if dtype == "auto" and quantization is None and is_gguf(source):
             wanted = checkpoint.checkpoint_dtype()
         mtp = _head_format(config, checkpoint, quantization)
-        spec = build_spec(
-            config, dtype=wanted, max_model_len=config.max_position_embeddings, quantization=quantization, mtp=mtp
-        )
+        spec = build_spec(config, dtype=wanted, max_model_len=longest_text(config), quantization=quantization, mtp=mtp)
         kept = checkpoint.kept_dtype(wanted)
         if quantization is None:
             _tell_unpacked(checkpoint, _core.weight_bytes(spec, kept))

@@ -158,9 +158,12 @@ def _read_file(file: Path, entries: Mapping[str, str]) -> PackedInfo:
     return PackedInfo(file, None if quantization == "none" else quantization, dtype, mtp)
 
 
+_TABLES = ("model.embed_positions.", "model.embed_token_types.", "model.relative_attention_bias.")
+
+
 def is_of_linear(name: str, shape: Sequence[int]) -> bool:
-    """Tell whether a parameter is packed with a linear: rows that are added to the embedding stay as they are."""
-    return len(shape) == 2 and not name.startswith(("model.embed_positions.", "model.embed_token_types."))
+    """Tell whether a parameter is of a linear or the embedding: tables that are looked up in and added are of none."""
+    return len(shape) == 2 and not name.startswith(_TABLES)
 
 
 def expected_tensors(

@@ -68,6 +68,13 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
         help="functions that the model may call, a JSON list as OpenAI's API has it; calls are shown, and not made",
     )
     parser.add_argument(
+        "--session",
+        metavar="FILE",
+        type=Path,
+        help="go on with the conversation in this file, which is made if there is none, and keep it there; with "
+        "--disk-cache, at once",
+    )
+    parser.add_argument(
         "--no-history", action="store_true", help="keep no file of what was typed; INFINILM_HISTORY names another file"
     )
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
@@ -100,6 +107,12 @@ def run_chat(args: argparse.Namespace) -> int:
     tools = None if args.tools is None else _read_tools(args.tools)
     if args.image and message is None:
         raise RequestError("--image: give the question about it, too: infinilm chat --image FILE MESSAGE")
+    if args.image and args.session is not None:
+        raise RequestError("--session keeps no pictures: leave out --session or --image")
+    session = None if args.session is None else args.session.expanduser()
+    kept = None if session is None or not session.exists() else _kept(session)
+    if kept is not None and args.system is not None:
+        raise RequestError("--system: the conversation of --session has begun; give --system with a new file")
     with open_llm(args, chat_template=args.chat_template) as llm:
         if not llm.chat_template:
             if llm.task != "generate":
@@ -111,7 +124,7 @@ def run_chat(args: argparse.Namespace) -> int:
         if tools is not None:
             _check_tools(llm, params)
         variables = _thinking(llm, args.reasoning_effort, bool(tools)) | dict(args.chat_template_kwarg)
-        chat = _Chat(llm, params, variables, args.system, tools, not args.hide_reasoning)
+        chat = _Chat(llm, params, variables, args.system, tools, not args.hide_reasoning, session, kept)
         if message is not None:
             return _answer_one(chat, message, args.image)
         if args.lines:
@@ -191,6 +204,14 @@ def _check_tools(llm: LLM, params: SamplingParams) -> None:
         )
 
 
+def _kept(path: Path) -> Conversation:
+    """The conversation of a file. RequestError: it holds something else, which stays."""
+    try:
+        return Conversation.load(path)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"--session: {path} holds no conversation: {error}; name another file") from None
+
+
 def _answer_one(chat: _Chat, message: str, images: Sequence[Path]) -> int:
     """Answer a message, before which are these pictures, and end."""
     reply = chat.answer(message, images)
@@ -255,6 +276,10 @@ class _Chat:
         What the model may call.
     shows_reasoning : bool
         What a model thinks before it answers is shown.
+    session : Path or None
+        The conversation is kept there after each answer.
+    kept : Conversation or None
+        What it is at first.
     """
 
     def __init__(
@@ -265,16 +290,21 @@ class _Chat:
         system: str | None,
         tools: list[dict[str, Any]] | None,
         shows_reasoning: bool,
+        session: Path | None = None,
+        kept: Conversation | None = None,
     ) -> None:
         self._llm = llm
         self._params = params
         self._template_kwargs = template_kwargs
         self._tools = tools
         self._shows_reasoning = shows_reasoning
+        self._session = session
         self._talk = Conversation(system)
         self._first = 0  # of the turns, that the context still holds
         self._last: str | None = None  # message of the user, whether it was answered or not
         self.num_answered = self.num_failed = 0
+        if kept is not None:
+            self._take_over(kept, str(session))
 
     def take(self, text: str) -> bool:
         """Answer a message or obey a command; returns whether the conversation goes on."""
@@ -294,6 +324,7 @@ class _Chat:
             _tell(_HELP)
         elif command == "/reset":
             self._talk, self._first = Conversation(self._talk.system), 0
+            self._keep()
             _tell("[the conversation starts anew]")
         elif command == "/system":
             self._set_system(rest)
@@ -359,6 +390,10 @@ class _Chat:
         except (OSError, ValueError, RecursionError, ConfigError) as error:
             _tell(f"[not loaded: {error}]")
             return
+        self._take_over(talk, name)
+
+    def _take_over(self, talk: Conversation, name: str) -> None:
+        """Go on with a conversation that was saved, whose file has this name."""
         self._talk, self._first, self._last = talk, 0, talk.question
         if talk.turns and talk.turns[-1][-1]["role"] != "assistant" and not talk.waiting:
             talk.turns.pop()  # its answer is missing
@@ -393,6 +428,7 @@ class _Chat:
             return reply
         self.num_answered += 1
         self._talk.turns.append([*turn, answer])
+        self._keep()
         if reply.interrupted:
             _tell("[stopped]")
         elif reply.finish_reason == "length":
@@ -400,6 +436,14 @@ class _Chat:
             why = f"the context of {llm.max_model_len} tokens is full" if full else f"--max-tokens {params.max_tokens}"
             _tell(f"[cut off: {why}]")
         return reply
+
+    def _keep(self) -> None:
+        """Keep the conversation in the file of the session."""
+        if self._session is not None:
+            try:
+                self._talk.save_again(self._session)
+            except OSError as error:
+                _tell(f"[not kept: {error}]")
 
     def _printer(self, messages: list[Message]) -> tuple[AnswerPrinter, SamplingParams]:
         """What prints the answer to messages, and the parameters by which its text has what the printer needs."""

@@ -79,6 +79,8 @@ def _arguments(parser: argparse.ArgumentParser, key: str, value: object, given: 
             yield flag if value else off
     elif isinstance(value, dict) and repeats:
         for name, item in value.items():
+            if not isinstance(item, str) or not item:
+                raise ValueError(f"{key}.{name}: expected a text that is not empty, got {item!r}")
             yield f"{flag}={name}={item}"
     elif isinstance(value, list) and (repeats or action.nargs == "+"):
         if repeats:

@@ -55,8 +55,19 @@ class Conversation:
     def save(self, path: Path) -> None:
         """Write the messages as JSON into a new file."""
         with path.open("x", encoding="utf-8") as file:
-            json.dump(self.messages(), file, ensure_ascii=False, indent=1)
-            file.write("\n")
+            file.write(self._text())
+
+    def save_again(self, path: Path) -> None:
+        """Write them in place of what is there, which stays whole until they are written."""
+        part = path.with_name(f"{path.name}.part")
+        try:
+            part.write_text(self._text(), encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _text(self) -> str:
+        return json.dumps(self.messages(), ensure_ascii=False, indent=1) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Conversation:

@@ -490,6 +490,7 @@ class TowerConfig:
         return replace(
             own,
             prefixes=(("", ""),),
+            is_text=False,
             layers=f"{place.tower}{own.layers}",
             outside={module: name.format(**place._asdict()) for module, name in outside.items()},
         )

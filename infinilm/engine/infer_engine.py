@@ -27,7 +27,7 @@ from infinilm.checkpoint.loading import load_weights
 from infinilm.checkpoint.opening import open_checkpoint
 from infinilm.checks import OfThisProcess, as_boolean
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import build_spec, check_quantization
+from infinilm.config.spec import build_spec, check_quantization, longest_text
 from infinilm.devices.arrays import as_tensor
 from infinilm.devices.system import nccl_library, resolve_device
 from infinilm.distributed import CommunicationGroup, DistConfig, RankInfo
@@ -138,7 +138,7 @@ class InferEngine(OfThisProcess):
         spec = build_spec(
             self.config,
             dtype=self.dtype,
-            max_model_len=self.config.max_position_embeddings,
+            max_model_len=longest_text(self.config),
             quantization=quantization,
         )
         check_quantization(quantization, dtype=self.dtype, on_cpu=kind == "cpu")

@@ -25,7 +25,7 @@ from infinilm.checkpoint.sources import Source, find_tensors
 from infinilm.checks import DTYPES, short_repr
 from infinilm.config.families import family_of
 from infinilm.config.json.model_config import ModelConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import build_spec, longest_text
 from infinilm.errors import WeightError
 from infinilm.hub import download_folder
 from infinilm.lora.settings import CONFIG_FILE, LoraSettings
@@ -142,7 +142,7 @@ def read_adapter(folder: str | os.PathLike[str], config: ModelConfig, *, merged:
         raise WeightError(f"{file}: there is no such file{pickled if (path / 'adapter_model.bin').exists() else ''}")
     with Checkpoint(file) as checkpoint:
         pairs = _pairs(checkpoint, settings)
-        spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
+        spec = build_spec(config, dtype="float32", max_model_len=longest_text(config))
         places, divided = _places(config, spec), _core.adapter_params(spec)
         weights: dict[str, LoraWeight] = {}
         for module, (name_a, name_b) in pairs.items():

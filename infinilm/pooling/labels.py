@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from infinilm.checks import as_integer, short_repr
-from infinilm.errors import ConfigError
+from infinilm.errors import ConfigError, RequestError
 from infinilm.files import read_json, read_optional_json
 
-__all__ = ["SCORE_ACTIVATIONS", "LabelRecipe"]
+__all__ = ["SCORE_ACTIVATIONS", "LabelRecipe", "check_activation"]
 
 SCORE_ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 """What scores of labels go through."""
+
+
+def check_activation(activation: str | None) -> None:
+    """RequestError: there is no such activation; None is that of the checkpoint."""
+    if activation not in (None, *SCORE_ACTIVATIONS):
+        raise RequestError(
+            f"activation: expected one of {', '.join(SCORE_ACTIVATIONS)}, or None, got {activation!r:.80}"
+        )
+
 
 # By the `problem_type` of transformers.
 _OF_PROBLEMS = {

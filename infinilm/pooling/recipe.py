@@ -89,7 +89,7 @@ class Dense:
     place : Path
         A folder, with its weights in model.safetensors; or a GGUF file.
     name : str
-        Of its tensors, up to ".weight" and ".bias".
+        The names of its tensors, up to ".weight" and ".bias".
     in_features, out_features : int
     bias : bool
     activation : str
@@ -215,15 +215,20 @@ class TextRules:
         Tokens that it may have, special ones included; None: as many as the model takes.
     truncate : bool
         The end of a longer text is left out; else such a text is an error.
+    allow_empty : bool
+        A text may be empty. What is then said of it would be of special tokens alone.
     """
 
     prefix: str = ""
     lower_case: bool = False
     max_tokens: int | None = None
     truncate: bool = False
+    allow_empty: bool = False
 
-    def apply(self, text: str) -> str:
-        """The text that is tokenised."""
+    def apply(self, text: str, name: str) -> str:
+        """The text that is tokenised. RequestError: it is empty; `name` is what it is called then."""
+        if not text and not self.allow_empty:
+            raise RequestError(f"{name}: expected a text that is not empty, got ''")
         return self.prefix + (text.lower() if self.lower_case else text)
 
 

@@ -61,7 +61,7 @@ Prompt = str | TokenIds | PromptDict
 Prompts = Prompt | Iterable[Prompt]
 """One or several. An iterable without a length, such as a generator, is read as the engine has room for more."""
 Conversations = Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
-PLAIN = TextRules()
+PLAIN = TextRules(allow_empty=True)
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts of a call, or one for each prompt; None: the model's defaults."""
 MakeAnswer = Callable[[str], ChoiceMaker]
@@ -236,7 +236,7 @@ class RequestMaker:
             raise RequestError(f"{name}: prompts with pictures are answered, and nothing else is made of them")
         most = min(rules.max_tokens or self._max_model_len, self._max_model_len)
         if text is not None and ids is None:
-            text = rules.apply(text)
+            text = rules.apply(text, name)
             if rules.truncate:
                 ids = self._tokenizer.encode_within([text], most)
             else:

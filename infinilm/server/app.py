@@ -212,7 +212,8 @@ async def _pairs(
     answer: Callable[[PairCall, list[float]], dict[str, Any]],
 ) -> Response:
     call = await _read(service, request, read)
-    work = partial(service.llm.ascore_pairs, call.pairs, lora=service.adapter_of(call.model))
+    adapter = service.adapter_of(call.model)
+    work = partial(service.llm.ascore_pairs, call.pairs, activation=call.activation, lora=adapter)
     return await _at_once(service, request, call.num_tokens, "documents", work, partial(answer, call))
 
 
@@ -236,6 +237,7 @@ async def _at_once(
     async def response() -> Response:
         with bad_request(param):
             result = await work()
+        service.metrics.count_prompts(num_tokens)
         return await asyncio.to_thread(lambda: JSONResponse(answer(result)))  # many vectors take time
 
     with service.admitted(num_tokens):

@@ -65,15 +65,19 @@ def read_embedding(service: Service, values: Mapping[str, Any], unknown: Unknown
         "normalize": body.take("normalize", boolean),
         "dimensions": body.take("dimensions", integer(1)),
     }
+    is_used = body.take("use_activation", boolean)  # vLLM's word for the scaling of vectors
+    if is_used is not None:
+        if settings["normalize"] is not None:
+            raise ApiError("use_activation: leave it out where normalize is given", param="use_activation")
+        settings["normalize"] = is_used
     prompt_name = body.take("prompt_name", some_text)
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()
-    vectors = service.llm.vectors
     with bad_request("model" if settings["dimensions"] is None else "dimensions"):
-        vectors.check(**settings)
+        service.llm.check_vectors(**settings)
     with bad_request("prompt_name"):
-        rules = vectors.recipe.rules(prompt_name, truncate)
+        rules = service.llm.vectors.recipe.rules(prompt_name, truncate)
     prompts = service.prompts("input", given, _MAX_INPUTS, rules=rules)
     limit = min(rules.max_tokens or service.llm.max_model_len, service.llm.max_model_len)
     for i, ids in enumerate(prompts):

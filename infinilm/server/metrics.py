@@ -119,6 +119,10 @@ class Metrics(Collector):
         """Tell of this model from now on, or of none."""
         self._llm = llm
 
+    def count_prompts(self, num_tokens: int) -> None:
+        """Count prompts of so many tokens that were computed for vectors, scores or labels."""
+        self._num_prompt_tokens += num_tokens
+
     def follow(self, running: AsyncRequests) -> None:
         """Count what a call does."""
         self._following[running] = _Following(running)

@@ -60,6 +60,7 @@ class PairCall:
 
     pairs: list[PromptDict]
     model: str
+    activation: str | None = None
     top_n: int | None = None
     returns_documents: bool = True
 
@@ -83,6 +84,15 @@ class ClassifyCall:
         return sum(map(len, self.prompts))
 
 
+def _take_activation(body: Body) -> str | None:
+    """What scores go through; None: what the model says. vLLM's `use_activation` says whether they do at all."""
+    activation = body.take("activation", one_of(*SCORE_ACTIVATIONS))
+    is_used = body.take("use_activation", boolean)
+    if activation is not None and is_used is not None:
+        raise ApiError("use_activation: leave it out where activation is given", param="use_activation")
+    return "identity" if is_used is False else activation
+
+
 def _ids(pair: PromptDict) -> Sequence[int]:
     ids: Any = pair["prompt_token_ids"]
     return ids  # type: ignore[no-any-return]
@@ -97,13 +107,14 @@ def read_rerank(service: Service, values: Mapping[str, Any], unknown: UnknownFie
     top_n = body.take("top_n", integer(0)) or None  # 0 means all, as in vLLM
     returns_documents = body.take("return_documents", boolean)
     instruction = body.take("instruction", some_text)
+    activation = _take_activation(body)
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()
     documents = _texts_of(given)
     with bad_request("documents"):
         pairs = service.llm.read_pairs(query, documents, instruction=instruction, truncate=truncate)
-    return PairCall(pairs, model, top_n, returns_documents is not False)
+    return PairCall(pairs, model, activation, top_n, returns_documents is not False)
 
 
 def _texts_of(given: object) -> list[str]:
@@ -126,6 +137,7 @@ def read_score(service: Service, values: Mapping[str, Any], unknown: UnknownFiel
     model = service.check_model(body.take("model", text))
     queries, documents = body.need("text_1", _TEXTS), body.need("text_2", _TEXTS)
     instruction = body.take("instruction", some_text)
+    activation = _take_activation(body)
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()
@@ -137,11 +149,12 @@ def read_score(service: Service, values: Mapping[str, Any], unknown: UnknownFiel
     read = service.llm.read_pairs
     with bad_request("text_2"):
         if len(queries) == 1:
-            return PairCall(read(queries[0], documents, instruction=instruction, truncate=truncate), model)
-        pairs: list[PromptDict] = []
+            pairs = read(queries[0], documents, instruction=instruction, truncate=truncate)
+            return PairCall(pairs, model, activation)
+        pairs = []
         for query, document in zip(queries, documents, strict=True):
             pairs += read(query, [document], instruction=instruction, truncate=truncate)
-    return PairCall(pairs, model)
+    return PairCall(pairs, model, activation)
 
 
 def read_classify(service: Service, values: Mapping[str, Any], unknown: UnknownFields | None = None) -> ClassifyCall:
@@ -149,7 +162,7 @@ def read_classify(service: Service, values: Mapping[str, Any], unknown: UnknownF
     body = Body(values, unknown=unknown)
     model = service.check_model(body.take("model", text))
     given = body.need("input", PROMPTS)
-    activation = body.take("activation", one_of(*SCORE_ACTIVATIONS))
+    activation = _take_activation(body)
     truncate = take_truncation(body)
     body.skip(*HARMLESS)
     body.finish()

@@ -323,10 +323,10 @@ class Service(Drainable):
             raise ApiError(f"{name}: expected 1 to {most} texts or lists of token ids, got {len(items)}", param=name)
         result: list[list[int]] = []
         limit = min(rules.max_tokens or self.llm.max_model_len, self.llm.max_model_len)
-        for item in items:
+        for i, item in enumerate(items):
             if isinstance(item, str):
-                given = rules.apply(item)
                 with bad_request(name):
+                    given = rules.apply(item, f"{name}[{i}]" if several else name)
                     if rules.truncate:
                         result.append(self.tokenizer.encode_within([given], limit))
                         continue

@@ -39,6 +39,7 @@ __all__ = ["PrefixExchange"]
 _MAX_ARRIVED = 4  # segments of a request that are read and not yet in the cache
 _MAX_UNWRITTEN = 16  # segments that are copied and not yet written; more are left out
 _NUM_READERS = 4  # so that a short prefix does not wait behind a long one
+_FORGOTTEN = 0.99  # what is left of a measurement each time that it keeps a prompt from waiting
 _CLOSING_SECONDS = 5.0  # for what is not written yet at the end
 _NEW_SHARE = 0.2  # of a measurement in the average of all so far
 
@@ -131,13 +132,18 @@ class PrefixExchange:
         tokens = np.ascontiguousarray(sequence.prompt_token_ids)
         num_known = scheduler.num_known(tokens, sequence.adapter_id)
         missing = (len(tokens) - 1) // scheduler.segment_tokens - num_known // scheduler.segment_tokens
-        if missing <= 0 or self._read_seconds > self._compute_seconds > 0:
-            self._read_seconds *= 1 - _NEW_SHARE / 16  # so that a disk that was slow once is tried again
+        if missing <= 0:
+            return False
+        if self._read_seconds > self._compute_seconds > 0:
+            self._read_seconds *= _FORGOTTEN  # so that a disk that was slow once is tried again
             return False
         search = _Search(request, sequence.adapter, tokens, num_known)
+        try:
+            self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
+        except RuntimeError:  # the interpreter ends
+            return False
         self._searches.append(search)
         self.num_queried_tokens += len(tokens) - num_known
-        self._readers.submit(self._search, search, scheduler.segment_tokens, scheduler.has_states)
         return True
 
     def arrivals(self, scheduler: Scheduler) -> Iterator[EngineRequest]:
@@ -212,7 +218,11 @@ class PrefixExchange:
                 return
             else:
                 key, place, is_state = found
-                self._writer.submit(self._write, key, self._copied_state(place) if is_state else self._copied(place))
+                segment = self._copied_state(place) if is_state else self._copied(place)
+                try:
+                    self._writer.submit(self._write, key, segment)
+                except RuntimeError:  # the interpreter ends, and its threads take nothing more
+                    self._write(key, segment)
                 return
 
     def _copied(self, place: FoundSegment) -> Segment:
@@ -227,7 +237,8 @@ class PrefixExchange:
         """Find the keys of a sequence."""
         identity = self._identities.get(ended.adapter_id)
         if identity is None:  # it will be known for the next one
-            self._writer.submit(self._identity, ended.adapter)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                self._writer.submit(self._identity, ended.adapter)
             return
         ended.keys = segment_keys(identity, ended.tokens, scheduler.segment_tokens)
         ended.num_unsaved_states = len(ended.keys) if scheduler.has_states else 0
@@ -279,6 +290,7 @@ class PrefixExchange:
         with contextlib.suppress(InfinilmError):  # the engine has died
             while self._ended and time.perf_counter() < end:
                 self.save(scheduler, end - time.perf_counter())
+        self._ended.clear()
         for search in self._searches:
             search.stopped.set()
             _drain(search.arrived)

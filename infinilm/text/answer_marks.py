@@ -32,12 +32,23 @@ class AnswerMarks:
 
     An answer has marks if it begins with the first; without that one, the last is text as well. Space behind the
     first, a line end before the last, and space behind that are taken with them.
+
+    Parameters
+    ----------
+    edges : Edges
+    is_begun : bool
+        The first mark has been written.
     """
 
-    def __init__(self, edges: Edges) -> None:
+    def __init__(self, edges: Edges, is_begun: bool = False) -> None:
         self._begin, self._end, self._speaker = edges
-        self._state = "start"  # then gap and inside, and behind, or at once text
+        self._state = "inside" if is_begun else "start"  # then gap and inside, and behind, or at once text
         self._text = ""
+
+    @classmethod
+    def after(cls, prompt: str, edges: Edges) -> AnswerMarks:
+        """For the answer to a rendered prompt, which has begun the answer where it is one that goes on."""
+        return cls(edges, not edges.begin or prompt.rfind(edges.begin) > prompt.rfind(edges.end))
 
     def push(self, text: str, *, final: bool = False) -> str:
         """Take more text; return what is certain now. `final`: no more comes."""

@@ -54,7 +54,8 @@ class ChoiceMaker:
     calls_end_reasoning : sequence of str
         Beginnings of calls that end a reasoning, too, where there are tools.
     stray : collection of str
-        Marks that are no content where they stand alone.
+        Marks that are no content where they stand alone. The mark that begins a reasoning does so behind a text, too,
+        if it is one of them.
 
     Attributes
     ----------
@@ -82,8 +83,10 @@ class ChoiceMaker:
         names = frozenset((schemas or {}) if form is not None else ())
         self._channels = HarmonyParser(prompt, names) if has_channels else None
         ends = calls_end_reasoning if form is not None else ()
-        self._splitter = ReasoningSplitter.after(prompt, reasoning, ends) if reasoning is not None else None
-        self._answer = AnswerMarks(answer) if answer is not None else None
+        self._splitter = (
+            ReasoningSplitter.after(prompt, reasoning, ends, reasoning[0] in stray) if reasoning is not None else None
+        )
+        self._answer = AnswerMarks.after(prompt, answer) if answer is not None else None
         self._parser = ToolCallParser(form, schemas or {}, prompt) if form is not None else None
         self._filter = TextFilter(hidden) if hidden else None
         self._stray = TextFilter(stray) if stray else None

@@ -140,6 +140,9 @@ def _gemma_value(text: str, place: int, quote: str, depth: int) -> tuple[Any, in
             items.append(value)
             place = _past_comma(text, place, "]")
         return items, place + 1
+    unopened = re.compile(r"([^:\[\]{}<]{0,255}[^:\[\]{}<,\s])" + re.escape(quote)).match(text, place)
+    if unopened is not None:  # a text whose first quote the model forgot
+        return unopened[1], unopened.end()
     word = re.compile(r"[^,\]}\s]+").match(text, place)
     if word is None:
         raise ValueError(f"no value at {place}")

@@ -49,7 +49,7 @@ class ChatFormat:
         Beginnings of calls that end a reasoning without its mark, which some models forget before they call a tool.
     stray : tuple of str
         Marks that are special tokens, and so no content where they stand alone: models write the end of a reasoning
-        twice, or one that they did not begin.
+        twice, or one that they did not begin. The mark that begins a reasoning does so behind a text as well.
     """
 
     name: str
@@ -270,6 +270,7 @@ _INTERNLM = ToolCallFormat(
     "internlm",
     "<|action_start|><|plugin|>",
     "<|action_end|>",
+    also=("<|action_start|> <|plugin|>",),  # SGLang's test/registered/unit/function_call/test_internlm_detector.py
     pattern='<|action_start|><|plugin|>\n{"name": $NAME, "parameters": $ARGUMENTS}<|action_end|>',
     between="",
 )
@@ -386,7 +387,14 @@ CHAT_FORMATS = (
         reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
         answer=Edges("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    ChatFormat("apertus", ("<|tools_prefix|>",), calls=_APERTUS, reasoning=("<|inner_prefix|>", "<|inner_suffix|>")),
+    ChatFormat(
+        "apertus",  # calls stand within its thoughts
+        ("<|tools_prefix|>",),
+        calls=_APERTUS,
+        reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
+        calls_end_reasoning=("<|tools_prefix|>[",),
+        stray=("<|inner_prefix|>", "<|inner_suffix|>"),
+    ),
     ChatFormat("granite 3", ("<|tool_call|>",), calls=_GRANITE3, answer=Edges("<response>", "</response>")),
     ChatFormat("nemotron", ("<TOOLCALL>",), calls=_NEMOTRON),  # Nano v2
     ChatFormat("internlm", ("<|action_start|>", "<|plugin|>"), calls=_INTERNLM),

@@ -23,7 +23,7 @@ from infinilm.files import read_text
 from infinilm.logs import logger
 from infinilm.model_files import path_of, read_optional_model_json
 from infinilm.text.chat_formats import chat_format
-from infinilm.text.messages import TemplateTraits, check_messages, check_tools
+from infinilm.text.messages import TemplateTraits, check_messages, check_tools, filled_tools
 from infinilm.text.mistral_template import mistral_template
 from infinilm.text.thinking import ThinkingControl
 from infinilm.text.tokenizer import Tokenizer, read_special_tokens
@@ -320,10 +320,14 @@ class ChatTemplate:
         try:
             text = _render(compiled.template, variables)
         except Exception as error:  # a template can raise anything
-            raise RequestError(
-                f"the chat template of {self.source} refused the messages: {error} (its format is "
-                f"{compiled.thinking.format}; send the messages in the roles and the order that it takes)"
-            ) from error
+            variables["tools"] = None if schemas is None else filled_tools(schemas)
+            again = None if variables["tools"] == schemas else compiled.try_render(variables)
+            if again is None:
+                raise RequestError(
+                    f"the chat template of {self.source} refused the messages: {error} (its format is "
+                    f"{compiled.thinking.format}; send the messages in the roles and the order that it takes)"
+                ) from error
+            text = again
         # A template named for tools is taken at its word.
         asks = schemas is not None and "tool_use" not in self.templates
         if asks and compiled.try_render(variables | {"tools": None}) == text:

@@ -19,7 +19,15 @@ from infinilm.errors import RequestError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Address", "TemplateTraits", "arguments_object", "check_messages", "check_tools", "take_pictures"]
+__all__ = [
+    "Address",
+    "TemplateTraits",
+    "arguments_object",
+    "check_messages",
+    "check_tools",
+    "filled_tools",
+    "take_pictures",
+]
 
 _PICTURE_PARTS = ("image_url", "input_image", "image")
 _PICTURE = {"type": "image"}  # what a template reads where a picture is
@@ -445,3 +453,20 @@ def check_tools(tools: object) -> list[Mapping[str, Any]] | None:
         if not isinstance(tool, Mapping):
             raise RequestError(f"tools[{i}] must be a JSON schema dict, got {type(tool).__name__}")
     return list(tools) or None
+
+
+def filled_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Tools with the fields that OpenAI's API may leave out, which some templates read in any case."""
+
+    def filled(function: Mapping[str, Any]) -> Mapping[str, Any]:
+        parameters = function.get("parameters") or {}
+        return {
+            **function,
+            "description": function.get("description") or "",
+            "parameters": {"type": "object", "properties": {}, **parameters},
+        }
+
+    return [
+        {**tool, "function": filled(tool["function"])} if isinstance(tool.get("function"), Mapping) else tool
+        for tool in tools
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from typing import Any
 
@@ -12,8 +13,11 @@ __all__ = ["read_python", "read_value"]
 def read_python(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     """Read `[f(a="x", b=2), g()]`, or calls on lines of their own, with literals of Python or JSON.
 
+    Calls may be JSON as well, `[{"name": "f", "arguments": {}}]`, which these models write where a prompt asks for it.
     None: they are no calls.
     """
+    if (as_json := _json_calls(text)) is not None:
+        return as_json
     body = _parsed(text)
     if body is None:
         return None
@@ -27,6 +31,21 @@ def read_python(text: str) -> list[tuple[str, dict[str, Any]]] | None:
             return None
         name = ast.unparse(item.func)
         calls.append((name, {str(word.arg): _literal(word.value) for word in item.keywords if word.arg is not None}))
+    return calls
+
+
+def _json_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
+    try:
+        loaded = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    calls = []
+    for item in loaded if isinstance(loaded, list) else [loaded]:
+        name = item.get("name") if isinstance(item, dict) else None
+        arguments = item.get("arguments", item.get("parameters", {})) if isinstance(item, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        calls.append((name, arguments))
     return calls
 
 

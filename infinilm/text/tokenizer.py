@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
+from infinilm.checks import short_repr
 from infinilm.errors import ConfigError, RequestError
 from infinilm.files import FETCH_AGAIN, parse_json
 from infinilm.gguf.file import is_gguf
@@ -60,6 +61,22 @@ def read_special_tokens(model: Path) -> dict[str, str]:
     return result
 
 
+def _returns_types(model: Path) -> bool:
+    """Whether a tokenizer returns the types of tokens, by its tokenizer_config.json. ConfigError: it is damaged.
+
+    What it returns is in `model_input_names`; without them its class decides. The class of transformers 5 for any
+    tokenizer.json returns no types, while that of version 4 did.
+    """
+    config = read_optional_model_json(model, "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if names is None:
+        return config.get("tokenizer_class") != "TokenizersBackend"
+    if not isinstance(names, list):
+        path = path_of(model, "tokenizer_config.json")
+        raise ConfigError(f"{path}: model_input_names must be a list of names, got {short_repr(names)}")
+    return "token_type_ids" in names
+
+
 class Tokenizer:
     """The tokenizer of a checkpoint folder.
 
@@ -77,6 +94,8 @@ class Tokenizer:
         `bos_token`, `eos_token`, ... to their texts; chat templates read them.
     source : str
         Named in errors.
+    returns_types : bool
+        Whether a model is told which text of a pair each token is of.
     """
 
     def __init__(
@@ -88,8 +107,10 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         source: str = "the tokenizer",
         rules: CharacterRules | None = None,
+        returns_types: bool = True,
     ) -> None:
         self._backend = backend
+        self._returns_types = returns_types
         self.source = source  # may be changed
         self._rules = rules  # for characters, before the backend gets a text
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens or {}))
@@ -154,12 +175,13 @@ class Tokenizer:
             home if tokenizer is None else Path(download_folder("tokenizer", tokenizer, TOKENIZER_FILES)).expanduser()
         )
         whole = place.is_dir() or is_gguf(place)  # else it is a tokenizer.json by itself
+        files = place if whole else place.parent
         path = path_of(place, "tokenizer.json") if whole else place
         backend = None
         special: dict[str, str] = {}
         rules: CharacterRules | None = None
         try:
-            backend = _open_backend(place if whole else place.parent, "tokenizer.json" if whole else place.name, path)
+            backend = _open_backend(files, "tokenizer.json" if whole else place.name, path)
         except FileNotFoundError:
             found = read_vocabulary(place) if place.is_dir() else None
             if found is not None:
@@ -170,7 +192,7 @@ class Tokenizer:
                     f"tokenizer={os.fspath(tokenizer)!r}: expected tokenizer.json, or a folder that holds it or one of "
                     f"{', '.join(FILES)}"
                 ) from None
-        special |= read_special_tokens(place if whole else place.parent)
+        special |= read_special_tokens(files)
         return cls(
             backend,
             eos_token_ids=generation.eos_token_ids,
@@ -178,6 +200,7 @@ class Tokenizer:
             special_tokens=special,
             source=str(path),
             rules=rules,
+            returns_types=_returns_types(files),
         )
 
     @classmethod
@@ -200,6 +223,11 @@ class Tokenizer:
             special_tokens={key: str(text) for key, text in texts.items()},
             source=f"the {type(given).__name__}",
             rules=given._rules if isinstance(given, Tokenizer) else None,
+            returns_types=(
+                given._returns_types
+                if isinstance(given, Tokenizer)
+                else "token_type_ids" in getattr(given, "model_input_names", ["token_type_ids"])
+            ),
         )
 
     def __bool__(self) -> bool:
@@ -268,7 +296,12 @@ class Tokenizer:
         return self._encode([first, second], add_special_tokens=True)
 
     def pair_types(self, first: str, second: str, num_tokens: int) -> list[int]:
-        """Return which text of a pair each token is of, as `encode_pair` or `encode_within` gave so many tokens."""
+        """Return which text of a pair each token is of, as `encode_pair` or `encode_within` gave so many tokens.
+
+        All are 0 where the files of the tokenizer say that it returns no types: the model was trained so.
+        """
+        if not self._returns_types:
+            return [0] * num_tokens
         encoding = self._require().encode_batch([(first, second)], add_special_tokens=True)[0]
         return [*encoding.type_ids[: num_tokens - 1], encoding.type_ids[-1]]
 

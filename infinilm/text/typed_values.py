@@ -27,8 +27,11 @@ def types_of(key: str, schema: Mapping[str, Any]) -> set[str]:
     schema : mapping
         JSON schema of all arguments, an object.
     """
-    properties = schema.get("properties")
-    return _kinds(properties.get(key) if isinstance(properties, Mapping) else None, schema)
+    kinds: set[str] = set()
+    for inner in _meanings(schema, schema):
+        properties = inner.get("properties")
+        kinds |= _kinds(properties.get(key) if isinstance(properties, Mapping) else None, schema)
+    return kinds
 
 
 def typed_value(text: str, kinds: Collection[str]) -> Any:
@@ -75,12 +78,7 @@ def _kind(value: object) -> str:
 def _kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
     """Types that a schema names; `$ref` in it refers to the root."""
     kinds: set[str] = set()
-    todo, seen = [schema], set[int]()  # each once: schemas may refer to themselves
-    while todo:
-        inner = todo.pop()
-        if not isinstance(inner, Mapping) or id(inner) in seen:
-            continue
-        seen.add(id(inner))
+    for inner in _meanings(schema, root):
         if (named := inner.get("type")) is not None:
             listed: Collection[Any] = named if isinstance(named, list) else [named]
             kinds |= {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
@@ -88,18 +86,23 @@ def _kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
             kinds |= {_kind(value) for value in values}
         elif "const" in inner:
             kinds.add(_kind(inner["const"]))
-        else:
-            todo += _inner(inner, root)
     return kinds
 
 
-def _inner(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[object]:
-    """Schemas that say what this one is."""
-    for word in ("anyOf", "oneOf", "allOf"):
-        if isinstance(listed := schema.get(word), list):
-            yield from listed
-    if isinstance(place := schema.get("$ref"), str) and place.startswith("#/"):
-        found: object = root
-        for name in place[2:].split("/"):
-            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        yield found
+def _meanings(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema and all schemas that it is, by `anyOf`, `oneOf`, `allOf` and `$ref`, once each."""
+    todo, seen = [schema], set[int]()
+    while todo:
+        inner = todo.pop()
+        if not isinstance(inner, Mapping) or id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        yield inner
+        for word in ("anyOf", "oneOf", "allOf"):
+            if isinstance(listed := inner.get(word), list):
+                todo += listed
+        if isinstance(place := inner.get("$ref"), str) and place.startswith("#/"):
+            found: object = root
+            for name in place[2:].split("/"):
+                found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+            todo.append(found)

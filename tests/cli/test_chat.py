@@ -23,6 +23,8 @@ import pytest
 from hypothesis import given, strategies as st
 from llm import tiny
 from llm.support import PATIENCE
+from text.agent_families import ANSWER, FAMILIES, THOUGHT
+from text.real_templates import FOLDER, read
 
 from cli.support import PROGRAM, run, wait_until_at_rest
 from infinilm import LLM, Constraint
@@ -129,6 +131,47 @@ def test_a_saved_conversation_goes_on(
         answer = llm.chat(expected, temperature=0, max_tokens=5, ignore_eos=True)[0].outputs[0].text
     assert captured.out == f"{answer}\n"
     assert json.loads(after.read_text(encoding="utf-8")) == [*expected, {"role": "assistant", "content": answer}]
+
+
+def test_a_session_is_kept_and_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages of three runs are one conversation, the last one from the keys and values of those before."""
+    file, disk = tmp_path / "talk.json", tmp_path / "disk"
+    common = ["--model", folder, *GREEDY, "--session", file]
+    assert chat(monkeypatch, f"{'the an on ' * 100}\n", *common, "--system", "be", "--disk-cache", disk) == 0
+    assert run("chat", "an", *common, "--disk-cache", disk) == 0
+    assert chat(monkeypatch, "on\n", *common) == 0
+    captured = capsys.readouterr()
+    assert f"[loaded 2 exchanges of {file}; " in captured.err
+    said = json.loads(file.read_text(encoding="utf-8"))
+    assert [message["role"] for message in said] == ["system", *["user", "assistant"] * 3]
+    assert list(disk.rglob("*.prefix"))
+    with LLM(folder) as llm:
+        for end in (2, 4, 6):
+            answer = llm.chat(said[:end], temperature=0, max_tokens=5, ignore_eos=True)[0].outputs[0].text
+            assert said[end]["content"] == answer
+    assert chat(monkeypatch, "/reset\n", *common) == 0
+    assert [message["role"] for message in json.loads(file.read_text())] == ["system"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_sessions_that_cannot_be(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with something else stays as it is; one that cannot be written is told, and the answer is there."""
+    file = tmp_path / "x.json"
+    file.write_text("{")
+    assert run("chat", "an", "--model", folder, "--session", file) == 2
+    assert file.read_text() == "{"
+    assert f"--session: {file} holds no conversation" in capsys.readouterr().err
+    file.write_text("[]")
+    assert run("chat", "an", "--model", folder, "--session", file, "--system", "be") == 2
+    assert run("chat", "an", "--model", folder, "--session", file, "--image", file) == 2
+    assert "--session keeps no pictures" in capsys.readouterr().err
+    assert run("chat", "an", "--model", folder, *GREEDY, "--session", tmp_path / "absent" / "x.json") == 0
+    captured = capsys.readouterr()
+    assert "[not kept: " in captured.err and captured.out
 
 
 def test_what_cannot_be_loaded(
@@ -298,6 +341,26 @@ def test_calls_of_one_message(
         script.append(call("unknown", "{}"))  # a call of no tool is what the model said
         assert run("chat", "How is it?", *options, "--hide-reasoning") == 0
         assert capsys.readouterr().out == f"{call('unknown', '{}')}\n"
+
+
+@pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_families(
+    told: tuple[list[str], list[str | Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
+) -> None:
+    """In the formats that agents use most: thoughts apart, a call, its result, an answer."""
+    script, options = told
+    shown = FAMILIES[family]
+    (tmp_path / "tools.jinja").write_text(shown.head + read(shown.template))
+    script += [shown.weather, shown.answer]
+    assert chat(monkeypatch, "How is it?\nRain\n", *options, "--max-model-len", "4096") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f'weather({{"city": "Zürich"}})\n{ANSWER}\n'
+    assert captured.err.count(THOUGHT) == 2 * shown.thinks
 
 
 def test_a_call_that_is_cut_short_is_shown_and_asks_for_no_result(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ TEST(gguf_blocks) {
             CHECK(std::any_of(one.get() + row * columns, one.get() + (row + 1) * columns,
                               [](float x) { return x != 0; }));
     }
-    CHECK(num_types == 18);
+    CHECK(num_types == 26);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ from infinilm.router.metrics import RouterMetrics
 from infinilm.router.replicas import Pool
 from infinilm.router.settings import RouterSettings
 from infinilm.server.guard import OPEN_PATHS
-from infinilm.server.metrics import Metrics, render
+from infinilm.server.metrics import LoadedModels, Metrics, render
 from infinilm.server.records import NO_HANDLER
 from infinilm.server.settings import ServerSettings
 
@@ -91,7 +91,8 @@ def metric_names() -> set[str]:
     with LLM("demo") as llm:
         metrics = Metrics("demo")
         metrics.serve(llm)
-        text = (render([metrics.look(llm.metrics()), metrics.http]) + asyncio.run(of_router())).decode()
+        loaded = LoadedModels(lambda: [("demo", True, 1)])
+        text = (render([metrics.look(llm.metrics()), metrics.http, loaded]) + asyncio.run(of_router())).decode()
     names: set[str] = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE):
         names |= {name + end for end in ("_bucket", "_sum", "_count")} if kind == "histogram" else {name}

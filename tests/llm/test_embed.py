@@ -143,6 +143,8 @@ def test_bad_input(llm: LLM) -> None:
     for prompts, pooling, message in (
         ("the", "median", "pooling: expected"),
         ([[]], "mean", "empty"),
+        ("", "mean", "prompt 0: expected a text that is not empty"),
+        (["the", ""], "mean", "prompt 1: expected a text that is not empty"),
         ([list(range(200)) * 3], "mean", "shorten"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from infinilm import LLM, AutoLlamaModel, AutoModelForCausalLM, ConfigError, HookRegistry, ReferenceModel, RequestError
-from llm.vector_files import write_modules, write_pooling
+from infinilm.checkpoint.folder import Checkpoint
+from infinilm.checkpoint.pack_writer import pack_model
+from infinilm.checkpoint.quantised.writer import quantise_model
+from llm.vector_files import write_json, write_modules, write_pooling
 
 VECTORS = [name for name in ENTRIES if "scores" not in expected_of(name)]
 LABELS = [name for name in ENTRIES if name not in VECTORS]
@@ -156,9 +160,38 @@ def test_labels_agree_with_transformers(kind: str, tmp_path: Path) -> None:
     assert_near(np.array([result.scores for result in results]), expected["scores"])
 
 
-def test_a_pair_has_types(tmp_path: Path) -> None:
-    """The document of a pair has another type than the query, also where its end is left out."""
-    folder = make_encoder(tmp_path, "bert-labels")
+def test_packed_and_quantised_folders(name: str, folder: Path, tmp_path: Path) -> None:
+    """An encoder has no lm_head, whatever its configuration says of one beside the embedding."""
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    write_json(source / "config.json", ENTRIES[name]["config"] | {"tie_word_embeddings": False})
+    prompts = prompts_of(name)
+    with open_llm(pack_model(source, tmp_path / "packed", use_tqdm=False)) as packed, open_llm(folder) as llm:
+        want = llm.embed(prompts, "mean")
+        np.testing.assert_array_equal(packed.embed(prompts, "mean"), want)
+    made = quantise_model(source, tmp_path / "int8", "w8a16", use_tqdm=False)
+    with Checkpoint(made) as checkpoint:
+        assert all("layer" in stored for stored in checkpoint.tensors if stored.endswith("weight_scale"))
+    with open_llm(made) as quantised:
+        assert (quantised.embed(prompts, "mean") * want).sum(1).min() > 0.95
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_random_weights_have_labels(kind: str, tmp_path: Path) -> None:
+    """A folder with config.json alone has a head of labels, too, which follows from the seed."""
+    write_json(tmp_path / "config.json", ENTRIES[kind]["config"])
+    scores = []
+    for seed in (1, 1, 2):
+        with open_llm(tmp_path, load_format="dummy", seed=seed) as llm:
+            scores.append([result.scores for result in llm.classify(prompts_of(kind), activation="identity")])
+    assert scores[0] == scores[1] != scores[2]
+    assert np.isfinite(scores).all() and np.std(scores[0]) > 0
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that has types of tokens, and a tokenizer that returns them."""
+    folder = make_encoder(tmp_path_factory.mktemp("encoders") / "reranker", "bert-labels")
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {"0": "LABEL_0"}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -168,12 +201,47 @@ def test_a_pair_has_types(tmp_path: Path) -> None:
     )
     save_tensors(folder, tensors)
     add_word_pieces(folder)
-    with open_llm(folder) as llm:
+    return folder
+
+
+def test_a_pair_has_types(reranker: Path) -> None:
+    """The document of a pair has another type than the query, also where its end is left out."""
+    with open_llm(reranker) as llm:
         best = llm.rerank("the red fox", ["a bird", "reddish fox"])
         cut = llm.rerank("the red fox", ["a bird a bird a bird"], truncate=8)[0]
         pair = {"prompt_token_ids": [2, 8, 5, 4, 3, 9, 7, 3], "token_type_ids": [0, 0, 0, 0, 0, 1, 1, 1]}
         assert {one.document: one.score for one in best}["a bird"] == llm.classify(pair)[0].score == cut.score
         assert llm.classify(pair)[0].score != llm.classify(pair["prompt_token_ids"])[0].score
+
+
+@pytest.mark.parametrize(
+    ("said", "has_types"),
+    [
+        ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+        ({"model_input_names": ["input_ids", "token_type_ids"], "tokenizer_class": "TokenizersBackend"}, True),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+    ],
+)
+def test_a_tokenizer_that_returns_no_types(
+    reranker: Path, tmp_path: Path, said: dict[str, Any], has_types: bool
+) -> None:
+    """Its checkpoint was trained with pairs whose tokens all have the type 0."""
+    shutil.copytree(reranker, tmp_path, dirs_exist_ok=True)
+    write_json(tmp_path / "tokenizer_config.json", said)
+    pair = {"prompt_token_ids": [2, 8, 5, 4, 3, 9, 7, 3], "token_type_ids": [0, 0, 0, 0, 0, *[int(has_types)] * 3]}
+    with open_llm(tmp_path) as llm:
+        assert llm.rerank("the red fox", ["a bird"])[0].score == llm.classify(pair)[0].score
+        tokenizer = llm.tokenizer
+    with open_llm(reranker, tokenizer=tokenizer) as llm:
+        assert llm.rerank("the red fox", ["a bird"])[0].score == llm.classify(pair)[0].score
+
+
+def test_names_of_what_a_tokenizer_returns_are_a_list(reranker: Path, tmp_path: Path) -> None:
+    shutil.copytree(reranker, tmp_path, dirs_exist_ok=True)
+    write_json(tmp_path / "tokenizer_config.json", {"model_input_names": "input_ids"})
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json: model_input_names must be a list.*'input_ids'"):
+        open_llm(tmp_path)
 
 
 def load_tensors(folder: Path) -> dict[str, np.ndarray]:

@@ -89,6 +89,12 @@ def test_what_a_model_with_labels_refuses(labelled: LLM, llm: LLM) -> None:
         labelled.classify("the", activation="relu")
     with pytest.raises(RequestError, match="shorten"):
         labelled.classify([[3] * 500])
+    with pytest.raises(RequestError, match="prompt 1: expected a text that is not empty"):
+        labelled.classify(["the", ""], truncate=True)
+    with pytest.raises(RequestError, match=r"prompt 0: expected a text or a flat list of token ids"):
+        labelled.classify([("the", "ant")])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match=r"gives scores of labels and makes no vectors: use classify\(\)"):
+        labelled.embed("the")
     assert labelled.classify([[3] * 500], truncate=True) == labelled.classify([[3] * 128])
     with pytest.raises(RequestError, match="LlamaForCausalLM has no labels"):
         llm.classify("the")
@@ -212,6 +218,8 @@ def test_rerank_by_yes_and_no(judge: LLM, folder: Path) -> None:
         )
         ids = judge.tokenize(text, False)
         assert one.num_tokens == len(ids) and abs(one.score - yes_no(folder, judge, ids, tokens)) < 1e-6
+        raw = judge.rerank(QUERY, [one.document], activation="identity")[0].score
+        assert abs(sigmoid(raw) - one.score) < 1e-6 and raw != one.score
         judge.reset_prefix_cache()
         assert judge.rerank(QUERY, [one.document])[0].score == one.score
     assert asyncio.run(judge.arerank(QUERY, DOCUMENTS)) == ranking
@@ -233,6 +241,8 @@ def test_rerank_by_yes_and_no(judge: LLM, folder: Path) -> None:
             judge.rerank(query, documents)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="top_n must be"):
         judge.rerank(QUERY, DOCUMENTS, top_n=0)
+    with pytest.raises(RequestError, match="activation: expected one of identity"):
+        judge.rerank(QUERY, DOCUMENTS, activation="relu")
 
 
 @pytest.mark.parametrize("no", [None, 4])

@@ -122,16 +122,18 @@ def test_damaged_files_are_passed_over(model: Path, expected: list[str], data: s
     with tempfile.TemporaryDirectory() as name:
         paths = fill(model, Path(name))
         with open_llm(model, disk_cache=name) as llm:
-            for path in data.draw(st.lists(st.sampled_from(paths), max_size=4)):
+            # How many files there are, and how long they are, may not decide what is drawn.
+            for number in data.draw(st.lists(st.integers(0, 100), max_size=4)):
+                path = paths[number % len(paths)]
                 content = (path.read_bytes() if path.exists() else b"") or b"x"
                 fault = data.draw(st.sampled_from([*FAULTS, "removed", "swapped"]))
                 if fault == "removed":
                     path.unlink(missing_ok=True)
                 elif fault == "swapped":
-                    other = data.draw(st.sampled_from(paths))
+                    other = paths[data.draw(st.integers(0, 100)) % len(paths)]
                     path.write_bytes(other.read_bytes() if other.exists() else b"")
                 else:
-                    path.write_bytes(FAULTS[fault](content, data.draw(st.integers(0, len(content) - 1))))
+                    path.write_bytes(FAULTS[fault](content, data.draw(st.integers(0, 10_000)) % len(content)))
             order = data.draw(st.permutations(range(len(asked))))
             assert answers(llm, [asked[i] for i in order]) == [expected[i] for i in order]
 
@@ -213,6 +215,20 @@ def test_a_full_disk(
         f"disk_cache: cannot write files in {tmp_path}: No space left on device; requests go on without them"
     ]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_program_that_closes_nothing(model: Path, tmp_path: Path) -> None:
+    """What it has computed is kept when the interpreter ends, without a word."""
+    program = f"""
+from infinilm import LLM
+from infinilm.scheduling import scheduler
+scheduler.SEGMENT_BLOCKS = 1
+llm = LLM({str(model)!r}, disk_cache={str(tmp_path)!r}, use_tqdm=False)
+llm.generate([{prompts()[0]!r}], max_tokens=1, use_tqdm=False)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert len(DiskTier(tmp_path, 1 << 30).files()) == 4
 
 
 WRITER = """

@@ -32,14 +32,16 @@ def test_fields_by_position_and_by_name() -> None:
 
 
 def test_fields_that_cannot_be() -> None:
-    with pytest.raises(TypeError, match="MlpSpec has no field 'bais'; it has intermediate_size, bias, gated, activat"):
+    with pytest.raises(
+        TypeError, match="MlpSpec has no field 'bais'; it has intermediate_size, bias, down_bias, gated"
+    ):
         _core.MlpSpec(bais=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="MlpSpec: bias: expected bool, got 'x'"):
         _core.MlpSpec(bias="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="MlpSpec: intermediate_size is given twice"):
         _core.MlpSpec(3, intermediate_size=2)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="MlpSpec: expected up to 6 fields, got 7"):
-        _core.MlpSpec(1, True, True, "silu", 1, 1, 4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="MlpSpec: expected up to 7 fields, got 8"):
+        _core.MlpSpec(1, True, True, True, "silu", 1, 1, 4)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError,
         match=r"mixer: expected AttentionSpec \| LatentSpec \| DeltaSpec \| ShortConvSpec \| MambaSpec \| None, got 3",

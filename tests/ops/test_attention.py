@@ -348,7 +348,8 @@ def test_large_scores(isa: str, dtype: str) -> None:
     b = backend(isa, 2)
     got = np.concatenate(attend(b, values, Layout(values, 16, 1), values.whole()))
     want, magnitude = values.expected()
-    assert_close(got, want, length=64 + 500, scale=magnitude)
+    # Where int8 has a zero in the row that counts, nothing is left but weights that float32 may not hold.
+    assert_close(got, want, length=64 + 500, scale=np.maximum(magnitude, 1e-30))
 
 
 @each_isa

@@ -9,13 +9,16 @@ script says how a call is written; text/test_format_grammars.py has the calls th
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import anthropic
 import openai
+import pydantic
 import pytest
 from llm import tiny
+from text.agent_families import ANSWER, CITY, FAMILIES, THOUGHT, Family
 from text.real_templates import FOLDER, read
 from tokenizers import AddedToken, Tokenizer as Backend
 
@@ -25,119 +28,6 @@ pytestmark = [
     pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:agents"),
 ]
-
-CITY = '{"city": "Zürich"}'
-THOUGHT = "I look."
-ANSWER = "It rains at noon."
-
-
-class Family(NamedTuple):
-    """How a family writes a call of `weather`, one of `time`, and an answer, and which marks are special tokens."""
-
-    template: str
-    weather: str
-    time: str
-    answer: str = ANSWER
-    special: Sequence[str] = ()
-    thinks: bool = True
-    head: str = ""  # of the template, where its own shows no tools
-
-
-THINK = f"<think>\n{THOUGHT}\n</think>\n\n"
-BEGUN = f"{THOUGHT}\n</think>\n\n"  # the prompt has begun it
-HARMONY = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
-HARMONY_CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
-DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-KIMI = (
-    "<|tool_calls_section_begin|><|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    "<|tool_calls_section_end|>"
-)
-HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
-CODER = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>"
-MINIMAX = '<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>'
-
-FAMILIES = {
-    "harmony": Family(
-        "openai-gpt-oss-120b",
-        HARMONY + HARMONY_CALL.format("weather", CITY),
-        HARMONY + HARMONY_CALL.format("time", "{}"),
-        f"{HARMONY}<|channel|>final<|message|>{ANSWER}",
-        ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
-    ),
-    "deepseek v3.1": Family(
-        "deepseek-ai-DeepSeek-V3.1",
-        DEEPSEEK.format("weather", CITY),
-        DEEPSEEK.format("time", "{}"),
-        special=(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁end｜>",
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁call▁end｜>",
-            "<｜tool▁sep｜>",
-        ),
-        thinks=False,
-        head="{% if tools %}{{ tools | tojson }}{% endif %}",
-    ),
-    "kimi k2": Family(
-        "moonshotai-Kimi-K2",
-        KIMI.format("weather", CITY),
-        KIMI.format("time", "{}"),
-        special=(
-            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
-            *("<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|im_end|>"),
-        ),
-        thinks=False,
-    ),
-    "minimax m2": Family(
-        "MiniMax-M2",
-        BEGUN + MINIMAX.format("weather", '<parameter name="city">Zürich</parameter>\n'),
-        BEGUN + MINIMAX.format("time", ""),
-        BEGUN + ANSWER,
-        ("[e~[", "]~b]"),
-    ),
-    "glm": Family(
-        "GLM-4.6",
-        f"<think>{THOUGHT}</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>",
-        f"<think>{THOUGHT}</think>\n<tool_call>time\n</tool_call>",
-        f"<think>{THOUGHT}</think>\n{ANSWER}",
-        ("<|user|>", "<|observation|>"),
-    ),
-    "qwen3": Family(
-        "Qwen-Qwen3-0.6B",
-        THINK + HERMES.format("weather", CITY),
-        THINK + HERMES.format("time", "{}"),
-        THINK + ANSWER,
-        ("<|im_start|>", "<|im_end|>"),
-    ),
-    "qwen3 coder": Family(
-        "Qwen3-Coder",
-        CODER.format("weather", "<parameter=city>\nZürich\n</parameter>\n"),
-        CODER.format("time", ""),
-        special=("<|im_start|>", "<|im_end|>"),
-        thinks=False,
-    ),
-    "gemma 4": Family(
-        "google-gemma-4-31B-it",
-        f'<|channel>thought\n{THOUGHT}<channel|><|tool_call>call:weather{{city:<|"|>Zürich<|"|>}}<tool_call|>',
-        f"<|channel>thought\n{THOUGHT}<channel|><|tool_call>call:time{{}}<tool_call|>",
-        f"<|channel>thought\n{THOUGHT}<channel|>{ANSWER}",
-        ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>", "<|turn>"),
-    ),
-    "mistral": Family(
-        "Mistral-Small-3.2-24B-Instruct-2506",
-        f"[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{CITY}",
-        "[TOOL_CALLS]time[CALL_ID]abcdefghi[ARGS]{}",
-        special=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[INST]", "[/INST]"),
-        thinks=False,
-    ),
-    "llama 3": Family(
-        "meta-llama-Llama-3.1-8B-Instruct",
-        f'{{"name": "weather", "parameters": {CITY}}}',
-        '{"name": "time", "parameters": {}}',
-        special=("<|eot_id|>", "<|python_tag|>", "<|start_header_id|>", "<|end_header_id|>"),
-        thinks=False,
-    ),
-}
 
 
 class RehearsedLLM(ScriptedLLM):
@@ -257,3 +147,60 @@ def test_anthropic(played: tuple[Family, RehearsedLLM, Hosted], streamed: bool) 
                 results.append({"type": "tool_result", "tool_use_id": use.id, "content": said})
             messages.append({"role": "user", "content": results})
     check(llm, called, "".join(block.text for block in message.content if block.type == "text"))
+
+
+CITIES: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ASKED: Any = [{"role": "user", "content": "How is it in Zürich, and when?"}]
+
+
+def checked(kind: Any, *values: Any) -> None:
+    """All that a client took is of its own types, whole: clients themselves read objects without a check."""
+    for value in values:
+        pydantic.TypeAdapter(kind).validate_python(value.to_dict())
+
+
+def test_events_of_responses(played: tuple[Family, RehearsedLLM, Hosted]) -> None:
+    family, llm, host = played
+    llm.rehearse([family.weather, family.weather])
+    body: Any = {"model": "tiny", "input": ASKED, "instructions": "Be brief."}
+    body["tools"] = [{"type": "function", "name": "weather", "parameters": CITIES, "strict": False}]
+    with openai.OpenAI(base_url=f"{host.url}/v1", api_key="k", max_retries=0, timeout=SECONDS) as client:
+        whole = client.responses.create(**body)
+        events: Any = list(client.responses.create(**body, stream=True))
+    checked(openai.types.responses.Response, whole)
+    checked(openai.types.responses.ResponseStreamEvent, *events)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    for response in (whole, events[-1].response):
+        assert [item.type for item in response.output] == ["reasoning"] * family.thinks + ["function_call"]
+        assert (response.output[-1].name, json.loads(response.output[-1].arguments)) == ("weather", json.loads(CITY))
+    for kind, told in (
+        ("response.function_call_arguments.delta", events[-1].response.output[-1].arguments),
+        ("response.reasoning_text.delta", events[-1].response.output[0].content[0].text if family.thinks else ""),
+    ):
+        assert "".join(event.delta for event in events if event.type == kind) == told
+
+
+def test_events_of_messages(played: tuple[Family, RehearsedLLM, Hosted]) -> None:
+    family, llm, host = played
+    llm.rehearse([family.weather, family.weather])
+    body: Any = {"model": "tiny", "max_tokens": 500, "system": "Be brief.", "messages": ASKED}
+    body["tools"] = [{"name": "weather", "input_schema": CITIES}]
+    with anthropic.Anthropic(base_url=host.url, api_key="k", max_retries=0, timeout=SECONDS) as client:
+        whole = client.messages.create(**body)
+        events: Any = list(client.messages.create(**body, stream=True))
+        with_blocks = [event for event in events if event.type.startswith("content_block")]
+    checked(anthropic.types.Message, whole)
+    checked(anthropic.types.RawMessageStreamEvent, *events)
+    kinds = ["thinking"] * family.thinks + ["tool_use"]
+    assert [block.type for block in whole.content] == kinds
+    assert [event.content_block.type for event in events if event.type == "content_block_start"] == kinds
+    assert [event.index for event in with_blocks] == sorted(event.index for event in with_blocks)
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    written = "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta")
+    assert json.loads(written) == whole.content[-1].input == json.loads(CITY)
+    thought = "".join(delta.thinking for delta in deltas if delta.type == "thinking_delta")
+    assert (
+        thought == (whole.content[0].thinking if family.thinks else "") and thought.strip() == THOUGHT * family.thinks
+    )
+    assert {event.delta.stop_reason for event in events if event.type == "message_delta"} == {whole.stop_reason}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from llm.test_labels import classifier
 
 from infinilm import LLM, CacheFullError
-from infinilm.cli.main import main
+from infinilm.cli.main import main, make_parser
 from infinilm.planning.memory import plan_model
 from infinilm.server.bodies import ApiError
 from infinilm.server.host import ModelHost, ModelSource
@@ -143,11 +144,47 @@ def test_a_process_with_a_chat_model_an_embedder_and_a_reranker(folders: dict[st
         assert post("/v1/load_lora_adapter", model="embed", lora_name="a", lora_path="a").status_code == 403
         assert httpx.get(f"{server.url}/replica", headers=headers).status_code == 404
         metrics = httpx.get(f"{server.url}/metrics", headers=headers).text
+        for name in ("chat", "embed", "rank"):
+            assert re.search(rf'infinilm:prompt_tokens_total{{model_name="{name}"}} [1-9]', metrics), name
         assert metrics.count("# TYPE infinilm:generation_tokens_total") == 1
         assert 'infinilm:model_loaded{model_name="rank"} 1.0' in metrics
         for name in ("chat", "embed", "rank"):
             assert f'infinilm:num_requests_running{{model_name="{name}"}} 0.0' in metrics
         assert server.stop() == 0, server.lines
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_models_of_a_file_of_options(folders: dict[str, Path], tmp_path: Path, table: bool) -> None:
+    """[model] names them; a list of NAME=MODEL does, too, as on the command line, and may name the first."""
+    file = tmp_path / "options.toml"
+    embedder, ranker = f"{folders['embed']},max-num-seqs=4", folders["rank"]
+    lines = (
+        ["[model]", f'embed = "{embedder}"', f'rank = "{ranker}"']
+        if table
+        else [f'model = ["{folders["chat"]}", "embed={embedder}", "rank={ranker}"]']
+    )
+    file.write_text("\n".join(['served-model-name = "chat"', "on-demand = true", *lines]))
+    arguments = ["serve", *([str(folders["chat"])] if table else []), "--config", str(file)]
+    args = make_parser().parse_args(arguments)
+    assert args.model == str(folders["chat"]) and args.served_model_name == ["chat"] and args.on_demand
+    assert args.models == [["embed", str(folders["embed"]), {"max_num_seqs": 4}], ["rank", str(ranker), {}]]
+
+
+def test_bad_models_of_a_file_of_options(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "options.toml"
+    for line, words in (
+        ("model = 3", "there is a MODEL already"),
+        ("[model]\nembed = 3", "model.embed: expected a text that is not empty, got 3"),
+        ('[model]\nembed = "x,dtpye=float32"', "'dtpye' is no option of one model"),
+        ('[model]\nembed = ""', "model.embed: expected a text that is not empty"),
+        ("[models]\na = 'x'", "models is no option"),
+    ):
+        file.write_text(line)
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["serve", str(folders["chat"]), "--config", str(file)])
+        assert words in (told := capsys.readouterr().err), (line, told)
 
 
 def test_bad_options(folders: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

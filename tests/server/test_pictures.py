@@ -9,9 +9,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from llm.test_vision import TEMPLATE, _tokenizer
+from llm.test_vision import TEMPLATE
 from PIL import Image
-from vision import make_model, pictures_of
+from vision import make_model, pictures_of, tokenizer_of
 
 from server.support import KEY, SECONDS, served
 
@@ -27,7 +27,7 @@ def part(picture: int) -> dict[str, object]:
 
 def test_pictures_of_a_client(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", NAME)
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer_of(NAME).save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -73,6 +74,10 @@ def test_vectors_by_the_checkpoint(embedder: LLM) -> None:
         raw = ask(host, "/v1/embeddings", input=texts, encoding_format="base64", normalize=False, pooling="max")
         rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in raw["data"]]
         assert np.array_equal(rows, embedder.embed(texts, "max", normalize=False))
+        plain = ask(host, "/v1/embeddings", input=texts, encoding_format="base64", use_activation=False, pooling="max")
+        assert plain["data"] == raw["data"]
+        both = refused(host, "/pooling", input=texts, use_activation=False, normalize=False)
+        assert both[0] == "use_activation" and "leave it out" in both[1]
         pooled = ask(host, "/pooling", input=texts)
         assert pooled["object"] == "list" and [one["object"] for one in pooled["data"]] == ["pooling"] * 2
         assert np.array_equal(np.array([one["data"] for one in pooled["data"]], np.float32), embedder.embed(texts))
@@ -126,6 +131,10 @@ def test_what_an_embedder_refuses(embedder: LLM) -> None:
                 "-1 or at least 1",
             ),
             ("/v1/embeddings", {"input": "x" * 300}, "input", "this server holds 128"),
+            ("/v1/embeddings", {"input": ["x", ""]}, "input", "input[1]: expected a text that is not empty"),
+            ("/v1/embeddings", {"input": "", "prompt_name": "query"}, "input", "expected a text that is not empty"),
+            ("/v1/embeddings", {"input": ["x", []]}, "input", "empty"),
+            ("/pooling", {"input": ""}, "input", "expected a text that is not empty"),
             ("/v1/rerank", {"query": "x", "documents": ["y"]}, "documents", "makes vectors and reads no pairs"),
             ("/classify", {"input": "x"}, "model", "LlamaModel has no labels"),
         ):
@@ -135,6 +144,41 @@ def test_what_an_embedder_refuses(embedder: LLM) -> None:
         assert "writes no text" in refused(host, "/v1/chat/completions", **body)[1]
         assert "writes no text" in refused(host, "/v1/chat/completions", **body, stream=True)[1]
         assert ask(host, "/v1/embeddings", input="x")
+
+
+def test_as_the_client_of_cohere_asks(reranker: LLM) -> None:
+    """What `cohere.Client` and `cohere.ClientV2` of version 7 send, and the fields that they read of an answer."""
+    headers = {"Authorization": "Bearer key", "Accept": "*/*", "User-Agent": "cohere/7.3.1"}
+    body = {"model": "tiny", "query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+    expected = reranker.rerank(QUERY, DOCUMENTS, top_n=2)
+    with hosted(reranker) as host:
+        for path, more in (("/v1/rerank", {"return_documents": True}), ("/v2/rerank", {})):
+            answer = httpx.post(f"{host.url}{path}", json=body | more, headers=headers, timeout=SECONDS).json()
+            assert isinstance(answer["id"], str)
+            for got, want in zip(answer["results"], expected, strict=True):
+                assert (got["index"], got["relevance_score"]) == (want.index, want.score)
+                assert got["document"] == {"text": want.document}
+        objects = [{"text": text} for text in DOCUMENTS]  # as the first version takes them
+        answer = httpx.post(f"{host.url}/v1/rerank", json=body | {"documents": objects}, headers=headers).json()
+        assert [one["index"] for one in answer["results"]] == [one.index for one in expected]
+        for field, value in (("rank_fields", ["text"]), ("max_chunks_per_doc", 10), ("max_tokens_per_doc", 5)):
+            assert refused(host, "/v1/rerank", **body | {field: value})[0] == field
+
+
+def test_as_the_client_of_langchain_asks(embedder: LLM) -> None:
+    """`OpenAIEmbeddings` of langchain-openai 1 sends texts or, by default, token ids of OpenAI's vocabulary."""
+    with hosted(embedder) as host:
+        client = openai.OpenAI(base_url=f"{host.url}/v1", api_key="x")  # which it calls, and which asks for base64
+        texts = ["the ant", "an inn"]
+        raw = client.embeddings.with_raw_response.create(model="tiny", input=texts)
+        assert json.loads(raw.http_request.content)["encoding_format"] == "base64"
+        got = np.array([one.embedding for one in raw.parse().data], np.float32)
+        np.testing.assert_array_equal(got, embedder.embed(texts))
+        ids = [embedder.tokenize(text) for text in texts]
+        got = np.array([one.embedding for one in client.embeddings.create(model="tiny", input=ids).data], np.float32)
+        np.testing.assert_array_equal(got, embedder.embed(texts))
+        with pytest.raises(openai.BadRequestError, match="15339"):
+            client.embeddings.create(model="tiny", input=[[15339]])
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
@@ -171,6 +215,17 @@ def test_score(reranker: LLM) -> None:
         each = ask(host, "/v1/score", text_1=[QUERY] * len(DOCUMENTS), text_2=DOCUMENTS)
         assert each["data"] == one_to_all["data"] and each["object"] == "list"
         assert ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS[0])["data"][0]["score"] == by_index[0]
+        raw = {one.index: one.score for one in reranker.rerank(QUERY, DOCUMENTS, activation="identity")}
+        for settings in ({"use_activation": False}, {"activation": "identity"}):
+            scores = ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS, **settings)["data"]
+            assert [one["score"] for one in scores] == [raw[i] for i in range(len(DOCUMENTS))]
+            ranking = ask(host, "/rerank", query=QUERY, documents=DOCUMENTS, **settings)["results"]
+            assert {one["index"]: one["relevance_score"] for one in ranking} == raw
+        assert ask(host, "/score", text_1=QUERY, text_2=DOCUMENTS, use_activation=True)["data"] == one_to_all["data"]
+        assert refused(host, "/score", text_1="", text_2=DOCUMENTS)[0] == "text_1"
+        assert refused(host, "/score", text_1=QUERY, text_2=["x", ""])[0] == "text_2[1]"
+        for path in ("/v1/embeddings", "/pooling"):
+            assert "makes no vectors: use rerank()" in refused(host, path, input="x")[1]
         assert refused(host, "/score", text_1=[QUERY] * 2, text_2=DOCUMENTS)[0] == "text_1"
 
 
@@ -186,4 +241,18 @@ def test_classify(labelled: LLM) -> None:
         )
         raw = ask(host, "/classify", input=[3, 4], activation="identity")
         assert raw["data"][0]["probs"] == list(labelled.classify([3, 4], activation="identity")[0].scores)
+        assert ask(host, "/classify", input=[3, 4], use_activation=False)["data"] == raw["data"]
+        assert ask(host, "/classify", input=texts, use_activation=True)["data"] == got["data"]
+        both = refused(host, "/classify", input="x", use_activation=True, activation="softmax")
+        assert both[0] == "use_activation" and "leave it out" in both[1]
         assert "has 3: use classify" in refused(host, "/rerank", query=QUERY, documents=DOCUMENTS)[1]
+        for body, message in (
+            ({"input": ""}, "input: expected a text that is not empty"),
+            ({"input": ["the", ""]}, "input[1]: expected a text that is not empty"),
+            ({"input": [[]]}, "empty"),
+            ({"input": [["the", "ant"]]}, "a text, a list of token ids, or a list of either"),
+            ({"input": "x" * 300}, "shorten"),
+        ):
+            got = refused(host, "/classify", **body)
+            assert got[0] == "input" and message in got[1], got
+        assert "makes no vectors: use classify()" in refused(host, "/v1/embeddings", input="x")[1]

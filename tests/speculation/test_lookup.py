@@ -98,7 +98,7 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     ("given_", "error", "message"),
     [
-        ("eagle3", ConfigError, r"expected a method among 'off', .*, got 'eagle3'"),
+        ("eagle", ConfigError, r"expected a method among 'off', .*, got 'eagle'"),
         ({"method": ["ngram"]}, ConfigError, r"expected a method among"),
         ({"prompt_lookup_max": 4}, ConfigError, r"'prompt_lookup_max' is not supported; .* expected 'adaptive', 'num_"),
         ({"num_tokens": 3, "num_speculative_tokens": 3}, ConfigError, r"'num_tokens' is there by two names"),

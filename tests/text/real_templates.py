@@ -237,6 +237,16 @@ def rendered(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> 
     return first
 
 
+def prompt_with(file: str, messages: Sequence[Any], tools: Any, **options: Any) -> str:
+    """What a template renders with tools, or without them where it wants other ones; "": it refuses the messages."""
+    for shown in (tools, None):
+        try:
+            return template_of(file).render(messages, tools=shown, **options)
+        except RequestError:
+            pass
+    return ""
+
+
 def answer_of(file: str, question: Any, answer: Any) -> tuple[str, AnswerPiece] | None:
     """What a template writes for an answer behind a question, and how that is read; None: it refuses the answer."""
     template = template_of(file)

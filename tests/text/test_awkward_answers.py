@@ -1,7 +1,8 @@
 """What models write now and then: values of all types, marks within texts, other orders, spaces and broken calls.
 
 What is awkward about each was found in the tests of other engines, which say what the families write: llama.cpp's
-tests/test-chat.cpp, vLLM's tests/tool_parsers and tests/reasoning, SGLang's test/registered/unit/function_call.
+tests/test-chat.cpp, vLLM's tests/tool_parsers, tests/parser and tests/reasoning, SGLang's
+test/registered/unit/function_call and test/registered/unit/parser.
 """
 
 from __future__ import annotations
@@ -102,6 +103,19 @@ ANSWERS = [
         "Wait.",
         (STOP,),
     ),
+    Awkward("internlm", 'A <|action_start|> <|plugin|>\n{"name": "stop"}<|action_end|>', "A ", (STOP,)),
+    # SGLang passes on the calls behind one of a tool that is none. Here the list is content from there on, as written.
+    Awkward(
+        "mistral",
+        '[TOOL_CALLS][{"name": "rm", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+        '[TOOL_CALLS][{"name": "rm", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+    ),
+    Awkward(
+        "hermes",
+        '<tool_call>{"name": "rm"}</tool_call>\n<tool_call>{"name": "stop"}</tool_call>',
+        '<tool_call>{"name": "rm"}</tool_call>\n',
+        (STOP,),
+    ),
     Awkward("llama3", '{"type": "function", "name": "run", "parameters": {"count": 1}}', "", (run(count=1),)),
     Awkward("llama3", '<|python_tag|>{"name": "stop", "parameters": {}}', "", (STOP,)),
     Awkward("llama3", 'Wait. <|python_tag|>{"name": "stop", "parameters": {}}', "Wait. ", (STOP,)),
@@ -158,6 +172,46 @@ ANSWERS = [
         '<|function_call|>{"name": "run", "arguments": {"files": [{"a": []}]}}',
         "",
         (run(files=[{"a": []}]),),
+    ),
+    # ---- thoughts: calls within them, thoughts behind a text, marks that come twice ----
+    Awkward(  # Apertus' template writes calls within thoughts
+        "apertus",
+        '<|inner_prefix|>I look.<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>',
+        "",
+        (STOP,),
+        "I look.",
+    ),
+    Awkward("apertus", "<|inner_prefix|>A <|tools_prefix|> B<|inner_suffix|>C", "C", (), "A <|tools_prefix|> B"),
+    Awkward(
+        "apertus",
+        "A<|inner_prefix|>B<|inner_suffix|>C<|inner_prefix|>D<|inner_suffix|>E",
+        "ACE",
+        reasoning="BD",
+    ),
+    Awkward("gemma 4", "A\n<|channel>thought\nB<channel|>\nC", "A\nC", reasoning="B"),
+    Awkward("gemma 4", "A<|channel>thought\n<channel|><channel|>", "A"),
+    Awkward("gemma 4", "<|channel><|channel>thought\n<channel|>A", "A"),
+    Awkward("gemma 4", "<|channel>thought\nB<|tool_call>call:stop{}<tool_call|>", "", (STOP,), "B"),
+    Awkward(
+        "command r7b",
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_RESPONSE|>A<|END_RESPONSE|>",
+        "A",
+        reasoning="I look.",
+        prompt="<|START_THINKING|>",
+    ),
+    Awkward("hunyuan", "<think>\n\n</think>\n<answer>\nA\n</answer>", "A", reasoning="\n\n"),
+    Awkward("hunyuan", "<think>\nI look.\n</think>\n<answer>\nA", "A", reasoning="\nI look.\n"),
+    Awkward("granite 3", "<think>I look.</think>\n\n<response>A</response>", "A", reasoning="I look."),
+    Awkward("ernie 4.5", "I look.", "", (), "I look.", "<think>\n"),
+    # ---- lists with what is no call, and what stands beside the arguments, which is no part of an answer ----
+    Awkward("mistral", "[TOOL_CALLS] [1, 2]", "[TOOL_CALLS] [1, 2]"),
+    Awkward("hermes", "<tool_call>[null]</tool_call>", "<tool_call>[null]</tool_call>"),
+    Awkward("nemotron", '<TOOLCALL>[{"name": "stop"}, "junk"]</TOOLCALL>', ', "junk"]</TOOLCALL>', (STOP,)),
+    Awkward(
+        "hermes",
+        '<tool_call>{"id": 5, "name": "run", "why": "so", "arguments": {"count": 1}, "last": true}</tool_call>',
+        "",
+        (run(count=1),),
     ),
     # ---- names in plain text: spaces around, an id without a word before it, broken arguments of the first of two ----
     Awkward(
@@ -282,6 +336,18 @@ ANSWERS = [
     Awkward("lfm2", LFM2.format("run(command='a\0b')"), "", (run(command="a\0b"),)),
     Awkward("lfm2", "<|tool_call_start|> [stop()] <|tool_call_end|>", "", (STOP,)),
     Awkward("lfm2", LFM2.format(""), LFM2.format("")),
+    # JSON, which models of Python's formats write where a prompt asks for it
+    Awkward(
+        "lfm2",
+        LFM2.format('{"name": "run", "arguments": {"note": "\\ud83d\\ude00"}}, {"name": "stop"}'),
+        "",
+        (run(note="😀"), STOP),
+    ),
+    Awkward("olmo 3", '<function_calls>{"name": "stop", "arguments": {}}</function_calls>', "", (STOP,)),
+    Awkward("pythonic", '[{"name": "run", "parameters": {"count": "2"}}]', "", (run(count=2),)),
+    Awkward("lfm2", LFM2.format('{"name": "stop", "arguments": 5}'), LFM2.format('{"name": "stop", "arguments": 5}')),
+    # SGLang leaves out arguments without a name, and so calls with others than the model meant.
+    Awkward("pythonic", "[run('ls')]", "[run('ls')]"),
     Awkward(
         "olmo 3",
         "<function_calls>[run(dry=true, limit=null), stop()]</function_calls>",
@@ -313,6 +379,16 @@ ANSWERS = [
         (run(command="a}b", files=[1, "b", {"k": True}], limit=None, ratio=-1500.0),),
     ),
     Awkward("gemma 4", '<|tool_call>call:run{note:<|"|>a<|"|>}', "", (run(note="a"),)),
+    *(  # texts whose first quote is forgotten
+        Awkward("gemma 4", f"<|tool_call>call:run{{{text}}}<tool_call|>", "", (run(**arguments),))
+        for text, arguments in [
+            ('note:rain in Bern<|"|>', {"note": "rain in Bern"}),
+            ('note:Paris, France<|"|>,count:5', {"note": "Paris, France", "count": 5}),
+            ('options:{k:Tokyo<|"|>},note:<|"|>x<|"|>', {"options": {"k": "Tokyo"}, "note": "x"}),
+            ('files:[<|"|>a<|"|>,b<|"|>]', {"files": ["a", "b"]}),
+            ('count:5,dry:true,note:<|"|>Note: a, b<|"|>', {"count": 5, "dry": True, "note": "Note: a, b"}),
+        ]
+    ),
     Awkward("gemma 4", "<|tool_call>call:fs.list-all{}<tool_call|>", "", (("fs.list-all", {}),)),
     Awkward("gemma 4", "<|channel>thought<channel|>Hello", "Hello"),
     Awkward("gemma 4", "<|tool_call>:run{count:1}<tool_call|>", "", (run(count=1),)),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from text.real_templates import FOLDER, FORMATS, present, prompt_with, read
 from text.test_chat_formats import prompt_of
 
 from infinilm import Constraint
-from infinilm.text.answers import ChoiceMaker
+from infinilm.text.answers import AnswerFormat, ChoiceMaker
 from infinilm.text.call_grammar import AnswerGrammar, Tool
 from infinilm.text.chat_formats import CHAT_FORMATS, ChatFormat
 from infinilm.text.grammars import GrammarMatcher, Grammars
@@ -28,6 +30,7 @@ CITY: dict[str, Any] = {
 TOOLS = [Tool("weather", CITY), Tool("time", {"type": "object", "properties": {}, "additionalProperties": False})]
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 ROWS = {row.name: row for row in CHAT_FORMATS}
+QUESTION = {"role": "user", "content": "How is it in Bern?"}
 VOCAB_SIZE = 1664
 MARKS = sorted(
     {
@@ -134,6 +137,32 @@ def test_texts_with_channels(tokenizer: Tokenizer, grammars: Grammars) -> None:
     note = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
     for begin in ("", thought, thought + note, note):
         assert say(tokenizer, grammars.matcher(constraint), rng, begin + "<|channel|>final<|message|>Yes.") is not None
+
+
+@pytest.mark.skipif(FOLDER is None, reason="INFINILM_CHAT_TEMPLATES names no folder with chat templates")
+@pytest.mark.parametrize("file", present([files[0] for files in FORMATS.values()]))
+def test_calls_forced_by_the_request(tokenizer: Tokenizer, grammars: Grammars, file: str) -> None:
+    """`tool_choice` required or with a name, behind the prompt of a real template, and behind a thought or none."""
+    rng = np.random.default_rng(0)
+    answers = AnswerFormat.of(read(file), has_tools=True)
+    assert answers.calls is not None
+    answers = replace(answers, calls=answers.calls.as_json())
+    tools = [{"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}} for tool in TOOLS]
+    prompt = prompt_with(file, [QUESTION], tools)
+    begin, end = answers.reasoning or ("", "")
+    thought = "" if answers.reasoning is None else f"{'' if prompt.rfind(begin) > prompt.rfind(end) else begin}Hm.{end}"
+    thought = "" if end and prompt.rstrip().endswith(end) else thought  # the prompt has ended it
+    for chosen, several in ((TOOLS, not answers.is_single), (TOOLS[1:], False)):
+        grammar = AnswerGrammar(tokenizer)
+        rule = grammar.calls(answers.calls, chosen, several=several)
+        constraint = Constraint.grammar(grammar.text(rule, prompt, reasoning=answers.reasoning))
+        texts = [say(tokenizer, grammars.matcher(constraint), rng, thought) for _ in range(4)]
+        said = [answers.maker(prompt, tools).push(text, final=True) for text in texts if text is not None]
+        assert said
+        for one in said:
+            assert (one.content.strip(), one.reasoning.strip()) == ("", "Hm." if thought else "")
+            assert {call["function"]["name"] for call in one.tool_calls} <= {tool.name for tool in chosen}
+            assert len(one.tool_calls) == 1 or (several and one.tool_calls)
 
 
 @pytest.mark.parametrize(

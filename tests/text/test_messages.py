@@ -166,6 +166,19 @@ def test_tools_that_a_template_drops_are_refused() -> None:
     assert render(TEXT, HELLO, tools=[]) == render(TEXT, HELLO)
 
 
+def test_tools_may_lack_what_a_template_reads() -> None:
+    """OpenAI's API wants a name alone. Templates that look first, or show tools as JSON, show them as they are."""
+    reading = "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }}"
+    reading += "{{ t.function.parameters.properties | length }}{% endfor %}"
+    for function in ({"name": "look"}, {"name": "look", "description": None, "parameters": None}):
+        tools: list[Any] = [{"type": "function", "function": function}]
+        assert render(reading, HELLO, tools=tools) == "look: 0"
+        assert json.loads(render("{{ tools | tojson }}", HELLO, tools=tools)) == tools
+    for tools in ([{"name": "look"}], [{"type": "function", "function": "look"}]):  # these have no function
+        with pytest.raises(RequestError, match="refused the messages"):
+            render(reading, HELLO, tools=tools)
+
+
 @pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}', ' {"city":"Rome"} '])
 def test_arguments_are_objects_for_templates(arguments: Any) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}

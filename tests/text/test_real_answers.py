@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from text.real_templates import FOLDER, FORMATS, present, read, template_of
+from text.real_templates import FOLDER, FORMATS, present, prompt_with, read
 
-from infinilm.errors import RequestError
 from infinilm.outputs import AnswerPiece
 from infinilm.text.answers import AnswerFormat
 
@@ -286,17 +286,22 @@ WRITTEN: dict[str, Written] = {
 """What is written, by template."""
 
 
-def heard(file: str, text: str) -> AnswerPiece:
-    """What is read of an answer to a question, whose prompt the template has rendered."""
-    question = [{"role": "user", "content": "Hey there!"}]
-    try:
-        prompt = template_of(file).render(question, tools=TOOLS, enable_thinking=True)
-    except RequestError:  # it shows no tools, or wants other ones
-        try:
-            prompt = template_of(file).render(question, enable_thinking=True)
-        except RequestError:
-            prompt = ""
-    return AnswerFormat.of(read(file), has_tools=True).maker(prompt, TOOLS).push(text, final=True)
+QUESTION = {"role": "user", "content": "Hey there!"}
+
+
+@cache
+def prompt_of(file: str, *, begun: str = "", has_tools: bool = True) -> str:
+    """A question, and the answer that has begun, as a template renders them."""
+    messages = [QUESTION, *([{"role": "assistant", "content": begun}] if begun else ())]
+    ending = {"add_generation_prompt": not begun, "continue_final_message": bool(begun)}
+    return prompt_with(file, messages, TOOLS if has_tools else None, **ending, enable_thinking=True)
+
+
+def heard(file: str, text: str, prompt: str | None = None, *, has_tools: bool = True) -> AnswerPiece:
+    """What is read of an answer, to a question if no prompt is given."""
+    prompt = prompt_of(file, has_tools=has_tools) if prompt is None else prompt
+    maker = AnswerFormat.of(read(file), has_tools=has_tools).maker(prompt, TOOLS if has_tools else ())
+    return maker.push(text, final=True)
 
 
 def calls_of(said: AnswerPiece) -> Sequence[tuple[str, Any]]:
@@ -333,3 +338,31 @@ def test_broken_calls(file: str) -> None:
     for length in range(one.index(begin) + len(begin) + 1, len(one)):
         said = heard(file, one[:length])
         assert said.tool_calls or "special_function" in said.content, one[:length]
+    head, _, tail = one.rpartition("1")
+    for text in (f"{head}1}}]oops)>{tail}", f'{head}"oops{tail}'):
+        said = heard(file, text)
+        told = said.content + "".join(made["function"]["arguments"] for made in said.tool_calls)
+        assert told.count("oops") == 1, text
+
+
+@pytest.mark.parametrize("file", present(WRITTEN))
+def test_calls_are_text_without_tools(file: str) -> None:
+    """All of them is content, whatever a model writes by itself."""
+    for text in (WRITTEN[file].one, WRITTEN[file].two):
+        said = heard(file, text, has_tools=False)
+        assert not said.tool_calls
+        assert [said.content.count(name) for name in NAMES] == [text.count(name) for name in NAMES]
+
+
+# It begins a thought before any text of an answer that goes on.
+THINKS_AGAIN = "NVIDIA-Nemotron-Nano-v2"
+
+
+@pytest.mark.parametrize("file", present([file for file in WRITTEN if file != THINKS_AGAIN]))
+def test_an_answer_that_goes_on(file: str) -> None:
+    """What continues a text is text, up to the mark that ends it, with tools and without."""
+    begin, _, end = WRITTEN[file].text.partition(TEXT)
+    for has_tools in (True, False):
+        prompt = prompt_of(file, begun=TEXT, has_tools=has_tools)
+        said = heard(file, f" Yes.{end if begin in prompt else ''}", prompt, has_tools=has_tools)
+        assert (said.reasoning, said.content, said.tool_calls) == ("", " Yes.", []), prompt

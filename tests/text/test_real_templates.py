@@ -22,6 +22,7 @@ from text.real_templates import (
     call,
     of_row,
     present,
+    prompt_with,
     read,
     rendered,
     template_of,
@@ -167,6 +168,13 @@ def test_variables_of_templates(file: str) -> None:
         expected = rendered(file, messages, None, **options)
         made = outcome(file, messages, None, **options)
         assert made == expected or (isinstance(expected, Exception) and isinstance(made, RequestError)), options
+
+
+@pytest.mark.parametrize("file", present(RECOGNISED))
+def test_tools_with_a_name_alone(file: str) -> None:
+    """All templates that show tools show them, also those that read what OpenAI's API lets clients leave out."""
+    bare = {"type": "function", "function": {"name": "weather"}}
+    assert "weather" in prompt_with(file, [QUESTION], [bare]) or "weather" not in prompt_with(file, [QUESTION], TOOLS)
 
 
 def test_citations_are_asked_for_by_name() -> None:

@@ -23,12 +23,13 @@ from infinilm.checkpoint.dtype_conversion import convert
 from infinilm.checkpoint.folder import Checkpoint, resolve_model
 from infinilm.checkpoint.new_folder import check_room, copy_texts, new_folder, weights_file
 from infinilm.checkpoint.opening import open_checkpoint
+from infinilm.checkpoint.packed import is_of_linear
 from infinilm.checkpoint.quantised.rounding import quantise_linear
 from infinilm.checkpoint.safetensors_header import DTYPE_CODES, TensorInfo
 from infinilm.checkpoint.sources import find_tensors
 from infinilm.checks import short_repr
 from infinilm.config.json.model_config import AutoConfig, ModelConfig
-from infinilm.config.spec import build_spec
+from infinilm.config.spec import build_spec, longest_text
 from infinilm.errors import ConfigError, WeightError
 from infinilm.files import FETCH_AGAIN
 from infinilm.progress import progress_bar
@@ -205,10 +206,11 @@ def _layer_of(name: str) -> int:
 
 def _linears(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, str]:
     """Names of the tensors that are quantised, and of a parameter that is in each."""
-    spec = build_spec(config, dtype="float32", max_model_len=config.max_position_embeddings)
+    spec = build_spec(config, dtype="float32", max_model_len=longest_text(config))
     expected = {name: tuple(shape) for name, shape in _core.param_shapes(spec).items()}
     sources = find_tensors(config, expected, checkpoint.tensors).sources
-    wanted = {sources[n].tensor: n for n, shape in expected.items() if len(shape) == 2 and not n.endswith(_PLAIN)}
+    linears = [n for n, shape in expected.items() if is_of_linear(n, shape) and not n.endswith(_PLAIN)]
+    wanted = {sources[n].tensor: n for n in linears}
     stored = checkpoint.tensors
     return {name: param for name, param in wanted.items() if name in stored and len(stored[name].shape) == 2}
 

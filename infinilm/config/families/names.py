@@ -131,6 +131,9 @@ class TensorNames:
         Beginnings of the names of heads of other tasks, which vectors do not need.
     not_read : tuple of str
         Beginnings of the names of other parts of the model, such as a vision tower, which are not read.
+    is_text : bool
+        They are of a model of text, which may lie in a wrapper (`WRAPPED`). False: a part beside it, such as a tower,
+        whose names are whole.
     """
 
     prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
@@ -149,6 +152,7 @@ class TensorNames:
     norm_of_layer: str = ""
     heads: tuple[str, ...] = ()
     not_read: tuple[str, ...] = ()
+    is_text: bool = True
 
 
 def _qkv_of_kv_head(config: ModelFields) -> tuple[int, Mapping[str, Sequence[int]]]:

@@ -22,7 +22,15 @@ from infinilm.config.families import FAMILIES, Family, Head, family_of, family_o
 from infinilm.config.fields import COMMON_DEFAULTS, ModelFields
 from infinilm.config.json.field_checks import check_family_keys, check_layer_types, check_positive
 from infinilm.config.json.keys import INERT, UNSUPPORTED
-from infinilm.config.json.spellings import DUAL_CHUNK, limit_context, plain_floats, rename, unify_names, unify_rope
+from infinilm.config.json.spellings import (
+    DUAL_CHUNK,
+    limit_context,
+    plain_floats,
+    rename,
+    unify_names,
+    unify_rope,
+    unify_rope_type,
+)
 from infinilm.config.json.text_part import text_part
 from infinilm.config.json.wrappers import unwrapped
 from infinilm.config.spec import decoder_spec, longest_text
@@ -216,8 +224,8 @@ class ModelConfig(ModelFields):
         """Write the content of an equivalent config.json, in the 5.x spelling."""
         values: dict[str, Any] = {"model_type": None, "architectures": None}  # these are first
         values.update({field.name.lstrip("_"): _copy(getattr(self, field.name)) for field in fields(self)})
-        theta, scaling = values.pop("rope_theta"), values.pop("rope_scaling")
-        values["rope_parameters"] = {"rope_type": "default", **(scaling or {}), "rope_theta": theta}
+        del values["rope_theta"], values["rope_scaling"]
+        values["rope_parameters"] = _copy(dict(self.rope_parameters))
         values["num_key_value_heads"] = self.num_key_value_heads
         with contextlib.suppress(ConfigError):  # not derivable: as it is
             values["head_dim"] = self.head_dim
@@ -268,9 +276,13 @@ class ModelConfig(ModelFields):
         scaling = self.rope_scaling
         if scaling is not None and not isinstance(scaling, Mapping):
             raise ConfigError(f"rope_scaling must be null or an object; got {scaling!r}")
-        named = scaling is not None and ("rope_type" in scaling or "type" in scaling)
-        kind = {} if named else {"rope_type": "default"}
-        return MappingProxyType({**kind, **(scaling or {}), "rope_theta": self.rope_theta})
+        values = {key: value for key, value in (scaling or {}).items() if value is not None}
+        types: Mapping[str, str] = {}
+        with contextlib.suppress(ConfigError):  # where nothing names a family, types have their usual names
+            types = family_of(self.architecture).rope_types
+        unify_rope_type(values, types)
+        values.setdefault("rope_type", "default")
+        return MappingProxyType({**values, "rope_theta": self.rope_theta})
 
     @rope_parameters.setter
     def rope_parameters(self, value: Mapping[str, Any] | None) -> None:

@@ -16,7 +16,7 @@ from infinilm.config.sublayers.short_conv import CONV_LAYER
 from infinilm.errors import ConfigError
 from infinilm.logs import logger
 
-__all__ = ["DUAL_CHUNK", "limit_context", "plain_floats", "rename", "unify_names", "unify_rope"]
+__all__ = ["DUAL_CHUNK", "limit_context", "plain_floats", "rename", "unify_names", "unify_rope", "unify_rope_type"]
 
 DUAL_CHUNK = "dual_chunk_attention_config"
 
@@ -386,10 +386,7 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
         scaling = dict(given)
         if any(isinstance(value, Mapping) for value in given.values()):
             scaling = _of_full_attention(values, key, given, family)
-        for kind in ("type", "rope_type"):
-            if isinstance(scaling.get(kind), str):
-                scaling[kind] = family.rope_types.get(scaling[kind], scaling[kind])
-        rename(scaling, "type", "rope_type")
+        unify_rope_type(scaling, family.rope_types)
         for inert in family.rope_inert & scaling.keys():
             del scaling[inert]
         proportional = scaling.get("rope_type") == "proportional"  # the part is that type's own parameter
@@ -415,6 +412,14 @@ def unify_rope(values: dict[str, Any], family: Family) -> None:
         chosen["original_max_position_embeddings"] = original
     if chosen is not None:
         values["rope_scaling"] = None if chosen in ({}, {"rope_type": "default"}) else chosen
+
+
+def unify_rope_type(scaling: dict[str, Any], types: Mapping[str, str]) -> None:
+    """Bring `type`, the key of 4.x, to `rope_type`, and names that only a family has to those of `types`."""
+    for kind in ("type", "rope_type"):
+        if isinstance(scaling.get(kind), str):
+            scaling[kind] = types.get(scaling[kind], scaling[kind])
+    rename(scaling, "type", "rope_type")
 
 
 def _of_full_attention(values: dict[str, Any], key: str, given: Mapping[str, Any], family: Family) -> dict[str, Any]:

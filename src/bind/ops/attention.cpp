@@ -78,8 +78,7 @@ void bind_attention_ops(OpsClass& backend) {
             "q"_a, "k_cache"_a, "v_cache"_a.none(), "block_table"_a, "cu_seqlens_q"_a, "context_lens"_a, "out"_a,
             "softmax_scale"_a, "sliding_window"_a = 0, "k_scales"_a = nb::none(), "v_scales"_a = nb::none(),
             "score_cap"_a = 0.0f, "sinks"_a = nb::none(), "two_way"_a = false, "position_bias"_a = nb::none(),
-            "two_way_seqs"_a = nb::none(),
-            Release());
+            "two_way_seqs"_a = nb::none(), Release());
 }
 
 }  // namespace infinilm
