@@ -605,14 +605,14 @@ class MlpSpec:
 
     @property
     def bias(self) -> bool:
-        """Of all linears."""
+        """Whether all linears have one."""
 
     @bias.setter
     def bias(self, arg: bool, /) -> None: ...
 
     @property
     def down_bias(self) -> bool:
-        """Of down alone."""
+        """Whether the last linear alone has one."""
 
     @down_bias.setter
     def down_bias(self, arg: bool, /) -> None: ...
@@ -927,7 +927,7 @@ class TowerSpec:
 
     @property
     def eps(self) -> float:
-        """Of the norms behind the layers."""
+        """The epsilon of the norms behind the layers."""
 
     @eps.setter
     def eps(self, arg: float, /) -> None: ...

@@ -249,10 +249,11 @@ class _Files:
         table, self.lm_head = (names.outside.get(module, module) for module in ("embed_tokens", "lm_head"))
         # The prefixes that the files use: of the family or of a wrapper around it; the first where they use none. A
         # checkpoint of the model without a head, such as one of embeddings, has no prefix at all.
-        known = (*names.prefixes, ("", ""), *(WRAPPED if names.is_text else ()))
+        wrappers: tuple[tuple[str, str], ...] = WRAPPED if names.is_text else ()
+        known = (*names.prefixes, ("", ""), *wrappers)
         used = (pair for pair in known if f"{pair[0]}{table}.weight" in stored)
         self.model, self.head = next(used, names.prefixes[0])
-        self.is_wrapped = names.is_text and (self.model, self.head) in set(WRAPPED) - set(names.prefixes)
+        self.is_wrapped = (self.model, self.head) in set(wrappers) - set(names.prefixes)
         self.joined, self.stacked = (
             {part: (whole, parts) for whole, parts in table.items() for part in parts}
             for table in (names.joined, names.stacked)

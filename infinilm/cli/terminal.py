@@ -60,10 +60,15 @@ class WordWrap:
             elif char == " ":
                 self._end_word(out)
                 self._space += char
+            elif _columns(char) == 2:  # Chinese and Japanese have no spaces, and may be broken anywhere
+                self._end_word(out)
+                self._word = char
+                self._end_word(out)
+            elif _columns(char) == 0 and not self._word and not self._space:  # an accent of what is written already
+                out.append(char)
+                self._line += char
             else:
                 self._word += char
-                if _columns(char) == 2:  # Chinese and Japanese have no spaces, and may be broken anywhere
-                    self._end_word(out)
         if out:
             self._write("".join(out))
 

@@ -186,17 +186,18 @@ _QWEN3_VL = TowerFamily(
 
 _QWEN3_5 = replace(_QWEN3_VL, defaults={**_QWEN3_VL.defaults, "levels": ()})
 
-# SigLIP (arXiv:2303.15343), and Idefics3's variant of it.
-_SIGLIP_KEYS = {
+# What most configurations of towers call their sizes.
+_USUAL_KEYS = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
     "num_heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
     "hidden_act": "hidden_act",
     "patch_size": "patch_size",
-    "image_size": "image_size",
-    "norm_eps": "layer_norm_eps",
 }
+
+# SigLIP (arXiv:2303.15343), and Idefics3's variant of it.
+_SIGLIP_KEYS = {**_USUAL_KEYS, "image_size": "image_size", "norm_eps": "layer_norm_eps"}
 _SIGLIP_NAMES = TensorNames(
     layers="encoder.layers",
     outside={
@@ -275,14 +276,7 @@ _IDEFICS3 = TowerFamily(
 )
 
 _MISTRAL3 = TowerFamily(
-    keys={
-        "num_layers": "num_hidden_layers",
-        "hidden_size": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "hidden_act": "hidden_act",
-        "patch_size": "patch_size",
-    },
+    keys=_USUAL_KEYS,
     outer_keys={
         "image_token_id": ("image_token_id", "image_token_index"),
         "out_size": "text_config.hidden_size",
@@ -629,7 +623,7 @@ def _stretched(
 
 
 def _buckets(count: int, side: int) -> npt.NDArray[np.int64]:
-    """Which of `side` equal parts each of `count` steps begins in, [count], by the rounding of transformers.
+    """For each of `count` steps, the part of `side` equal ones that it begins in, [count], rounded as in transformers.
 
     A step that should begin where a part does may, by float32, begin in the part before; models were trained with it.
     """

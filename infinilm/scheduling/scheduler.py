@@ -339,21 +339,17 @@ class Scheduler:
         chain = self.blocks.find_prefix(tokens, adapter_id)
         return self._states.find(chain, self.blocks.starts(chain))[0] * self.blocks.block_size
 
-    def find_segment(self, tokens: Int32Array, end: int, adapter_id: int = -1) -> FoundSegment | None:
-        """Where the segment of a prefix that ends behind `end` tokens lies; None: it is not whole any more."""
-        size = self.blocks.block_size
-        chain = self.blocks.find_prefix(tokens[: end + 1], adapter_id)
-        state = self._states.snapshot_of(chain[-1]) if chain and self._states.num_states else None
-        if len(chain) * size < end:
+    def find_segment(self, ids: SequenceOf[int]) -> FoundSegment | None:
+        """Where a segment lies whose blocks these prefixes end with; None: it is not whole any more.
+
+        `ids`: a part of what `BlockManager.find_prefix` gave once. They are never used again for other prefixes.
+        """
+        groups = self.blocks.groups
+        if not all(map(groups[0].knows, ids)):
             return None
-        own = chain[(end - self.segment_tokens) // size :]
-        present = tuple(
-            tuple(i for i, chain_id in enumerate(own) if group.knows(chain_id)) for group in self.blocks.groups
-        )
-        blocks = [
-            [group.block_of(own[i]) for i in there] for group, there in zip(self.blocks.groups, present, strict=True)
-        ]
-        return FoundSegment(present, blocks, state)
+        present = tuple(tuple(i for i, one in enumerate(ids) if group.knows(one)) for group in groups)
+        blocks = [[group.block_of(ids[i]) for i in there] for group, there in zip(groups, present, strict=True)]
+        return FoundSegment(present, blocks, self._states.snapshot_of(ids[-1]))
 
     def adopt(
         self,

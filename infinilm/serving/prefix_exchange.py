@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ _MAX_ARRIVED = 4  # segments of a request that are read and not yet in the cache
 _MAX_UNWRITTEN = 16  # segments that are copied and not yet written; more are left out
 _NUM_READERS = 4  # so that a short prefix does not wait behind a long one
 _FORGOTTEN = 0.99  # what is left of a measurement each time that it keeps a prompt from waiting
+_IDENTITY_SECONDS = 0.25  # that a prompt waits for an identity: one that is noted is there by then
 _CLOSING_SECONDS = 5.0  # for what is not written yet at the end
 _NEW_SHARE = 0.2  # of a measurement in the average of all so far
 
@@ -71,6 +72,7 @@ class _Ended:
     tokens: Int32Array  # prompt and output
     adapter: Adapter | None
     keys: list[str] | None = None  # of its segments
+    ids: list[int] = field(default_factory=list)  # of the prefixes that its blocks end with
     num_saved: int = 0  # segments that need nothing more
     num_unsaved_states: int = 0  # segments, from the first, whose states may need it
 
@@ -89,7 +91,8 @@ class PrefixExchange:
     store : PrefixStore
     identity : callable
         Gives what keys and values of an adapter (None: of none) are a function of beside the tokens. It may take
-        seconds and is called in threads of the exchange. An InfinilmError or OSError: nothing is kept.
+        seconds, for which no prompt waits, and is called in a thread of the exchange. An InfinilmError or OSError:
+        nothing is kept.
     has_hooks : callable
         Returns whether hooks may change what is computed; then nothing is kept or brought back.
     wake : callable
@@ -117,7 +120,6 @@ class PrefixExchange:
         self._searches: list[_Search] = []
         self._ended: deque[_Ended] = deque()
         self._identities: dict[int, str] = {}  # by the id of the adapter; -1: none
-        self._identity_lock = threading.Lock()
         self._is_broken = False
         self._read_seconds = self._compute_seconds = 0.0  # of a token, on average; 0: not measured
         self.num_queried_tokens = self.num_hit_tokens = 0
@@ -240,7 +242,9 @@ class PrefixExchange:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
                 self._writer.submit(self._identity, ended.adapter)
             return
-        ended.keys = segment_keys(identity, ended.tokens, scheduler.segment_tokens)
+        size, blocks = scheduler.segment_tokens, scheduler.blocks
+        ended.ids = blocks.find_prefix(ended.tokens, ended.adapter_id)
+        ended.keys = segment_keys(identity, ended.tokens[: len(ended.ids) * blocks.block_size], size)
         ended.num_unsaved_states = len(ended.keys) if scheduler.has_states else 0
 
     def _next_unsaved(self, scheduler: Scheduler, ended: _Ended) -> tuple[str, FoundSegment, bool] | None:
@@ -250,17 +254,17 @@ class PrefixExchange:
         """
         if ended.keys is None:
             self._begin_saving(scheduler, ended)
-        keys, size = ended.keys or [], scheduler.segment_tokens
+        keys, size = ended.keys or [], scheduler.segment_tokens // scheduler.blocks.block_size
         while ended.num_unsaved_states:
             number = ended.num_unsaved_states = ended.num_unsaved_states - 1
             if self._store.lacks(key := state_key(keys[number])):
-                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                found = scheduler.find_segment(ended.ids[number * size : (number + 1) * size])
                 if found is not None and found.state is not None:
                     return key, found, True
         while ended.num_saved < len(keys):
             number, ended.num_saved = ended.num_saved, ended.num_saved + 1
             if self._store.lacks(keys[number]):
-                found = scheduler.find_segment(ended.tokens, (number + 1) * size, ended.adapter_id)
+                found = scheduler.find_segment(ended.ids[number * size : (number + 1) * size])
                 return None if found is None else (keys[number], found, False)  # nor are those behind it
         return None
 
@@ -303,16 +307,18 @@ class PrefixExchange:
         return plain and not sequence.collect_logits and not self._is_broken and not self._has_hooks()
 
     def _identity(self, adapter: Adapter | None) -> str | None:
-        """The identity of an adapter; None: what it follows from cannot be read, and nothing is kept."""
+        """The identity of an adapter; None: what it follows from cannot be read, and nothing is kept.
+
+        Called in the thread that writes alone, so that nothing is read twice.
+        """
         adapter_id = -1 if adapter is None else adapter.id
-        with self._identity_lock:
-            if adapter_id not in self._identities and not self._is_broken:
-                try:
-                    self._identities[adapter_id] = self._make_identity(adapter)
-                except (InfinilmError, OSError) as error:
-                    self._is_broken = True
-                    logger.warning("no prefix is kept outside of the cache: %s", error)
-            return self._identities.get(adapter_id)
+        if adapter_id not in self._identities and not self._is_broken:
+            try:
+                self._identities[adapter_id] = self._make_identity(adapter)
+            except (InfinilmError, OSError) as error:
+                self._is_broken = True
+                logger.warning("no prefix is kept outside of the cache: %s", error)
+        return self._identities.get(adapter_id)
 
     def _search(self, search: _Search, segment_tokens: int, has_states: bool) -> None:
         """Read the segments of a prefix that the cache lacks, one behind the other, in a thread of its own.
@@ -320,7 +326,9 @@ class PrefixExchange:
         With states, a sequence can begin behind those alone whose state was kept.
         """
         try:
-            identity = self._identity(search.adapter)
+            identity = self._identities.get(-1 if search.adapter is None else search.adapter.id)
+            if identity is None:
+                identity = self._writer.submit(self._identity, search.adapter).result(_IDENTITY_SECONDS)
             tokens = search.tokens[: (len(search.tokens) - 1) // segment_tokens * segment_tokens]
             keys = [] if identity is None else segment_keys(identity, tokens, segment_tokens)
             while has_states and keys and not self._store.has(state_key(keys[-1])):
@@ -332,6 +340,8 @@ class PrefixExchange:
                 state = self._store.read(state_key(keys[-1])) if has_states and number == len(keys) - 1 else None
                 self._read_seconds = _averaged(self._read_seconds, (time.perf_counter() - begun) / segment_tokens)
                 self._arrive(search, _Arrival((number + 1) * segment_tokens, segment, state))
+        except (TimeoutError, RuntimeError):  # weights are read for the first time; or the interpreter ends
+            pass
         except Exception:  # a bug of a tier must not keep the request waiting
             logger.exception("a kept prefix could not be read")
         finally:

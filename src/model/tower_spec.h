@@ -55,7 +55,7 @@ struct TowerSpec {
         f("pooled_norm_offset", &TowerSpec::pooled_norm_offset, "Added to the weight of this norm.");
         f("merger", &TowerSpec::merger, "The linears that make a row; the last one gives it.");
         f("activation", &TowerSpec::activation, "Behind those of these linears that say so.");
-        f("eps", &TowerSpec::eps, "Of the norms behind the layers.");
+        f("eps", &TowerSpec::eps, "The epsilon of the norms behind the layers.");
         f("levels", &TowerSpec::levels, "Layers whose results are merged, too.");
     }
 };

@@ -21,6 +21,7 @@ from lora.adapters import make_adapter
 
 from infinilm import LLM, ConfigError, HookRegistry, PagedKVCacheConfig, RequestLimits, TimeLimitError
 from infinilm.scheduling import scheduler
+from infinilm.serving import prefix_exchange
 from infinilm.tiers import DiskTier, MemoryTier, Segment
 from infinilm.tiers.segment import segment_keys
 from llm import tiny
@@ -36,7 +37,9 @@ KINDS = ("qwen3", "gemma3-text", "gemma4-e2b", "deepseek-v3", "qwen3-next", "lfm
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And prompts wait for the identity of a model, however busy the machine is."""
     monkeypatch.setattr(scheduler, "SEGMENT_BLOCKS", 2)
+    monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", SECONDS)
 
 
 def prompts() -> list[list[int]]:
@@ -222,7 +225,8 @@ def test_a_program_that_closes_nothing(model: Path, tmp_path: Path) -> None:
     program = f"""
 from infinilm import LLM
 from infinilm.scheduling import scheduler
-scheduler.SEGMENT_BLOCKS = 1
+from infinilm.serving import prefix_exchange
+scheduler.SEGMENT_BLOCKS, prefix_exchange._IDENTITY_SECONDS = 1, {SECONDS}
 llm = LLM({str(model)!r}, disk_cache={str(tmp_path)!r}, use_tqdm=False)
 llm.generate([{prompts()[0]!r}], max_tokens=1, use_tqdm=False)
 """
@@ -305,6 +309,27 @@ def test_cancelled_while_it_is_read(model: Path, tmp_path: Path, monkeypatch: py
         with pytest.raises(TimeLimitError):
             llm.generate([asked[0]], max_tokens=4, use_tqdm=False)
         gate.set()
+
+
+def test_no_prompt_waits_while_weights_are_read(
+    model: Path, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of a folder hashes the weights, which may take long; requests go on meanwhile."""
+    monkeypatch.setattr(prefix_exchange, "_IDENTITY_SECONDS", 0.01)
+    gate, noted = threading.Event(), DiskTier.noted
+    was_opened: list[bool] = []
+
+    def slow(*args: Any) -> str:
+        was_opened.append(gate.wait(SECONDS))
+        return noted(*args)
+
+    monkeypatch.setattr(DiskTier, "noted", slow)
+    with open_llm(model, disk_cache=tmp_path) as llm:
+        assert answers(llm, prompts()) == expected
+        gate.set()
+    assert was_opened == [True]  # the answers were there before the weights were read
+    with open_llm(model, disk_cache=tmp_path) as llm:
+        assert answers(llm, prompts()) == expected
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_random_weights_and_the_memory_plan() -> None:
 
 
 def test_line_ends_beside_a_picture_are_one_token_with_its_own() -> None:
-    """As in transformers, which tokenises a prompt after it has put in what stands for pictures."""
+    """Prompts are tokenised behind the replacement of pictures by their text, as transformers does it."""
     tokens, picture = ENTRIES["gemma3"]["tokens"], pictures_of("gemma3")[0]
     begin, end, one = tokens["<start_of_image>"], tokens["<end_of_image>"], [tokens["<image_soft_token>"]] * 9
     lines = [0, *(tokens["\n" * count] for count in range(1, 5))]

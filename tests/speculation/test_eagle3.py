@@ -111,7 +111,7 @@ def test_answers_are_those_without_drafts(name: str, head: Path, plain: LLM, kin
 
 
 def test_all_ids_and_the_lm_head_of_the_model(tmp_path: Path) -> None:
-    """As heads have it whose vocabulary is not cut."""
+    """Some heads draft all ids of the vocabulary, and their files have no map of ids."""
     config = config_of("qwen2")
     head = make_eagle3(tmp_path, config, config.vocab_size, without=("d2t", "t2d", "lm_head.weight"))
     with drafting("qwen2", head) as llm:

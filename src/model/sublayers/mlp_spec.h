@@ -22,8 +22,8 @@ struct MlpSpec {
     template <class F>
     static void fields(F f) {
         f("intermediate_size", &MlpSpec::intermediate_size, "");
-        f("bias", &MlpSpec::bias, "Of all linears.");
-        f("down_bias", &MlpSpec::down_bias, "Of down alone.");
+        f("bias", &MlpSpec::bias, "Whether all linears have one.");
+        f("down_bias", &MlpSpec::down_bias, "Whether the last linear alone has one.");
         f("gated", &MlpSpec::gated, "down(activation(gate) * up); else down(activation(up)).");
         f("activation", &MlpSpec::activation, "");
         f("in_multiplier", &MlpSpec::in_multiplier, "Multiplies the norm that it reads.");
