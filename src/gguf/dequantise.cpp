@@ -79,9 +79,9 @@ void read_rows(const Rows& rows, ReadBlocks read, int64_t begin, int64_t end, Us
             const int64_t n = std::min(piece, rows.num_columns - column);
             read(from + column / block * rows.type.bytes, n / block, values);
             if (any_lost<T>(values, n))
-                throw WeightError(concat("a weight in row ", row, " lies outside the range of ", name(dtype_of<T>),
-                                         std::is_same_v<T, f16> ? "; use dtype='bfloat16' or 'float32'"
-                                                                : "; use dtype='float32'"));
+                throw WeightError(
+                    concat("a weight in row ", row, " lies outside the range of ", name(dtype_of<T>),
+                           std::is_same_v<T, f16> ? "; use dtype='bfloat16' or 'float32'" : "; use dtype='float32'"));
             use(values, n, row * rows.num_columns + column);
         }
     }
