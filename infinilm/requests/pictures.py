@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from infinilm.config.towers import KEPT_ROWS_BYTES, TowerConfig
 from infinilm.errors import RequestError
-from infinilm.images import ImageProcessor, MediaRules, Patches, open_image
-from infinilm.requests.placeholders import TEXTS
+from infinilm.images import ImageProcessor, MediaRules, Patches, open_image, shrink
+from infinilm.requests.placeholders import AROUND, TEXTS
 from infinilm.scheduling.given import GivenTokens
 from infinilm.text.messages import Address
 from infinilm.text.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ __all__ = ["PictureReader", "PlacedPrompt"]
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+_SMALL_SIDE = 512  # pixels of a picture of low detail, as in OpenAI's API
 RunTower = Callable[[Sequence[Patches]], Sequence[Float32Array]]
 
 
@@ -61,6 +62,11 @@ class PictureReader:
         Tokens of a picture at most, in models that compute all of them in one step.
     tokenizer : Tokenizer
         Makes tokens of what stands for a picture in texts.
+
+    Attributes
+    ----------
+    placeholder : str
+        What stands for a picture in the text of a prompt.
     """
 
     def __init__(
@@ -81,6 +87,8 @@ class PictureReader:
         if name := config.family.placeholder:
             found = tokenizer.token_to_id(name) if known else None
             self._placeholder, self._placeholder_id = name, config.image_token_id if found is None else found
+        before, behind = AROUND.get(self._placeholder, ("", ""))
+        self.placeholder = f"{before}{self._placeholder}{behind}"
         # Rows of pictures by their digests, those of newest use last. A picture that falls out gets another number when
         # it comes again, and so does not hit what the prefix cache has of it.
         self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
@@ -118,7 +126,8 @@ class PictureReader:
         shown = self._placeholder or f"token {self._placeholder_id}"
         if len(places) != len(pictures):
             raise RequestError(
-                f"{name} has {len(places)} places for pictures ({shown}) and {len(pictures)} pictures; each needs one"
+                f"{name} has {len(places)} places for pictures ({shown}) and {len(pictures)} pictures; each needs one, "
+                "and a chat template may have none for messages of some roles"
             )
         if len(pictures) > self.rules.max_images:
             raise RequestError(f"{name} has {len(pictures)} pictures; {self.rules.max_images} may there be")
@@ -128,7 +137,11 @@ class PictureReader:
         num_tokens = len(ids)
         for i, picture in enumerate(pictures):
             own = f"{name}: picture {i}"
-            image = open_image(picture, own, self.rules, may_be_path=not isinstance(picture, Address))
+            if isinstance(picture, Address):
+                image = open_image(picture.url, own, self.rules)
+                image = shrink(image, _SMALL_SIDE) if picture.is_small else image
+            else:
+                image = open_image(picture, own, self.rules, may_be_path=True)
             resized = self._processor.rule.resized(image.shape[0], image.shape[1], own)
             rows, columns = self._processor.grid_of(resized)
             if rows * columns > self._max_patches:
