@@ -831,7 +831,8 @@ SIZES = (
 def seeing(page: Browser) -> Browser:
     """The page of a server whose first model reads pictures."""
     page.run("window.fetch = (old => (url, options) => String(url) === 'v1/models' ? "
-             f"Promise.resolve(new Response({json.dumps(SEES)})) : old(url, options))(window.fetch); {MADE}")  # fmt: skip
+             f"Promise.resolve(new Response({json.dumps(SEES)})) : old(url, options))(window.fetch)")  # fmt: skip
+    page.run(MADE)
     fill(page)
     page.wait("!document.getElementById('attach').hidden")
     return page
