@@ -19,7 +19,7 @@ from infinilm.gguf.projectors import ProjectorFile
 
 __all__ = ["ProjectorCheckpoint"]
 
-_SECOND = "v.patch_embd.weight.1"  # of the second frame; the first has the usual name
+_FRAMES = ("v.patch_embd.weight", "v.patch_embd.weight.1")  # of the first frame and of the second
 
 
 class ProjectorCheckpoint(GgufTensors):
@@ -45,17 +45,12 @@ class ProjectorCheckpoint(GgufTensors):
         names, tensors = file.names(), file.gguf.tensors
         self._offsets = {names[tensor] for tensor in file.row.norm_offsets & names.keys()}
         self._frames: dict[str, TensorInfo] = {}  # tensors of one frame, by the name of that of both and a number
-        found: dict[str, TensorInfo] = {}
-        for name, to in names.items():
-            info = self._info(to, tensors[name])
-            if name == "v.patch_embd.weight":  # a convolution over patches is a linear
-                channels = math.prod(info.shape[1:])
-                if file.row.frames:
-                    self._types[f"{to}.0"] = self._types[to]
-                    self._frames |= {f"{to}.0": info, f"{to}.1": self._second_frame(file, f"{to}.1", info)}
-                    channels *= 2
-                info = replace(info, shape=(info.shape[0], channels))
-            found[to] = info
+        found = {to: self._info(to, tensors[name]) for name, to in names.items()}
+        patches = names.get(_FRAMES[0])
+        if file.row.frames and patches is not None:
+            self._frames = {f"{patches}.{i}": self._frame(file, f"{patches}.{i}", i) for i in range(len(_FRAMES))}
+            rows, columns = found[patches].shape
+            found[patches] = replace(found[patches], shape=(rows, len(_FRAMES) * columns))
         self._take(found)
         sizes = file.config["vision_config"]
         head_dim = sizes["hidden_size"] // sizes.get("num_attention_heads", 1)
@@ -63,14 +58,17 @@ class ProjectorCheckpoint(GgufTensors):
 
     def _info(self, name: str, tensor: GgufTensor) -> TensorInfo:
         self._types[name] = tensor.type
-        dtype = PLAIN.get(tensor.type, tensor.type)
-        return TensorInfo(name, dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+        shape = tensor.shape
+        if len(shape) > 2:  # a convolution over patches is a linear
+            shape = shape[0], math.prod(shape[1:])
+        return TensorInfo(name, PLAIN.get(tensor.type, tensor.type), shape, tensor.file, tensor.offset, tensor.nbytes)
 
-    def _second_frame(self, file: ProjectorFile, name: str, first: TensorInfo) -> TensorInfo:
-        tensor = file.gguf.tensors.get(_SECOND)
-        if tensor is None or tensor.shape != first.shape or PLAIN.get(tensor.type) != first.dtype:
+    def _frame(self, file: ProjectorFile, name: str, number: int) -> TensorInfo:
+        """What embeds one frame of a patch, in a type and of a shape that are those of the first."""
+        first, tensor = file.gguf.tensors[_FRAMES[0]], file.gguf.tensors.get(_FRAMES[number])
+        if tensor is None or (tensor.type, tensor.shape) != (first.type, first.shape):
             raise WeightError(
-                f"{self.path}: expected a tensor {_SECOND!r} of {first.dtype} {list(first.shape)}, for the second "
+                f"{self.path}: expected a tensor {_FRAMES[number]!r} of {first.type} {list(first.shape)}, for one "
                 f"frame of a patch; got {None if tensor is None else (tensor.type, list(tensor.shape))}"
             )
         return self._info(name, tensor)
@@ -81,7 +79,7 @@ class ProjectorCheckpoint(GgufTensors):
 
     def read(self, source: Source, dtype: str) -> tuple[npt.NDArray[Any], str]:
         """See `GgufTensors.read`. What embeds patches of two frames is put together: channel, frame, row, column."""
-        frames = [f"{source.tensor}.{frame}" for frame in range(2)]
+        frames = [f"{source.tensor}.{i}" for i in range(len(_FRAMES))]
         if frames[0] not in self._frames:
             return super().read(source, dtype)
         parts = [super(ProjectorCheckpoint, self).read(replace(source, tensor=name), dtype) for name in frames]
