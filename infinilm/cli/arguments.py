@@ -401,6 +401,7 @@ _OF_MORE_MODELS: Mapping[str, Callable[[str], Any]] = {
     "max-num-batched-tokens": positive,
     "revision": str,
     "chat-template": str,
+    "mmproj": str,
     "tokenizer": str,
 }
 """Options of one model among several, and how their values are read."""
