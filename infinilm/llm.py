@@ -169,6 +169,9 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
     max_image_pixels
         Pixels of a picture behind resizing, at most: larger ones become smaller. None: as the model's files say, but on
         a CPU no more than 1,048,576. 0: the tower is not loaded, and pictures are refused.
+    mmproj
+        The file with the tower of a GGUF file, as llama.cpp writes them. None: that in the same folder, if there is one
+        called `mmproj*.gguf`.
     media
         What pictures may be, and where addresses in messages may lead: `MediaRules`.
     lora
@@ -228,6 +231,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         hooks: HookRegistry | None = None,
         limits: RequestLimits | None = None,
         max_image_pixels: int | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
         media: MediaRules | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
         merge_lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -272,6 +276,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
             speculation=drafting,
             stage=0 if stages else None,
             max_image_pixels=max_image_pixels,
+            mmproj=mmproj,
         )
         self.model_path: Path = plan.path
         self.config: ModelConfig = plan.config

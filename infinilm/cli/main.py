@@ -257,8 +257,9 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = _read_prompt(args)
     with open_llm(args) as llm:
         params = replace(sampling_params(args, llm), return_receipt=args.receipt is not None)
-        key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        asked: Any = {key: prompt, "images": args.image} if args.image else prompt
+        asked: Any = prompt
+        if args.image:
+            asked = llm.place_images(llm.tokenize(prompt) if isinstance(prompt, str) else prompt, args.image)
         events = llm.stream([asked], params)  # a bad request raises here, before anything is printed
         if not args.no_echo and params.n == 1:
             put(prompt if isinstance(prompt, str) else "".join(f"{i} " for i in prompt))
@@ -270,7 +271,7 @@ def _generate(args: argparse.Namespace) -> int:
         if reply.receipts:
             write_receipts(reply.receipts, args)
         if args.stats:
-            num_prompt = len(llm.tokenize(prompt) if isinstance(prompt, str) else prompt)
+            num_prompt = len(llm.tokenize(asked) if isinstance(asked, str) else asked)
             note(_stats(llm, num_prompt, reply))
     return stopped() if reply.interrupted else 0
 

@@ -85,7 +85,7 @@ class ModelPlan:
             "native_on": self.device.partition(":")[0] if self.native_types else "",
             "quantised_dtype": self.quantised_dtype,
             "change": self.merge,
-            "is_whole": not isinstance(self.tower, TowerPlan),
+            "is_whole": not isinstance(self.tower, TowerPlan) or self.tower.projector is not None,
             "is_wanted": (lambda name: not name.startswith(of_head)) if self.eagle3 else None,
         }
 
@@ -118,13 +118,14 @@ def plan_model(
     speculation: SpeculationSetting = "auto",
     stage: int | None = None,
     max_image_pixels: int | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
     use_tqdm: bool = True,
 ) -> ModelPlan:
     """Decide device, dtype, context and cache from config.json and the headers of the weights alone; see `LLM`.
 
     `memory`: what is free of each device, which need not be here; see `plan_memory`. `speculation`: a draft model takes
-    memory, too. `stage`: this one alone. `max_image_pixels`: see `plan_tower`. `use_tqdm`: show a bar while a model of
-    the hub is fetched.
+    memory, too. `stage`: this one alone. `max_image_pixels`, `mmproj`: see `plan_tower`. `use_tqdm`: show a bar while
+    a model of the hub is fetched.
     """
     from infinilm.checkpoint.folder import FLOATS, Checkpoint, resolve_model
     from infinilm.checkpoint.gguf import GgufCheckpoint
@@ -193,6 +194,7 @@ def plan_model(
         path,
         checkpoint,
         max_image_pixels=max_image_pixels,
+        mmproj=None if mmproj is None else Path(mmproj).expanduser(),
         dtype=computed,
         stored=stored,
         device=devices[0],

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-__all__ = ["TEXTS"]
+__all__ = ["AROUND", "TEXTS"]
 
 Size = tuple[int, int]
+
+AROUND: Mapping[str, tuple[str, str]] = {"<|image_pad|>": ("<|vision_start|>", "<|vision_end|>")}
+"""By the token of a picture, the marks around it that chat templates write, and no processor."""
 
 _IDEFICS_MARK = "<fake_token_around_image>"
 

@@ -425,7 +425,8 @@ class RequestMaker:
 
     def take_pictures(self, messages: Any) -> tuple[Any, list[Any]]:
         """Take the pictures out of a conversation; see `messages.take_pictures`. RequestError: the model reads none."""
-        messages, pictures = take_pictures(messages)
+        placeholder = "" if isinstance(self.pictures, str) else self.pictures.placeholder
+        messages, pictures = take_pictures(messages, placeholder)
         if pictures and isinstance(self.pictures, str):
             raise RequestError(f"messages: this model reads no pictures: {self.pictures}")
         return messages, pictures

@@ -482,6 +482,7 @@ def _model_entry(model: HostedModel, name: str) -> dict[str, Any]:
         **({"parent": base} if service.adapter_of(name) is not None else {}),
         "max_model_len": model.max_model_len,
         "task": model.task,
+        "input_modalities": ["text", "image"] if model.reads_images else ["text"],  # by OpenRouter's name
         "status": model.status(),
     }
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.checkpoint import load_weights, open_checkpoint
 from infinilm.checkpoint.mapped import MappedTensors
+from infinilm.checkpoint.projector import ProjectorCheckpoint
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.images import Patches
@@ -70,6 +71,7 @@ class TowerEngine:
         use_tqdm: bool,
     ) -> None:
         self._plan, self._lock = plan, threading.Lock()
+        self._order = checkpoint.order if isinstance(checkpoint, ProjectorCheckpoint) else None
         self._engine = _core.InferEngine(plan.spec, device, num_threads)
         if checkpoint is None:
             self._engine.load_dummy(dtype, seed)
@@ -86,12 +88,12 @@ class TowerEngine:
         settings = (model.device, model.dtype, num_threads, seed)
         if load_format == "dummy":
             return cls(plan, None, *settings, use_tqdm=use_tqdm)
-        with open_checkpoint(model.path) as checkpoint:
+        with ProjectorCheckpoint(plan.projector) if plan.projector else open_checkpoint(model.path) as checkpoint:
             return cls(plan, checkpoint, *settings, use_tqdm=use_tqdm)
 
     def _find(self, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]) -> FoundTensors:
         config, place = self._plan.config, self._plan.place
-        found = find_by_names(config.names(place), None, config.layer_shapes, expected, stored)
+        found = find_by_names(config.names(place), self._order, config.layer_shapes, expected, stored)
         first, family = "model.merger_0.weight", config.family
         if family.merger_matrix:
             del found.shapes[found.sources[first].tensor]

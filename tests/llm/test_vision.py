@@ -20,6 +20,7 @@ from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of, to
 
 from infinilm import LLM, MediaRules, RequestError
 from infinilm.cache import PagedKVCacheConfig
+from infinilm.images import ImageProcessor
 
 NAME = "qwen3-vl"
 TEMPLATE = (
@@ -155,6 +156,37 @@ def test_prefixes_know_pictures_by_what_they_show(llm: LLM, monkeypatch: pytest.
     again = answers[2].metrics.cached_tokens
     assert again == (len(answers[2].prompt_token_ids) - 1) // 16 * 16
     assert sum(runs) <= 2  # the third has both the tower's rows and its keys and values
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_second_question_computes_no_tower_and_no_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does a picture that comes as the same bytes become patches again."""
+    ids, pictures = prompt(0, name)["prompt_token_ids"], pictures_of(name)
+    url = data_url(pictures[0])
+    begin = ids[: ids.index(ENTRIES[name]["tokens"][ENTRIES[name]["placeholder"]]) + 1] * 2
+    prepared: list[str] = []
+    prepare = ImageProcessor.prepare
+    monkeypatch.setattr(
+        ImageProcessor, "prepare", lambda self, image, own: prepared.append(own) or prepare(self, image, own)
+    )
+    with load(name) as llm:
+        reader = llm._requests.pictures
+        assert not isinstance(reader, str)
+        runs: list[int] = []
+        run = reader._run_tower
+        monkeypatch.setattr(reader, "_run_tower", lambda patches: runs.append(len(patches)) or run(patches))
+        answers = [
+            llm.generate({"prompt_token_ids": begin + question, "images": [url] * 2}, temperature=0, max_tokens=3)[0]
+            for question in ([7, 8, 9], [11, 12, 13, 14])
+        ]
+        assert runs == [1] and len(prepared) == 2  # of the first question
+        alone = sampled(llm, [{"prompt_token_ids": [*begin, 11, 12, 13, 14], "images": [pictures[0]] * 2}])
+    first, second = answers
+    known = len(first.prompt_token_ids) - 3  # of the pictures and what is before them
+    assert (first.metrics.cached_tokens, second.metrics.cached_tokens) == (0, known // 16 * 16)
+    assert runs == [1]
+    with load(name, enable_prefix_caching=False) as other:
+        assert sampled(other, [{"prompt_token_ids": [*begin, 11, 12, 13, 14], "images": [url] * 2}]) == alone
 
 
 @pytest.mark.parametrize("name", KINDS)

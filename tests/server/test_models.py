@@ -392,7 +392,7 @@ class _Fake:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name, self.is_open = world, name, True
         self.loras: dict[str, Path] = {}
-        self.max_model_len, self.task = 1, "generate"
+        self.max_model_len, self.task, self.reads_images = 1, "generate", False
         self.chat_template, self.tokenizer = SimpleNamespace(), SimpleNamespace()
         self.memory = SimpleNamespace(total_bytes=world.sizes[name])
 
