@@ -5,9 +5,9 @@
 
 FOLDER gets a checkpoint of the shape with random weights, once, made by the peers' environment: one with torch,
 transformers and sentence-transformers. With onnxruntime and onnx its graph is compared, too, also in int8, and with
-fastembed what that package makes of the graph. Each engine is a process of its own with --threads threads, which stays loaded. In a round each of them makes the
-vectors of the same passages, of mixed lengths, then of one query of 12 tokens, ten times. Ratios are taken within
-rounds; medians are printed.
+fastembed what that package makes of the graph. Each engine is a process of its own with --threads threads, which stays
+loaded. In a round each of them makes the vectors of the same passages, of mixed lengths, then of one query of 12
+tokens, ten times. Ratios are taken within rounds; medians are printed.
 
 `--cosines N`: instead, the cosines of N texts to sentence-transformers in float32. `--longest`: tokens of the longest
 passage.
@@ -135,31 +135,29 @@ def encoder_of(engine: str, folder: Path, threads: int) -> Callable[[list[str]],
         settings = {"quantization": kind} if kind.startswith("int") else {"dtype": kind}
         llm = LLM(model, num_threads=threads, use_tqdm=False, **{"dtype": "float32", **settings})
         return lambda texts: llm.embed(texts, use_tqdm=False)
-    import torch
-    from sentence_transformers import SentenceTransformer
+    if name == "sentence-transformers":
+        import torch
+        from sentence_transformers import SentenceTransformer
 
-    torch.set_num_threads(threads)
-    is_graph = name != "sentence-transformers"
-    with_dtype = {"dtype": torch.float32 if is_graph else getattr(torch, kind)}
-    peer = SentenceTransformer(model, device="cpu", model_kwargs=with_dtype)
-    if not is_graph:
+        torch.set_num_threads(threads)
+        peer = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, kind)})
         # The best of the three sizes of batches that were tried: 8, 32 and 64.
         return lambda texts: peer.encode(texts, batch_size=BATCH, show_progress_bar=False, convert_to_numpy=True)
     path = folder / "model" / "model.onnx"
     if not path.exists():
-        _export(peer, path)
+        _export(path)
     if name == "fastembed":
-        return _fastembed(path, peer.get_embedding_dimension(), threads)
-    if kind == "int8":
-        path = _quantized(path)
-    return _graph(peer.tokenizer, path, threads)
+        return _fastembed(path, threads)
+    return _graph(_quantized(path) if kind == "int8" else path, threads)
 
 
-def _export(peer: Any, path: Path) -> None:
+def _export(path: Path) -> None:
     """Write the model as a graph with the fusions of onnxruntime: attention, GELU and norms."""
     import torch
     from onnxruntime.transformers.optimizer import optimize_model
+    from sentence_transformers import SentenceTransformer
 
+    peer = SentenceTransformer(str(path.parent), device="cpu")
     tokenizer, model = peer.tokenizer, peer[0].auto_model
     inputs = dict(tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt"))
     sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
@@ -193,23 +191,26 @@ def _quantized(path: Path) -> Path:
     return made
 
 
-def _fastembed(path: Path, size: int, threads: int) -> Callable[[list[str]], Any]:
+def _fastembed(path: Path, threads: int) -> Callable[[list[str]], Any]:
     """The graph as fastembed runs it, with its own tokenizing, padding and pooling."""
     import numpy as np
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    name = "bench/shape"
+    name, size = "bench/shape", json.loads((path.parent / "config.json").read_text())["hidden_size"]
     TextEmbedding.add_custom_model(name, PoolingType.MEAN, True, ModelSource(hf=name), size, model_file=path.name)
     peer = TextEmbedding(name, specific_model_path=str(path.parent), threads=threads)
     return lambda texts: np.array(list(peer.embed(texts, batch_size=BATCH)))
 
 
-def _graph(tokenizer: Any, path: Path, threads: int) -> Callable[[list[str]], Any]:
+def _graph(path: Path, threads: int) -> Callable[[list[str]], Any]:
     """The graph by onnxruntime; batches sorted by length."""
     import numpy as np
     import onnxruntime
+    from tokenizers import Tokenizer
 
+    tokenizer = Tokenizer.from_file(str(path.parent / "tokenizer.json"))
+    tokenizer.enable_padding()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -219,9 +220,10 @@ def _graph(tokenizer: Any, path: Path, threads: int) -> Callable[[list[str]], An
         vectors: list[Any] = [None] * len(texts)
         for begin in range(0, len(texts), BATCH):
             rows = order[begin : begin + BATCH]
-            inputs = tokenizer([texts[i] for i in rows], padding=True, return_tensors="np")
-            states = session.run(None, {name: inputs[name].astype(np.int64) for name in GRAPH_INPUTS})[0]
-            mask = inputs["attention_mask"][..., None]
+            encoded = tokenizer.encode_batch([texts[i] for i in rows])
+            inputs = [np.array(x, np.int64) for x in zip(*((e.ids, e.attention_mask) for e in encoded), strict=True)]
+            states = session.run(None, dict(zip(GRAPH_INPUTS, inputs, strict=True)))[0]
+            mask = inputs[1][..., None]
             pooled = (states * mask).sum(1) / mask.sum(1)
             for i, vector in zip(rows, pooled / np.linalg.norm(pooled, axis=1, keepdims=True), strict=True):
                 vectors[i] = vector
