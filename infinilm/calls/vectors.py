@@ -63,8 +63,8 @@ class VectorMaker:
         own, kind = self.recipe.pooling, pooling or self.recipe.pooling
         if self._steps and num_pooled(kind) != num_pooled(own):
             raise RequestError(
-                f"pooling: the modules behind that of this checkpoint read what {own!r} gives, {num_pooled(own)} joined; "
-                f"got {kind!r:.80}"
+                f"pooling: the modules behind that of this checkpoint read what {own!r} gives, {num_pooled(own)} "
+                f"joined; got {kind!r:.80}"
             )
         size = self.recipe.size(self._hidden_size, kind)
         if normalize is not None:

@@ -102,7 +102,7 @@ class Turn:
         self._since = self._charged = 0.0  # when it got the turn, and until when its flow was charged
         self._last_held = -_LATELY
         self._was_nudged = False
-        # Of the steps so far that had tokens of prompts, the last ones the most: these tokens, and the seconds they took.
+        # Means over the steps that had tokens of prompts, of which the last ones count most: tokens, and seconds.
         self._prompt_tokens = self._prompt_seconds = 0.0
 
     def take(self, lanes: Collection[Lane], seconds: float) -> Lane | None:
