@@ -151,6 +151,15 @@ class Scheduler:
         num_others = len(self.waiting) + len(self.running) - self._num_bulk
         return (Lane.INTERACTIVE,) * (num_others > 0) + (Lane.BULK,) * (self._num_bulk > 0)
 
+    def may_interrupt(self, step: Step) -> bool:
+        """Whether the step may be aborted for a query: it is bulk work of whole prompts, and was not aborted before.
+
+        So each prompt is computed twice at most, however many queries come.
+        """
+        return self._whole_prompts and all(
+            sequence.lane is Lane.BULK and not sequence.num_preemptions for sequence in step.sequences
+        )
+
     @property
     def needs_results(self) -> bool:
         """Whether a step that could be made ahead waits for those in flight, because sequences draft from them."""
@@ -299,14 +308,23 @@ class Scheduler:
     def undo(self, step: Step) -> None:
         """Take back an aborted step, so that no prefix keeps its tokens.
 
-        Its sequences must still be here, and the newest of several steps is undone first.
+        Its sequences must still be here, but for whole prompts, which leave nothing that others could read. The newest
+        of several steps is undone first.
         """
-        assert all(sequence.slot >= 0 for sequence in step.sequences), "a sequence left before its step was undone"
-        for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True):
+        here = [
+            (sequence, start)
+            for sequence, start in zip(step.sequences, step.starts.tolist(), strict=True)
+            if sequence.slot >= 0
+        ]
+        assert self._whole_prompts or len(here) == len(step.sequences), "a sequence left before its step was undone"
+        for sequence, start in here:
             self._running.num_computed[sequence.slot] = start
             self.blocks.forget_uncomputed(sequence.slot, start)
         self._states.forget()  # the snapshots that the step was to leave are among these
         self._in_flight.remove(step)
+        if self._whole_prompts:  # nothing of them is computed, so they wait, and others may have their places
+            for sequence, _ in reversed(here):
+                self._preempt(sequence)
 
     def recompute_all(self) -> None:
         """Preempt all sequences and empty the prefix cache, after a failed step; no step may be in flight."""

@@ -179,7 +179,7 @@ class ModelHost:
         for source in sources[1:]:
             self.models.append(HostedModel(first.beside(source.names), source))
         self._budget: float = math.inf  # bytes of all models together
-        self._turns = Turns() if len(self.models) > 1 else None
+        self._turns = Turns()
         self._is_started = False
         self._loading = asyncio.Lock()  # models load one at a time
         self._changed = asyncio.Event()  # of this moment: set at the next change that requests or loads may wait for
@@ -410,7 +410,7 @@ class ModelHost:
     def _loaded(self, model: HostedModel, source: ModelSource) -> LLM:
         """Load, in a thread."""
         llm = source.load(model.kv_cache)
-        if self._turns is not None:
+        if not self.is_alone or llm.config.is_encoder:  # alone, so that its queries overtake its passages
             llm.take_turns(self._turns)
         for name, folder in model.loras.items():
             if name not in llm.loras:

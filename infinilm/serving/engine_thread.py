@@ -125,6 +125,7 @@ class EngineThread:
         self._counters = Counters()
         self.turn: Turn | None = None
         self._lane: Lane | None = None  # whose turn it is
+        self._interruptible: InFlight | None = None  # the newest step, if a query may abort it
         self._progress = self.progress_class(scheduler, queue, self._counters, exchange)
 
     @property
@@ -191,6 +192,17 @@ class EngineThread:
             self._queue.put(listed)
         if self.turn is not None:
             self.turn.nudge()
+            if any(request.sequence.lane is Lane.INTERACTIVE for request in listed):
+                self._interrupt(self.turn)
+
+    def _interrupt(self, turn: Turn) -> None:
+        """Abort a long step of bulk work, for a query that would wait for it; its texts are computed once more.
+
+        By the thread of the caller, since that of the engine waits for the step.
+        """
+        step = self._interruptible
+        if step is not None and turn.is_long(step.step.num_prompt_tokens, time.perf_counter() - step.submitted):
+            step.pending.abort()
 
     def _start_thread(self) -> None:
         """Start the thread if it is not running; the caller holds the lock.
@@ -422,6 +434,8 @@ class EngineThread:
                     self._hooks.watch("final_norm", look)
                 has_masks = step.masks is not None
                 in_flight = InFlight(step, self._engine.submit(step.batch, has_masks), now, hidden, has_masks)
+                may_interrupt = self.scheduler.may_interrupt(step) and not self._hooks.in_use
+                self._interruptible = in_flight if may_interrupt else None
         finally:
             if in_flight is None:
                 self._hooks.take_back()
@@ -446,6 +460,8 @@ class EngineThread:
             self._hooks.raise_failure()
             return output
         finally:
+            if self._interruptible is step:
+                self._interruptible = None
             # The hooks belong to the newest step. Taking them back waits for that step, which may wait for masks that
             # this thread fills in later.
             if not self._in_flight or self._in_flight[-1] is step:
