@@ -26,6 +26,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -37,6 +38,7 @@ from vision import ENTRIES, KEPT, pictures_of, prompts_of, text_of, tokenizer_of
 PROCESSORS = {
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
     "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
+    "Glm4vImageProcessor": Glm4vImageProcessorPil,
     "Gemma3ImageProcessor": Gemma3ImageProcessorPil,
     "PixtralImageProcessor": PixtralImageProcessorPil,
     "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
@@ -50,7 +52,7 @@ NUM_GREEDY = 12
 
 def spread_of(name: str, shape: list[int], adds_one: bool) -> tuple[float, float]:
     """Mean and standard deviation of a tensor, so that attention is far from flat."""
-    is_norm = "norm" in name.lower() or "ln_pre" in name
+    is_norm = "norm" in name.lower() or name.split(".")[-2] in ("ln_pre", "ln_q")
     if name.endswith(("A_log", "dt_bias")):
         return 0.0, 0.5
     if len(shape) == 1:
@@ -62,6 +64,10 @@ def spread_of(name: str, shape: list[int], adds_one: bool) -> tuple[float, float
     return 0.0, 1.5 / float(np.prod(shape[1:])) ** 0.5
 
 
+def old_name(tensor: str) -> str:
+    return tensor.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
+
+
 def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -70,8 +76,10 @@ def complete(name: str, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         config._attn_implementation = "eager"
         made = getattr(transformers, entry["config"]["architectures"][0])
         shapes = {tensor: list(value.shape) for tensor, value in made(config).state_dict().items()}
-        if config.tie_word_embeddings or config.text_config.tie_word_embeddings:
+        if config.tie_word_embeddings or getattr(config.text_config, "tie_word_embeddings", False):
             shapes.pop("lm_head.weight", None)
+        if "text_config" not in entry["config"]:  # old files call tensors otherwise, too
+            shapes = {old_name(tensor): shape for tensor, shape in shapes.items()}
         entry["tensors"] = {
             tensor: [shape, *spread_of(tensor, shape, "gemma" in name)] for tensor, shape in shapes.items()
         }

@@ -87,7 +87,8 @@ class Source:
         """Take the parameter from the rows from `begin` to `end`."""
         rows = rows[:: self.step]
         rows = rows if self.order is None else rows[self.order]
-        rows = rows if self.column_order is None else rows[:, self.column_order]
+        if self.column_order is not None:  # a row may be a kernel of a convolution
+            rows = rows.reshape(len(rows), -1)[:, self.column_order]
         return self.transpose(np.ascontiguousarray(rows))
 
     def transpose(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -151,6 +151,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
         "gelu": "gelu",
+        "quick_gelu": "quick_gelu",
         "relu2": "relu2",
     }
 )

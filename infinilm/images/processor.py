@@ -22,13 +22,14 @@ from infinilm.images.sizes import AreaRule, EdgeRule, Resized, Size, SizeRule, S
 __all__ = ["ImageProcessor", "Patches", "ResizeRule", "merge_order"]
 
 Float32Array = npt.NDArray[np.float32]
-ResizeRule = Literal["area", "square", "edge", "tiles"]
+ResizeRule = Literal["area", "frames", "square", "edge", "tiles"]
 
 _HALVES = (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # The filter, mean and std of processors by their rules, where a file says none.
 _DEFAULTS: Mapping[ResizeRule, tuple[int, tuple[float, ...], tuple[float, ...]]] = {
-    "area": (3, _HALVES, _HALVES),
+    "area": (3, _CLIP_MEAN, _CLIP_STD),
+    "frames": (3, _CLIP_MEAN, _CLIP_STD),
     "square": (2, _HALVES, _HALVES),
     "edge": (3, _CLIP_MEAN, _CLIP_STD),
     "tiles": (1, _HALVES, _HALVES),
@@ -126,6 +127,8 @@ class ImageProcessor:
         made: SizeRule
         if rule == "area":
             made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels)
+        elif rule == "frames":
+            made = AreaRule.from_settings(values, patch_size * merge_size, max_pixels, temporal_patch_size)
         elif rule == "square":
             made = SquareRule.from_settings(values, side * patch_size)
         elif rule == "edge":

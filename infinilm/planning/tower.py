@@ -113,7 +113,8 @@ def plan_tower(
         return str(error)
     most_rows = -(-processor.rule.most_pixels // config.patch_size**2 // config.merged_patches)
     max_patches = most_rows * config.merged_patches
-    num_blocks = -(-max_patches // BLOCK_SIZE) + 1
+    # Each window begins with a block of its own.
+    num_blocks = -(-max_patches // BLOCK_SIZE) + config.most_windows(max_patches)
     spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
     steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)

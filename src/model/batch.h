@@ -22,6 +22,9 @@ struct Batch {
     Tensor block_table;   // [num_groups, num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    // [num_seqs] int32, or absent: the same for the second group of layers, where their sequences are shorter: those of
+    // a tower whose layers see windows of an image, and all of it (see Tower).
+    Tensor window_lens;
     // [num_seqs] int32, or absent: where it is not 0, the tokens of the step see all tokens of their sequence up to its
     // last, as those of an image do in some models. See AttentionParams.
     Tensor two_way_seqs;
@@ -86,6 +89,8 @@ struct Batch {
     int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
     int64_t num_hidden = 0;  // rows of the step before, where hidden_rows are there
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
+
+    const Tensor& lens_of(int group) const { return group == 1 && window_lens ? window_lens : context_lens; }
 };
 
 inline StateSteps state_steps(const Batch& batch) {

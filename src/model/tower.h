@@ -42,8 +42,10 @@ public:
 
 private:
     struct Merger {
-        VectorWeights norm;                  // [input_size]: of levels, and of a mean; or absent
-        std::vector<LinearWeights> linears;  // as TowerSpec::merger says; the first reads input_size
+        VectorWeights norm;  // [input_size]: of levels, and of a mean; or absent
+        // As TowerSpec::merger says; the first reads input_size.
+        std::vector<LinearWeights> linears;
+        std::vector<VectorWeights> norms;  // [size of the linear]: behind it, or absent
     };
     int64_t merged_size() const { return spec_.merged_patches * hidden_size_; }
     int64_t input_size() const { return spec_.pooled ? hidden_size_ : merged_size(); }
