@@ -184,7 +184,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -312,6 +312,13 @@ class AttentionSpec:
 
     @two_way.setter
     def two_way(self, arg: bool, /) -> None: ...
+
+    @property
+    def spans(self) -> bool:
+        """Tokens of a span, such as an image, see all of it, where steps say so."""
+
+    @spans.setter
+    def spans(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -881,7 +888,7 @@ class MergerLinear:
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, norm: bool = True, merged_patches: int = 1, pooled: bool = False, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, norm: bool = True, merged_patches: int = 1, pooled: bool = False, standardized: bool = False, pooled_scale: float = 1.0, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
 
     @property
     def patch_dim(self) -> int:
@@ -939,6 +946,22 @@ class TowerSpec:
 
     @pooled.setter
     def pooled(self, arg: bool, /) -> None: ...
+
+    @property
+    def standardized(self) -> bool:
+        """
+        Their mean x, times pooled_scale, becomes (x - bias) * scale before this norm.
+        """
+
+    @standardized.setter
+    def standardized(self, arg: bool, /) -> None: ...
+
+    @property
+    def pooled_scale(self) -> float:
+        """Multiplies their mean."""
+
+    @pooled_scale.setter
+    def pooled_scale(self, arg: float, /) -> None: ...
 
     @property
     def pooled_norm_weight(self) -> bool:

@@ -320,6 +320,7 @@ def _mixers(
             out_bias=out_bias,
             qk_norm=qk_norm,
             two_way=config.is_encoder,
+            spans=shape.window > 0 or not family.spans_in_windows,
             out_multiplier=before * behind,
             **family.attention,
         )

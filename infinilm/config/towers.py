@@ -5,8 +5,8 @@ are found by `TensorNames`. What differs between towers is a row of `TOWERS`: wh
 how positions are told, what is normed how, what becomes of neighbouring patches, and what the model of texts takes.
 
 Sources of these facts: modeling_qwen2_vl.py, modeling_qwen2_5_vl.py, modeling_qwen3_vl.py, modeling_glm4v.py,
-modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py, modeling_pixtral.py and modeling_idefics3.py of
-transformers 5.24.
+modeling_gemma4.py, modeling_gemma3.py, modeling_siglip.py, modeling_mistral3.py, modeling_pixtral.py and
+modeling_idefics3.py of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -82,19 +82,30 @@ class TowerFamily:
         The name of a tensor that is the weight of the first of these linears, transposed. "": there is none.
     merger_activation : str
         What is behind those of these linears that are activated, where no key says it.
-    pooled, pooled_norm_offset
+    pooled, pooled_norm_weight, pooled_norm_offset
         See `TowerSpec`.
+    pooled_by_root : bool
+        The mean is multiplied by the root of hidden_size.
+    final_norm : bool
+        There is a norm behind the layers.
     positions : str
         Learned positions: a square table that is stretched bilinearly to a picture's patches, or bicubically ("cubic");
-        one whose rows are those of its patches; one whose rows are those that a patch lies over in a square picture; or
-        none.
+        one whose rows are those of its patches; one whose rows are those that a patch lies over in a square picture;
+        one of columns and one of rows, which are added ("axes"); or none.
     rope : str
         Which frequencies turn by the row of a patch, and which by its column: each axis has all of half as many
-        ("halves"), or every second one ("turns"); or none turns.
+        ("halves"), or every second one ("turns"); or none turns. "quarters": as halves, but columns come first, and
+        either axis turns neighbouring quarters of a head.
+    qk_norm, v_norm, softmax_scale, post_norms
+        See `AttentionSpec` and `ModelSpec`. A scale of 0 is the usual one.
     gated, bias, patch_bias, patch_norm : bool
         Whether the MLP has a gate, linears of layers a bias, and what embeds patches a bias and a norm behind it.
     norm_first : bool
         Positions are added behind this norm, and not before it.
+    channels_last : bool
+        What embeds patches reads their numbers by row, column and channel, and not channel by channel.
+    position_table : str
+        The name of the tensor of positions, where it is no weight of a module. "": it is.
     resize : str
         How pictures are resized and cut: see `infinilm.images.sizes`.
     text : str
@@ -102,8 +113,8 @@ class TowerFamily:
         ("rows"), all between two marks ("between"), or those of tiles ("tiles"). See `infinilm.requests.placeholders`.
     placeholder : str
         The token that stands where a picture is in a prompt, where it is not that of its rows.
-    two_way : bool
-        The model of texts lets tokens of a picture see all others of it.
+    two_way : bool or str
+        The model of texts lets tokens of a picture see all others of it. A str: a key of config.json is "vision" then.
     """
 
     keys: Mapping[str, str]
@@ -121,18 +132,27 @@ class TowerFamily:
     merger_matrix: str = ""
     merger_activation: str = "gelu"
     pooled: bool = False
+    pooled_by_root: bool = False
+    pooled_norm_weight: bool = True
     pooled_norm_offset: float = 0
-    positions: Literal["stretched", "cubic", "learned", "bucketed", "none"]
-    rope: Literal["halves", "turns", "none"]
+    final_norm: bool = True
+    positions: Literal["stretched", "cubic", "learned", "bucketed", "axes", "none"]
+    position_table: str = ""
+    rope: Literal["halves", "turns", "quarters", "none"]
+    qk_norm: Literal["none", "head"] = "none"
+    v_norm: bool = False
+    softmax_scale: float = 0
+    post_norms: bool = False
     gated: bool = False
     bias: bool = True
     patch_bias: bool = True
     patch_norm: bool = False
     norm_first: bool = False
-    resize: Literal["area", "frames", "square", "edge", "tiles"] = "area"
-    text: Literal["plain", "rows", "between", "tiles"] = "plain"
+    channels_last: bool = False
+    resize: Literal["area", "frames", "budget", "square", "edge", "tiles"] = "area"
+    text: Literal["plain", "rows", "between", "marked", "tiles"] = "plain"
     placeholder: str = ""
-    two_way: bool = False
+    two_way: bool | str = False
 
 
 _QWEN3_VL = TowerFamily(
@@ -393,6 +413,79 @@ _GEMMA3 = TowerFamily(
     two_way=True,
 )
 
+_GEMMA4 = TowerFamily(
+    keys={
+        **_USUAL_KEYS,
+        "num_kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "hidden_act": "hidden_activation",
+        "norm_eps": "rms_norm_eps",
+        "merge_size": "pooling_kernel_size",
+        "axis_positions": "position_embedding_size",
+        "standardized": "standardize",
+    },
+    outer_keys={"image_token_id": "image_token_id", "out_size": "text_config.hidden_size"},
+    defaults={
+        "num_layers": 16,
+        "hidden_size": 768,
+        "num_heads": 12,
+        "num_kv_heads": 12,
+        "head_dim": 64,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 16,
+        "temporal_patch_size": 1,
+        "merge_size": 3,
+        "axis_positions": 10240,
+        "standardized": False,
+        "levels": (),
+        "norm_eps": 1e-6,
+        "rope_theta": 100.0,
+        "image_token_id": 258880,
+    },
+    # The small models have a tower whose linears clip what they read and give, and vectors of each layer, which are
+    # others for tokens of pictures.
+    fixed_keys={
+        "vision_config.use_clipped_linears": (False,),
+        "text_config.hidden_size_per_layer_input": (0,),
+        "vision_config.attention_bias": (False,),
+    },
+    places=_places("vision_tower", "embed_vision"),
+    names=TensorNames(
+        layers="encoder.layers",
+        outside={
+            "embed_patches": "{tower}patch_embedder.input_proj",
+            "std_scale": "{tower}std_scale",
+            "std_bias": "{tower}std_bias",
+            "merger_0": "{merger}embedding_projection",
+        },
+        renamed={
+            **{f"self_attn.{part}_proj": f"self_attn.{part}_proj.linear" for part in "qkvo"},
+            **{f"mlp.{part}_proj": f"mlp.{part}_proj.linear" for part in ("gate", "up", "down")},
+        },
+    ),
+    norm="rms",
+    merger=(Linear("out", bias=False),),
+    pooled=True,
+    pooled_by_root=True,
+    pooled_norm_weight=False,
+    final_norm=False,
+    positions="axes",
+    position_table="patch_embedder.position_embedding_table",
+    rope="quarters",
+    qk_norm="head",
+    v_norm=True,
+    softmax_scale=1,
+    post_norms=True,
+    gated=True,
+    bias=False,
+    patch_bias=False,
+    channels_last=True,
+    resize="budget",
+    text="marked",
+    two_way="text_config.use_bidirectional_attention",
+)
+
 _IDEFICS3 = TowerFamily(
     keys=_SIGLIP_KEYS,
     outer_keys={
@@ -481,12 +574,17 @@ TOWERS: Mapping[str, TowerFamily] = {
     "glm4v": _GLM4V,
     "glm4v_moe": _GLM4V,
     "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "mistral3": _MISTRAL3,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }
 """By the model_type of config.json."""
 
+_OTHER_COUNTS = (
+    *("image_size", "num_image_tokens", "merge_size", "merger_size", "out_size", "mlp_ratio"),
+    *("num_kv_heads", "head_dim", "axis_positions"),
+)
 _LAYERS = ("levels", "whole_layers")
 _COUNTS = ("num_layers", "hidden_size", "num_heads", "intermediate_size", "patch_size", "temporal_patch_size")
 
@@ -498,7 +596,7 @@ class TowerConfig:
     Attributes
     ----------
     family : TowerFamily
-    num_layers, hidden_size, num_heads, intermediate_size : int
+    num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size : int
     hidden_act, merger_act : str
         Activations of the MLP and of the merger, as config.json calls them.
     patch_size, temporal_patch_size, merge_size : int
@@ -512,7 +610,9 @@ class TowerConfig:
     whole_layers : tuple of int
         Layers that see all of it, where there are windows.
     num_positions : int
-        Learned positions: a square number.
+        Learned positions: a square number, or those of both axes.
+    standardized : bool
+        See `TowerSpec`.
     levels : tuple of int
         Layers whose results the first layers of the model of texts take besides.
     norm_eps, merger_eps : float
@@ -523,6 +623,8 @@ class TowerConfig:
         Whether each linear of the merger has a bias.
     image_token_id : int
         The token that stands for a row of an image.
+    two_way : bool
+        The model of texts lets tokens of a picture see all others of it.
     rope_axes : tuple of int
         See `RopeSpec.axes` in the model of texts: its tokens have positions in time, rows and columns.
     """
@@ -531,6 +633,8 @@ class TowerConfig:
     num_layers: int
     hidden_size: int
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
     intermediate_size: int
     hidden_act: str
     merger_act: str
@@ -542,12 +646,14 @@ class TowerConfig:
     window_size: int
     whole_layers: tuple[int, ...]
     num_positions: int
+    standardized: bool
     levels: tuple[int, ...]
     norm_eps: float
     merger_eps: float
     rope_theta: float
     merger_biases: tuple[bool, ...]
     image_token_id: int
+    two_way: bool
     rope_axes: tuple[int, ...]
 
     @classmethod
@@ -575,7 +681,10 @@ class TowerConfig:
             if not isinstance(layers, Sequence) or not all(isinstance(layer, int) for layer in layers):
                 raise ConfigError(f"vision_config: {family.keys[name]} must be a list of layers; got {layers!r}")
             fields[name] = tuple(layers)
-        made = cls(**fields, family=family, rope_axes=_rope_axes(text))
+        two_way = family.two_way
+        if isinstance(two_way, str):
+            two_way = _value_at(values, two_way) == "vision"
+        made = cls(**fields, family=family, two_way=two_way, rope_axes=_rope_axes(text))
         made._check()
         return made
 
@@ -592,14 +701,16 @@ class TowerConfig:
                 f"vision_config: window_size is {self.window_size}, but patches that are merged have "
                 f"{self.patch_size * self.merge_size} x {self.patch_size * self.merge_size} pixels"
             )
-        if self.side**2 != self.num_positions:
+        if self.side**2 != self.num_positions and self.family.positions != "axes":
             raise ConfigError(f"vision_config: {self.num_positions} positions are no square")
         for act in (self.hidden_act, self.merger_act):
             if act not in ACTIVATIONS:
                 raise ConfigError(f"vision_config: the activation {act!r} is not supported")
-        if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
+        if self.head_dim % 4 or not self.head_dim:
+            raise ConfigError(f"vision_config: a head has {self.head_dim} numbers, which is no multiple of 4")
+        if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"vision_config: a head has {self.hidden_size} / {self.num_heads} numbers, which is no multiple of 4"
+                f"vision_config: {self.num_heads} heads of queries are no multiple of {self.num_kv_heads} of keys"
             )
 
     @property
@@ -620,8 +731,8 @@ class TowerConfig:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """The shape of each layer, for those who look for its tensors."""
-        head_dim = self.hidden_size // self.num_heads
-        return [LayerShape(head_dim, self.num_heads, self.intermediate_size, 0) for _ in range(self.num_layers)]
+        shape = LayerShape(self.head_dim, self.num_kv_heads, self.intermediate_size, 0)
+        return [shape] * self.num_layers
 
     def place(self, stored: Collection[str]) -> TowerPlace | None:
         """What the names of its tensors begin with, in files with tensors of these names; None: they lack it."""
@@ -650,19 +761,21 @@ class TowerConfig:
 
     def spec(self, dtype: str, max_patches: int) -> ModelSpec:
         """Write its math for pictures of up to so many patches."""
-        family, head_dim = self.family, self.hidden_size // self.num_heads
+        family = self.family
 
         def attention(layer: int) -> AttentionSpec:
             return AttentionSpec(
                 num_heads=self.num_heads,
-                num_kv_heads=self.num_heads,
-                head_dim=head_dim,
-                softmax_scale=head_dim**-0.5,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                softmax_scale=family.softmax_scale or self.head_dim**-0.5,
                 # A window is a sequence of such a layer, which reaches over all of it.
                 sliding_window=0 if layer in self.whole_layers else (self.window_size // self.patch_size) ** 2,
                 rope=-1 if family.rope == "none" else 0,
                 qkv_bias=family.bias,
                 out_bias=family.bias,
+                qk_norm=family.qk_norm,
+                v_norm=family.v_norm,
                 two_way=True,
             )
 
@@ -686,6 +799,7 @@ class TowerConfig:
             max_model_len=max_patches,
             rms_norm_eps=self.norm_eps,
             norm=family.norm,
+            post_norms=family.post_norms,
             lm_head=False,
             tie_word_embeddings=True,
             ropes=self._ropes(),
@@ -696,8 +810,12 @@ class TowerConfig:
                 patch_norm=family.patch_norm,
                 norm_first=family.norm_first,
                 num_positions=self.num_positions,
+                norm=family.final_norm,
                 merged_patches=self.merged_patches,
                 pooled=family.pooled,
+                standardized=self.standardized,
+                pooled_scale=self.hidden_size**0.5 if family.pooled_by_root else 1,
+                pooled_norm_weight=family.pooled_norm_weight,
                 pooled_norm_offset=family.pooled_norm_offset,
                 merger=[
                     MergerLinear(
@@ -719,15 +837,26 @@ class TowerConfig:
         """Turn half of the frequencies by the row of a patch, and half by its column."""
         if self.family.rope == "none":
             return []
-        count = self.hidden_size // self.num_heads // 4  # frequencies of an axis
-        if self.family.rope == "halves":
+        count = self.head_dim // 4  # frequencies of an axis
+        axes = [0] * count + [1] * count
+        if self.family.rope in ("halves", "quarters"):
             exponents = np.arange(0, 2 * count, 2, dtype=np.float32) / np.float32(2 * count)
             exponents = np.concatenate([exponents, exponents])
         else:
             all_of_them = np.arange(0, 4 * count, 2, dtype=np.float32) / np.float32(4 * count)
             exponents = np.concatenate([all_of_them[0::2], all_of_them[1::2]])
         inv_freq = (1 / np.float32(self.rope_theta) ** exponents).astype(np.float32)
-        return [RopeSpec(inv_freq.tolist(), axes=[0] * count + [1] * count)]
+        return [RopeSpec(inv_freq.tolist(), axes=axes[::-1] if self.family.rope == "quarters" else axes)]
+
+    @property
+    def head_order(self) -> npt.NDArray[np.int64] | None:
+        """Which element of a head of q or k in the files each of the engine's is; None: they are the same.
+
+        The engine turns an element of the first half of a head with that of the second half.
+        """
+        if self.family.rope != "quarters":
+            return None
+        return np.arange(self.head_dim).reshape(2, 2, -1).swapaxes(0, 1).reshape(-1)
 
     def windows_of(self, grid: tuple[int, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The rows of a picture in the order of the windows that they lie in, and how many each window has.
@@ -757,6 +886,9 @@ class TowerConfig:
             return None
         if self.family.positions in ("stretched", "cubic"):
             return _stretched(places, grid, self.side, is_cubic=self.family.positions == "cubic")
+        if self.family.positions == "axes":
+            rows = np.stack([places[1], self.num_positions // 2 + places[0]], axis=1).astype(np.int32)
+            return rows, np.ones(rows.shape, np.float32)
         if self.family.positions == "bucketed":
             places = np.stack([_buckets(count, self.side)[at] for at, count in zip(places, grid, strict=True)])
         rows = (places[0] * self.side + places[1])[:, None].astype(np.int32)
@@ -780,7 +912,7 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
             said[name] = found if said.get(name) is None else said[name]
     fields = dict(family.defaults)
     fields |= {name: value for name, value in said.items() if value is not None}
-    for name in (*_COUNTS, "image_size", "num_image_tokens", "merge_size", "merger_size", "out_size", "mlp_ratio"):
+    for name in (*_COUNTS, *_OTHER_COUNTS):
         if name in fields:
             as_integer(where.get(name, name), fields[name], least=1)
     fields["image_token_id"] = as_integer("image_token_id", fields.get("image_token_id"), least=0)
@@ -798,11 +930,23 @@ def _read_fields(family: TowerFamily, values: Mapping[str, Any], given: Mapping[
                 )
     if (mlp_ratio := fields.pop("mlp_ratio", None)) is not None:
         fields["intermediate_size"] = fields["hidden_size"] * mlp_ratio
-    for name, value in (("merger_size", 0), ("window_size", 0), ("whole_layers", range(fields["num_layers"]))):
+    if (axis_positions := fields.pop("axis_positions", None)) is not None:
+        fields["num_positions"] = 2 * axis_positions
+    if fields["hidden_size"] % fields["num_heads"] and "head_dim" not in fields:
+        raise ConfigError(f"vision_config: {fields['hidden_size']} numbers are no equal {fields['num_heads']} heads")
+    for name, value in (
+        ("num_kv_heads", fields["num_heads"]),
+        ("head_dim", fields["hidden_size"] // fields["num_heads"]),
+        ("standardized", False),
+        ("merger_size", 0),
+        ("window_size", 0),
+        ("whole_layers", range(fields["num_layers"])),
+    ):
         fields.setdefault(name, value)
     for name in ("num_positions", "window_size"):
         as_integer(where.get(name, name), fields[name], least=0)
-    fields["rope_theta"] = float((given.get("rope_parameters") or given).get("rope_theta", _ROPE_THETA))
+    theta = fields.get("rope_theta", _ROPE_THETA)
+    fields["rope_theta"] = float((given.get("rope_parameters") or given).get("rope_theta", theta))
     for name in ("norm_eps", "merger_eps"):
         fields[name] = float(fields.get(name, fields["norm_eps"]))
     fields.setdefault("merger_act", family.merger_activation)

@@ -1,7 +1,7 @@
 """Which size a picture is resized to, and whether it is cut into tiles: a rule for each kind of processor.
 
-Sources: the image processors of Qwen2-VL, GLM-4.1V, Gemma 3, Pixtral and Idefics3 in transformers 5.24, by which
-models were trained.
+Sources: the image processors of Qwen2-VL, GLM-4.1V, Gemma 3, Gemma 4, Pixtral and Idefics3 in transformers 5.24, by
+which models were trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from infinilm.errors import ConfigError, RequestError
 
-__all__ = ["AreaRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
+__all__ = ["AreaRule", "BudgetRule", "EdgeRule", "Resized", "Size", "SizeRule", "SquareRule", "TileRule", "smart_size"]
 
 Size = tuple[int, int]  # height and width
 
@@ -101,6 +101,39 @@ class AreaRule:
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
         return Resized((smart_size(height, width, self.factor, self.least, self.most, name),))
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRule:
+    """The largest sides of nearly the same ratio that are multiples of `factor`, as in Gemma 4."""
+
+    factor: int
+    most_rows: int  # that `factor` x `factor` pixels become one of
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], factor: int, max_pixels: int) -> BudgetRule:
+        """Read preprocessor_config.json. ConfigError: it has no budget of tokens."""
+        most = values.get("max_soft_tokens", 280)
+        if not isinstance(most, int) or most <= 0:
+            raise ConfigError(f"max_soft_tokens must be a positive number of tokens of a picture; got {most!r}")
+        return cls(factor, max(1, min(most, max_pixels // factor**2)))
+
+    @property
+    def most_pixels(self) -> int:
+        """See `SizeRule`."""
+        return self.most_rows * self.factor**2
+
+    def resized(self, height: int, width: int, name: str) -> Resized:
+        """See `SizeRule`."""
+        enlarged = math.sqrt(self.most_pixels / (height * width))
+        rows, columns = (math.floor(enlarged * side / self.factor) for side in (height, width))
+        if rows == columns == 0:
+            rows = columns = 1
+        elif rows == 0:
+            rows, columns = 1, min(width // height, self.most_rows)
+        elif columns == 0:
+            rows, columns = min(height // width, self.most_rows), 1
+        return Resized(((rows * self.factor, columns * self.factor),))
 
 
 @dataclass(frozen=True, slots=True)

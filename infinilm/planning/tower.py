@@ -90,7 +90,7 @@ def plan_tower(
         config = TowerConfig.from_config(read_optional_model_json(path, "config.json"))
         if config is None:
             return "it has no tower that is computed here (docs/images.md lists those that are)"
-        if config.family.two_way and device != "cpu":
+        if config.two_way and device != "cpu":
             return "tokens of its pictures see each other both ways, which is computed on CPUs alone: device='cpu'"
         place = config.family.places[0] if checkpoint is None else config.place(checkpoint.tensors)
         if place is None:

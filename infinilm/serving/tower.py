@@ -20,7 +20,9 @@ from infinilm.checkpoint.mapped import MappedTensors
 from infinilm.checkpoint.safetensors_header import TensorInfo
 from infinilm.checkpoint.sources import FoundTensors, Source, find_by_names
 from infinilm.config.towers import TowerConfig
-from infinilm.images import Patches
+from infinilm.engine.hooks import EngineHooks, HookRegistry, ModelSites
+from infinilm.errors import RequestError
+from infinilm.images import MediaRules, Patches, open_image
 from infinilm.images.processor import merge_order
 from infinilm.planning.memory import ModelPlan
 from infinilm.planning.tower import BLOCK_SIZE, TowerPlan
@@ -101,12 +103,14 @@ class TowerEngine:
         use_tqdm: bool,
     ) -> None:
         self._plan, self._lock = plan, threading.Lock()
+        self._registry: HookRegistry | None
         self._engine = _core.InferEngine(plan.spec, device, num_threads)
         if checkpoint is None:
             self._engine.load_dummy(dtype, seed)
         else:
             load_weights(checkpoint, self._engine, dtype=dtype, progress=use_tqdm, find=self._find, is_whole=False)
         self._engine.finish_loading()
+        self._hooks, self._registry = EngineHooks(self._engine, ModelSites(plan.spec), 1), None
         self._has_windows = plan.config.window_size > 0
         window_blocks = plan.num_blocks if self._has_windows else 0
         self._engine.reset_cache(plan.num_blocks, BLOCK_SIZE, dtype, num_window_blocks=window_blocks)
@@ -124,8 +128,19 @@ class TowerEngine:
 
     def _find(self, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, TensorInfo]) -> FoundTensors:
         config, place = self._plan.config, self._plan.place
-        found = find_by_names(config.names(place), None, config.layer_shapes, expected, stored)
+        found = find_by_names(config.names(place), config.head_order, config.layer_shapes, expected, stored)
         first, family = "model.merger_0.weight", config.family
+        patches, positions = "model.embed_patches.weight", "model.embed_positions.weight"
+        if family.channels_last:
+            numbers = np.arange(3 * config.patch_size**2).reshape(config.patch_size, config.patch_size, 3)
+            found.sources[patches] = replace(
+                found.sources[patches], column_order=numbers.transpose(2, 0, 1).reshape(-1)
+            )
+        if family.position_table:  # [axes, positions, hidden_size]
+            del found.shapes[found.sources[positions].tensor]
+            tensor, (num_positions, size) = f"{place.tower}{family.position_table}", expected[positions]
+            found.sources[positions] = Source(tensor, 0, 2)
+            found.shapes[tensor] = (2, num_positions // 2, size)
         if family.merger_matrix:
             del found.shapes[found.sources[first].tensor]
             tensor, shape = f"{place.merger}{family.merger_matrix}", expected[first][::-1]
@@ -161,6 +176,49 @@ class TowerEngine:
             else np.concatenate([next(of_tiles) for _ in range(picture.num_tiles)])
             for picture in pictures
         ]
+
+    def rows_of(self, images: Sequence[Any]) -> list[npt.NDArray[np.float32]]:
+        """Compute what stands for pictures in a prompt.
+
+        Parameters
+        ----------
+        images : sequence
+            Pictures of Pillow, uint8 arrays [height, width, 3], bytes or paths.
+
+        Returns
+        -------
+        list of float32 array, [num_rows, levels * hidden_size]
+
+        Raises
+        ------
+        RequestError
+            A picture cannot be read, or has more patches than the tower takes.
+        """
+        processor, patches = self._plan.processor, []
+        for i, image in enumerate(images):
+            name = f"picture {i}"
+            patches.append(processor.prepare(open_image(image, name, MediaRules()), name))
+            if (count := len(patches[-1].pixels) // patches[-1].num_tiles) > self._plan.max_patches:
+                raise RequestError(f"{name} has {count} patches, more than the {self._plan.max_patches} of the longest")
+        return self(patches)
+
+    def state_dict(self) -> dict[str, _core.Tensor]:
+        """Its weights in memory of the files or the engine, by the names of `param_shapes`."""
+        return self._engine.state_dict()[0]
+
+    def set_hook_registry(self, registry: HookRegistry | None) -> None:
+        """Let hooks see and replace activations of its layers from the next pictures on.
+
+        The sites are those of `infinilm.engine.hooks.SITES`, with patches in place of tokens. Prompts do not compute
+        a picture again that was seen, and show hooks nothing of it; `rows_of` always computes.
+
+        Raises
+        ------
+        ConfigError
+            A pattern fits no site.
+        """
+        self._hooks.use(registry)
+        self._registry = registry  # which the hooks refer to weakly
 
     def _fits(self, tiles: Sequence[_Tile]) -> bool:
         num_blocks = sum(int(_blocks_of(tile.window_lens).sum()) for tile in tiles)
@@ -200,7 +258,11 @@ class TowerEngine:
             return_logits=True,
         )
         with self._lock:
-            out = self._engine.forward(batch).logits
+            self._hooks.give()
+            try:
+                out = self._engine.forward(batch).logits
+            finally:
+                self._hooks.take_back()
         assert out is not None
         by_window = np.split(out.numpy(), np.cumsum(counts)[:-1] // config.merged_patches)
         return [own[np.argsort(tile.order)] for own, tile in zip(by_window, tiles, strict=True)]

@@ -76,6 +76,9 @@ struct Batch {
     // Set by Tower::place where rows are made of means, [num_tokens] int32: the first patch of each row, then the
     // second of each, and so on.
     Tensor apart_rows = {};
+    // Set by Tower::place where these means are standardised: ones, [num_rows, 1] float32, and what is added to each
+    // mean, [num_rows, hidden_size] activation.
+    Tensor unit_squares = {}, pooled_offsets = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order

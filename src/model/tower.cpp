@@ -24,6 +24,7 @@ void TowerSpec::check(const ModelSpec& model) const {
     require_spec(std::ranges::none_of(merger, [](const MergerLinear& own) { return own.gated && !own.activated; }) &&
                      !merger.back().gated,
                  "a linear of a merger that has a gate is activated, and not the last");
+    require_spec(standardized <= pooled && pooled_scale > 0, "standardized: what is not pooled has no mean");
     require_spec(norm_first <= (patch_norm && num_positions > 0), "norm_first: there are no norm and no positions");
     require_spec(!pooled || (levels.empty() && model.hidden_size % 8 == 0),
                  "a tower that takes means has no levels, and a hidden_size that is a multiple of 8");
@@ -81,6 +82,12 @@ void Tower::declare(ParamTable& table) {
     const auto as_loaded = [](Backend&, const VectorWeights&) { return Tensor(); };  // prepare() reads it
     if (spec_.num_positions > 0)
         table.tensor(table_, "model.embed_positions.weight", {spec_.num_positions, hidden_size_}, {}, as_loaded);
+    if (spec_.standardized) {
+        // A sum of patches times this is their mean times pooled_scale and scale.
+        table.wide(scale_, "model.std_scale", hidden_size_, {},
+                   spec_.pooled_scale / static_cast<float>(spec_.merged_patches));
+        table.tensor(bias_, "model.std_bias", {hidden_size_}, {}, as_loaded);
+    }
     if (spec_.pooled && spec_.pooled_norm_weight)
         table.norm(mergers_[0].norm, "model.merger_norm", hidden_size_,
                    NormForm{NormKind::rms, spec_.pooled_norm_offset});
@@ -106,6 +113,10 @@ void Tower::declare(ParamTable& table) {
 
 void Tower::prepare(Backend& backend) {
     if (table_.loaded) positions_ = widened(backend, table_.loaded);
+    if (!bias_.loaded) return;
+    const Tensor scale = widened(backend, scale_.loaded);
+    offsets_ = widened(backend, bias_.loaded, -1);
+    for (int64_t i = 0; i < hidden_size_; ++i) offsets_.as<float>()[i] *= scale.as<const float>()[i];
 }
 
 std::vector<LinearCall> Tower::calls() const {
@@ -146,6 +157,17 @@ void Tower::place(DType activation, Batch& b) const {
         for (int64_t place = 0; place < spec_.merged_patches; ++place)
             for (int64_t row = 0; row < num_rows; ++row)
                 *apart++ = static_cast<int32_t>(row * spec_.merged_patches + place);
+    }
+    if (spec_.standardized) {
+        const int64_t num_rows = num_tokens / spec_.merged_patches;
+        b.unit_squares = allocate_host(DType::float32, {num_rows, 1});
+        std::fill_n(b.unit_squares.as<float>(), num_rows, 1.0f);
+        b.pooled_offsets = allocate_host(activation, {num_rows, hidden_size_});
+        visit_floating(activation, [&]<class T>(T) {
+            for (int64_t row = 0; row < num_rows; ++row)
+                std::transform(offsets_.as<const float>(), offsets_.as<const float>() + hidden_size_,
+                               b.pooled_offsets.as<T>() + row * hidden_size_, [](float x) { return from_float<T>(x); });
+        });
     }
     check.require(static_cast<bool>(b.position_rows) == (spec_.num_positions > 0),
                   "position_rows: of towers with learned positions, and there always");
@@ -192,7 +214,8 @@ void Tower::embed(const Step<Tap>& s) const {
                           {.x = s.batch.patch_positions, .residual = s.x, .weight = {}, .out = s.normed, .eps = 0});
 }
 
-// A mean and its sum are normed alike, where eps is as many times larger as the square of the sum.
+// A mean and its sum are normed alike, where eps is as many times larger as the square of the sum. What standardises a
+// mean is an RMSNorm whose mean square is said to be one, and so multiplies by its weight, and a sum.
 template <class Tap>
 TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
     const int64_t num_rows = s.num_tokens() / spec_.merged_patches, k = spec_.merged_patches;
@@ -200,9 +223,19 @@ TensorView Tower::pool(const Step<Tap>& s, const TensorView& x) const {
     ops::gather_rows(s.backend, {.x = x, .rows = s.batch.apart_rows, .out = apart});
     ops::sum_parts(s.backend, {.parts = apart.reshape({k, num_rows * hidden_size_}),
                                .out = sums.reshape({num_rows * hidden_size_})});
-    ops::rms_norm(
-        s.backend,
-        {.x = sums, .weight = mergers_[0].norm.prepared, .out = sums, .eps = spec_.eps * static_cast<float>(k * k)});
+    const TensorView weight = mergers_[0].norm.prepared;
+    if (spec_.standardized) {
+        ops::rms_norm(
+            s.backend,
+            {.x = sums, .weight = scale_.prepared, .out = sums, .eps = 0, .mean_square = s.batch.unit_squares});
+        const TensorView normed = beginning(apart, num_rows, hidden_size_);
+        ops::add_rms_norm(
+            s.backend,
+            {.x = s.batch.pooled_offsets, .residual = sums, .weight = weight, .out = normed, .eps = spec_.eps});
+        return normed;
+    }
+    const float of_mean = static_cast<float>(k) / spec_.pooled_scale;
+    ops::rms_norm(s.backend, {.x = sums, .weight = weight, .out = sums, .eps = spec_.eps * of_mean * of_mean});
     return sums;
 }
 

@@ -41,7 +41,10 @@ struct TowerSpec {
     bool norm = true;         // there is a norm behind the layers
     // A row of the result is made of so many neighbouring patches: of all their numbers, or of their mean.
     int merged_patches = 1;
-    bool pooled = false;               // of their mean, behind RMSNorm
+    bool pooled = false;  // of their mean, behind RMSNorm
+    // The mean x, times pooled_scale, becomes (x - bias) * scale before this norm, by two vectors of the model.
+    bool standardized = false;
+    float pooled_scale = 1;
     bool pooled_norm_weight = true;    // this norm has a weight
     float pooled_norm_offset = 0;      // added to the weight of this norm
     std::vector<MergerLinear> merger;  // one behind the other; the last gives the row
@@ -63,6 +66,9 @@ struct TowerSpec {
         f("norm", &TowerSpec::norm, "There is a norm behind the layers.");
         f("merged_patches", &TowerSpec::merged_patches, "Neighbouring patches that become one row of the result.");
         f("pooled", &TowerSpec::pooled, "It is made of their mean, behind RMSNorm, and not of all their numbers.");
+        f("standardized", &TowerSpec::standardized,
+          "Their mean x, times pooled_scale, becomes (x - bias) * scale before this norm.");
+        f("pooled_scale", &TowerSpec::pooled_scale, "Multiplies their mean.");
         f("pooled_norm_weight", &TowerSpec::pooled_norm_weight, "This norm has a weight.");
         f("pooled_norm_offset", &TowerSpec::pooled_norm_offset, "Added to the weight of this norm.");
         f("merger", &TowerSpec::merger, "The linears that make a row; the last one gives it.");

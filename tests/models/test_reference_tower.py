@@ -41,7 +41,7 @@ def both(name: str) -> tuple[TowerConfig, TowerEngine, ReferenceTower]:
     return plan.config, engine, ReferenceTower(plan.spec, weights)
 
 
-@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "glm4v", "gemma3", "mistral3", "idefics3"])
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "glm4v", "gemma4", "gemma3", "mistral3", "idefics3"])
 @settings(max_examples=8)
 @given(grids=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_rows_are_those_of_the_engine(name: str, grids: list[tuple[int, int]], seed: int) -> None:

@@ -123,14 +123,14 @@ def pooled(s: Step, tower: TowerSpec, x: Array) -> Array:
     """What the linears of the merger read: all numbers of neighbouring patches, or the normed mean of these."""
     if not tower.pooled:
         return merged(x, tower)
-    mean = x.reshape(-1, tower.merged_patches, x.shape[1]).mean(axis=1)
-    root = np.sqrt(np.mean(mean * mean, axis=-1, keepdims=True) + s.scalar(tower.eps))
-    normed: Array = mean / root
-    return (
-        normed * (s.weight("model.merger_norm") + s.scalar(tower.pooled_norm_offset))
-        if tower.pooled_norm_weight
-        else normed
-    )
+    mean = x.reshape(-1, tower.merged_patches, x.shape[1]).mean(axis=1) * s.scalar(tower.pooled_scale)
+    if tower.standardized:
+        mean = (mean - s.weights["model.std_bias"]) * s.weights["model.std_scale"]
+    normed: Array = mean / np.sqrt(np.mean(mean * mean, axis=-1, keepdims=True) + s.scalar(tower.eps))
+    if not tower.pooled_norm_weight:
+        return normed
+    weighed: Array = normed * (s.weight("model.merger_norm") + s.scalar(tower.pooled_norm_offset))
+    return weighed
 
 
 def merge(s: Step, tower: TowerSpec, x: Array, name: str) -> Array:

@@ -57,7 +57,7 @@ void attend(const Step<Tap>& s, const PagedLayer& own, const TensorView& qkv, co
                                      .sliding_window = own.cache.sliding_window,
                                      .chunked = own.cache.chunked,
                                      .two_way = own.cache.two_way,
-                                     .two_way_seqs = s.batch.two_way_seqs,
+                                     .two_way_seqs = own.spans ? s.batch.two_way_seqs.view() : TensorView(),
                                      .max_query_len = s.batch.max_query_len,
                                      .work = s.batch.attention_work,
                                      .list = static_cast<int>(list - lists.begin()),
