@@ -184,7 +184,7 @@ def change_logits(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), 
 class AttentionSpec:
     """Attention over the keys and values of each head."""
 
-    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False) -> None: ...
+    def __init__(self, num_heads: int = 0, num_kv_heads: int = 0, head_dim: int = 0, softmax_scale: float = 0.0, score_cap: float = 0.0, sliding_window: int = 0, chunked: bool = False, rope: int = -1, q_rope: int = -1, kv_owner: int = -1, qkv_bias: bool = False, out_bias: bool = False, sinks: bool = False, output_gate: bool = False, qk_norm: str = 'none', v_norm: bool = False, out_multiplier: float = 1.0, inputs: int = 1, two_way: bool = False, spans: bool = True) -> None: ...
 
     @property
     def num_heads(self) -> int: ...
@@ -312,6 +312,13 @@ class AttentionSpec:
 
     @two_way.setter
     def two_way(self, arg: bool, /) -> None: ...
+
+    @property
+    def spans(self) -> bool:
+        """Tokens of a span, such as an image, see all of it, where steps say so."""
+
+    @spans.setter
+    def spans(self, arg: bool, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -832,7 +839,7 @@ class PositionBiasSpec:
 class MergerLinear:
     """One of the linears that make a row of the result of a tower."""
 
-    def __init__(self, size: int = 0, bias: bool = False, activated: bool = False) -> None: ...
+    def __init__(self, size: int = 0, bias: bool = False, norm_eps: float = 0.0, activated: bool = False, gated: bool = False, activation: str = 'gelu') -> None: ...
 
     @property
     def size(self) -> int:
@@ -848,18 +855,40 @@ class MergerLinear:
     def bias(self, arg: bool, /) -> None: ...
 
     @property
+    def norm_eps(self) -> float:
+        """The epsilon of a LayerNorm with bias behind it; 0: there is none."""
+
+    @norm_eps.setter
+    def norm_eps(self, arg: float, /) -> None: ...
+
+    @property
     def activated(self) -> bool:
-        """The activation of the tower is behind it."""
+        """The activation is behind that."""
 
     @activated.setter
     def activated(self, arg: bool, /) -> None: ...
+
+    @property
+    def gated(self) -> bool:
+        """
+        It is two linears, and what the activation makes of the first multiplies the second.
+        """
+
+    @gated.setter
+    def gated(self, arg: bool, /) -> None: ...
+
+    @property
+    def activation(self) -> str: ...
+
+    @activation.setter
+    def activation(self, arg: str, /) -> None: ...
 
     def __repr__(self) -> str: ...
 
 class TowerSpec:
     """What an encoder of images has besides its layers."""
 
-    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, num_positions: int = 0, merged_patches: int = 1, pooled: bool = False, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., activation: str = 'gelu', eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
+    def __init__(self, patch_dim: int = 0, patch_bias: bool = False, patch_norm: bool = False, norm_first: bool = False, num_positions: int = 0, norm: bool = True, merged_patches: int = 1, pooled: bool = False, standardized: bool = False, pooled_scale: float = 1.0, pooled_norm_weight: bool = True, pooled_norm_offset: float = 0.0, merger: Sequence[MergerLinear] = ..., eps: float = 0.0, levels: Sequence[int] = ...) -> None: ...
 
     @property
     def patch_dim(self) -> int:
@@ -882,11 +911,25 @@ class TowerSpec:
     def patch_norm(self, arg: bool, /) -> None: ...
 
     @property
+    def norm_first(self) -> bool:
+        """Positions are added behind this norm, and not before it."""
+
+    @norm_first.setter
+    def norm_first(self, arg: bool, /) -> None: ...
+
+    @property
     def num_positions(self) -> int:
         """Rows of the table of learned positions; 0: there are none."""
 
     @num_positions.setter
     def num_positions(self, arg: int, /) -> None: ...
+
+    @property
+    def norm(self) -> bool:
+        """There is a norm behind the layers."""
+
+    @norm.setter
+    def norm(self, arg: bool, /) -> None: ...
 
     @property
     def merged_patches(self) -> int:
@@ -905,6 +948,29 @@ class TowerSpec:
     def pooled(self, arg: bool, /) -> None: ...
 
     @property
+    def standardized(self) -> bool:
+        """
+        Their mean x, times pooled_scale, becomes (x - bias) * scale before this norm.
+        """
+
+    @standardized.setter
+    def standardized(self, arg: bool, /) -> None: ...
+
+    @property
+    def pooled_scale(self) -> float:
+        """Multiplies their mean."""
+
+    @pooled_scale.setter
+    def pooled_scale(self, arg: float, /) -> None: ...
+
+    @property
+    def pooled_norm_weight(self) -> bool:
+        """This norm has a weight."""
+
+    @pooled_norm_weight.setter
+    def pooled_norm_weight(self, arg: bool, /) -> None: ...
+
+    @property
     def pooled_norm_offset(self) -> float:
         """Added to the weight of this norm."""
 
@@ -917,13 +983,6 @@ class TowerSpec:
 
     @merger.setter
     def merger(self, arg: Sequence[MergerLinear], /) -> None: ...
-
-    @property
-    def activation(self) -> str:
-        """Behind those of these linears that say so."""
-
-    @activation.setter
-    def activation(self, arg: str, /) -> None: ...
 
     @property
     def eps(self) -> float:
@@ -1449,7 +1508,7 @@ class Batch:
     One step of work; the arrays are used in place and must not change until the step is done.
     """
 
-    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
+    def __init__(self, *, input_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], cu_seqlens_q: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_k: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, top_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, random_val: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, allowed_row: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, previous_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, adapter_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_in: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, state_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, change_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, penalties: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, change_tokens: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, num_logprobs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, token_types: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, rope_positions: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, given_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, patches: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_rows: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, position_weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, two_way_seqs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, window_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, return_logits: bool = False) -> None: ...
 
     def arrays(self) -> dict[str, Tensor]:
         """Those that are there, in place, by name."""

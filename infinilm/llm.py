@@ -722,6 +722,20 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         return self._engine
 
     @property
+    def tower(self) -> TowerEngine:
+        """The encoder of images of a model that sees, with `rows_of`, `state_dict` and `set_hook_registry`.
+
+        Raises
+        ------
+        ConfigError
+            The model reads no pictures; why is said.
+        """
+        if self._tower is None:
+            why = self._plan.tower
+            raise ConfigError(f"tower: {why if isinstance(why, str) else 'the model has none'}")
+        return self._tower
+
+    @property
     def plan(self) -> ModelPlan:
         """How the model was divided and stored when it was loaded."""
         return self._plan

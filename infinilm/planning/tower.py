@@ -114,7 +114,7 @@ def plan_tower(
         config = TowerConfig.from_config(values)
         if config is None:
             return "it has no tower that is computed here (docs/images.md lists those that are)"
-        if config.family.two_way and device != "cpu":
+        if config.two_way and device != "cpu":
             return "tokens of its pictures see each other both ways, which is computed on CPUs alone: device='cpu'"
         names: Collection[str] | None = None if checkpoint is None else checkpoint.tensors.keys()
         if projector is not None:
@@ -142,7 +142,8 @@ def plan_tower(
         return str(error)
     most_rows = -(-processor.rule.most_pixels // config.patch_size**2 // config.merged_patches)
     max_patches = most_rows * config.merged_patches
-    num_blocks = -(-max_patches // BLOCK_SIZE) + 1
+    # Each window begins with a block of its own.
+    num_blocks = -(-max_patches // BLOCK_SIZE) + config.most_windows(max_patches)
     spec = config.spec(dtype, num_blocks * BLOCK_SIZE)
     steps: dict[str, Any] = {"num_tokens": max_patches, "num_rows": 1, "num_returned_rows": 1}
     workspace = _core.workspace_bytes(spec, device=device, num_ranks=1, num_threads=num_threads, **steps)

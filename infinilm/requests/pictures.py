@@ -186,7 +186,7 @@ class PictureReader:
                 "tower takes: it is a thin strip, cut it"
             )
         count = rows * columns // self._config.merged_patches * resized.num_tiles
-        if self._config.family.two_way and count > self._max_span:
+        if self._config.two_way and count > self._max_span:
             raise RequestError(
                 f"{name} has {count} tokens, which one step must compute, beside a token of each sequence; at most "
                 f"{self._max_span} may there be: raise max_num_batched_tokens, or lower max_num_seqs"
@@ -307,10 +307,10 @@ class PictureReader:
             if not len(rows):
                 rows = next(left).rows
             spans[begin], rows = rows[: end - begin], rows[end - begin :]
-        family, on_axes = self._config.family, bool(self._config.rope_axes)
+        on_axes = bool(self._config.rope_axes)
         grids = [one.patches for one in seen]
         positions, shift = self._positions(len(ids), spans, grids) if on_axes else (None, 0)
-        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, positions, shift, family.two_way))
+        return PlacedPrompt(ids.tolist(), GivenTokens(spans, contents, positions, shift, self._config.two_way))
 
     def _positions(self, num_tokens: int, spans: Iterable[int], patches: Sequence[Patches]) -> tuple[Int32Array, int]:
         """Positions of all tokens on the axes of time, rows and columns, and what is added to those of later tokens."""

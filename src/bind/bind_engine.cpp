@@ -120,7 +120,8 @@ void bind_batch(nb::module_& m) {
                std::optional<Matrix<int32_t>> rope_positions, std::optional<Matrix<float>> given,
                std::optional<Vector<int32_t>> given_rows, std::optional<Matrix<float>> patches,
                std::optional<Matrix<int32_t>> position_rows, std::optional<Matrix<float>> position_weights,
-               std::optional<Vector<int32_t>> two_way_seqs, bool return_logits) {
+               std::optional<Vector<int32_t>> two_way_seqs, std::optional<Vector<int32_t>> window_lens,
+               bool return_logits) {
                 new (self) Batch{view(input_ids),
                                  view(previous_rows),
                                  view(positions),
@@ -128,6 +129,7 @@ void bind_batch(nb::module_& m) {
                                  view<int32_t, 2>(block_table),
                                  view(cu_seqlens_q),
                                  view(context_lens),
+                                 view(window_lens),
                                  view(two_way_seqs),
                                  view(adapter_ids),
                                  view(state_in),
@@ -170,7 +172,7 @@ void bind_batch(nb::module_& m) {
             "given"_a.noconvert().none() = nb::none(), "given_rows"_a.noconvert().none() = nb::none(),
             "patches"_a.noconvert().none() = nb::none(), "position_rows"_a.noconvert().none() = nb::none(),
             "position_weights"_a.noconvert().none() = nb::none(), "two_way_seqs"_a.noconvert().none() = nb::none(),
-            "return_logits"_a = false)
+            "window_lens"_a.noconvert().none() = nb::none(), "return_logits"_a = false)
         .def(
             "arrays",
             [](const Batch& b) {
@@ -190,6 +192,7 @@ void bind_batch(nb::module_& m) {
                                                   {"allowed", &b.allowed},
                                                   {"allowed_row", &b.allowed_row},
                                                   {"previous_rows", &b.previous_rows},
+                                                  {"window_lens", &b.window_lens},
                                                   {"two_way_seqs", &b.two_way_seqs},
                                                   {"adapter_ids", &b.adapter_ids},
                                                   {"state_in", &b.state_in},

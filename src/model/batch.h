@@ -22,6 +22,9 @@ struct Batch {
     Tensor block_table;   // [num_groups, num_seqs, max_blocks_per_seq] int32
     Tensor cu_seqlens_q;  // [num_seqs + 1] int32
     Tensor context_lens;  // [num_seqs] int32: tokens in the cache after this step
+    // [num_seqs] int32, or absent: the same for the second group of layers, where their sequences are shorter: those of
+    // a tower whose layers see windows of an image, and all of it (see Tower).
+    Tensor window_lens;
     // [num_seqs] int32, or absent: where it is not 0, the tokens of the step see all tokens of their sequence up to its
     // last, as those of an image do in some models. See AttentionParams.
     Tensor two_way_seqs;
@@ -73,6 +76,9 @@ struct Batch {
     // Set by Tower::place where rows are made of means, [num_tokens] int32: the first patch of each row, then the
     // second of each, and so on.
     Tensor apart_rows = {};
+    // Set by Tower::place where these means are standardised: ones, [num_rows, 1] float32, and what is added to each
+    // mean, [num_rows, hidden_size] activation.
+    Tensor unit_squares = {}, pooled_offsets = {};
     // Set by stage() on a device with a queue: for all layers that differ in it, what attention has to do.
     Tensor attention_work = {};                       // [num_elements, 4] int32, see AttentionWork
     std::vector<AttentionList> attention_lists = {};  // in its order
@@ -86,6 +92,8 @@ struct Batch {
     int num_candidates = 0;  // so many of the best logits of a row decide all that is wanted; 0: all of them may
     int64_t num_hidden = 0;  // rows of the step before, where hidden_rows are there
     StepAbort* abort = nullptr;  // asked between pieces of work; null: the step runs to its end
+
+    const Tensor& lens_of(int group) const { return group == 1 && window_lens ? window_lens : context_lens; }
 };
 
 inline StateSteps state_steps(const Batch& batch) {

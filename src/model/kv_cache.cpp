@@ -33,6 +33,11 @@ KvCache::KvCache(Backend& backend, const ModelSpec& model, const KvCacheSpec& sp
         throw ConfigError(concat("on a GPU the KV cache has the dtype that the engine computes in, ", name(model.dtype),
                                  "; got ", name(spec.dtype)));
     layers_ = model.caches();
+    const LayerRange all_layers = model.own_layers();
+    for (int layer = all_layers.begin; layer < all_layers.end; ++layer)
+        if (takes_turns(model, layer) && spec.num_groups() == 2 && spec.num_window_blocks != spec.num_blocks)
+            throw ConfigError(concat("num_window_blocks: layers of this model use the same memory, so that it must be ",
+                                     "num_blocks, which is ", spec.num_blocks, "; got ", spec.num_window_blocks));
     const int64_t num_with_state = std::ranges::count_if(layers_, &CacheSpec::has_state);
     const bool any_state = num_with_state > 0;
     if ((spec.num_states > 0) != any_state)

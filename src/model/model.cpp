@@ -148,7 +148,8 @@ void Model::declare(ParamTable& table) {
     }
     if (mtp) mtp->declare(table);  // in the last of these layers, which is its
     table.begin_layer(-1);
-    table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);         // lm_head is linear
+    if (!model.tower || model.tower->norm)
+        table.norm(norm, "model.norm", hidden, {}, model.logit_multiplier);     // lm_head is linear
     if (!model.tie_word_embeddings) vocabulary(lm_head, "lm_head", "lm_head");  // else prepare() shares embed_tokens
 }
 

@@ -46,11 +46,16 @@ void ParamTable::linear(LinearWeights& weights, const Linear& linear) {
 }
 
 void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut, float multiplier) {
+    norm(weights, name, size, NormForm{model_.norm, model_.norm_offset}, std::move(cut), multiplier);
+}
+
+void ParamTable::norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut,
+                      float multiplier) {
     tensor(weights, name + ".weight", {size}, std::move(cut),
-           [this, multiplier](Backend& backend, const VectorWeights& norm) {
-               return norm_weight(backend, model_, norm, multiplier);
+           [form, multiplier](Backend& backend, const VectorWeights& norm) {
+               return norm_weight(backend, form, norm, multiplier);
            });
-    if (model_.norm == NormKind::layer_bias)
+    if (form.kind == NormKind::layer_bias)
         add({.name = name + ".bias", .shape = {size}, .cut = {}, .vector = &weights, .is_bias = true});
 }
 

@@ -75,8 +75,11 @@ public:
     std::string prefix() const { return concat("model.layers.", layer_, "."); }
 
     void linear(LinearWeights& weights, const Linear& linear);
-    // The weight of a norm, and its bias where norms have one. Once prepared it is (weight + norm_offset) * multiplier.
+    // The weight of a norm, and its bias where norms have one. Once prepared it is (weight + offset) * multiplier.
+    // Without a form it is a norm as all of the model are.
     void norm(VectorWeights& weights, const std::string& name, int64_t size, Cut cut = {}, float multiplier = 1);
+    void norm(VectorWeights& weights, const std::string& name, int64_t size, NormForm form, Cut cut = {},
+              float multiplier = 1);
     // A vector that is float32 once prepared, times the multiplier.
     void wide(VectorWeights& weights, const std::string& name, int64_t size, Cut cut = {}, float multiplier = 1);
     // A tensor of any shape, prepared by `make`.

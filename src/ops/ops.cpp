@@ -175,8 +175,8 @@ static void check_linear(OpCheck& check, const LinearParams& p) {
     }
     const int64_t width = p.gate_up_apart ? 2 * p.weight.out_features : p.weight.out_features;
     check.require(!p.gate_up_apart || p.weight.kind == LinearKind::act_mul, "gate_up_apart: the weight has no gate");
-    check.require(p.activation != Activation::gelu || p.weight.kind != LinearKind::act_mul || p.gate_up_apart,
-                  "activation: gelu is of act_mul alone; keep gate_up_apart");
+    check.require(!is_apart(p.activation) || p.weight.kind != LinearKind::act_mul || p.gate_up_apart,
+                  "activation: ", name(p.activation), " is of act_mul alone; keep gate_up_apart");
     if (p.residual) check.tensor("residual", p.residual, {"num_tokens", width}, check.activation);
     const bool float32 = p.out && p.out.dtype() == DType::float32;
     check.tensor("out", p.out, {"num_tokens", width}, float32 ? DType::float32 : check.activation);

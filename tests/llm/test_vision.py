@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from vision import ENTRIES, expected_of, make_model, pictures_of, prompts_of, tokenizer_of
 
-from infinilm import LLM, MediaRules, RequestError
+from infinilm import LLM, ConfigError, MediaRules, RequestError, _core
 from infinilm.cache import PagedKVCacheConfig
 from infinilm.images import ImageProcessor
+from infinilm.engine.hooks import HookRegistry, ModelSites
 
 NAME = "qwen3-vl"
 TEMPLATE = (
@@ -54,9 +56,7 @@ def prompt(index: int, name: str = NAME) -> dict[str, Any]:
 
 
 def rows_of(llm: LLM, pictures: list[NDArray[np.uint8]]) -> list[NDArray[np.float32]]:
-    reader = llm._requests.pictures
-    assert not isinstance(reader, str) and llm._tower is not None
-    return llm._tower([reader._processor.prepare(picture, "a picture") for picture in pictures])
+    return llm.tower.rows_of(pictures)
 
 
 def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -113,8 +113,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"enable_prefix_caching": False, "max_num_batched_tokens": 33},
     {"speculation": {"method": "lookup", "adaptive": False}},
 )
-# One family for each way in which pictures stand in the model of texts: positions on axes, spans that see both ways.
-KINDS = ("qwen3-vl", "gemma3")
+# One family for each way in which pictures stand in the model of texts: positions on axes, spans that see both ways in
+# all layers, and in those with a window alone.
+KINDS = ("qwen3-vl", "gemma3", "gemma4")
 
 
 @functools.cache
@@ -132,7 +133,7 @@ def test_company_chunks_preemptions_and_drafts_change_no_bit(name: str, settings
     prompts, alone = [prompt(i, name) for i in range(4)], alone_of(name)
     with load(name, **settings) as other:
         assert sampled(other, prompts * 2) == alone * 2
-        if "kv_cache" in settings:
+        if "kv_cache" in settings and name != "gemma4":  # whose prompts wait here until there is room
             assert other.metrics().num_preemptions > 0
 
 
@@ -280,7 +281,7 @@ def test_rules_of_media_are_the_callers(tmp_path: Path) -> None:
         assert len(llm.render_chat(messages)) == 26
 
 
-@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors"])
+@pytest.mark.parametrize("way", ["max_image_pixels", "text_family", "no_settings", "no_tensors", "clipped"])
 def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> None:
     source: Path = golden("qwen3")
     settings: dict[str, Any] = {}
@@ -292,6 +293,11 @@ def test_a_model_that_reads_no_pictures_says_why(way: str, tmp_path: Path) -> No
         (source / "preprocessor_config.json").unlink()
     elif way == "no_tensors":
         source, told = make_model(tmp_path / "model", NAME, without="visual"), "no tensors of a tower"
+    elif way == "clipped":
+        source, told = make_model(tmp_path / "model", "gemma4"), "use_clipped_linears is True; computed is False"
+        config = json.loads((source / "config.json").read_text())
+        config["vision_config"]["use_clipped_linears"] = True
+        (source / "config.json").write_text(json.dumps(config))
     with LLM(source, use_tqdm=False, max_model_len=64, **settings) as llm:
         with pytest.raises(RequestError, match=told):
             llm.generate({"prompt_token_ids": [3, 4], "images": [pictures_of(NAME)[0]]}, max_tokens=1)
@@ -330,3 +336,39 @@ def test_a_picture_that_no_step_can_hold_is_refused_with_both_numbers() -> None:
         with pytest.raises(RequestError, match=r"9 tokens, which one step must compute.* at most 8 .*max_num_batched"):
             llm.generate(prompt(0, "gemma3"), max_tokens=1)
         llm.generate(prompt(2, "gemma3"), max_tokens=1)
+
+
+def test_hooks_see_and_replace_what_a_tower_computes() -> None:
+    """By the names that sites have in models of texts; its weights have names, too."""
+    pictures, seen = pictures_of("qwen2-5-vl"), {}
+    with load("qwen2-5-vl") as llm:
+        before = rows_of(llm, pictures)
+        registry = HookRegistry()
+
+        def look(name: str, tensor: Any, layer: int) -> None:
+            seen[name] = (tensor.numpy().copy(), layer)
+
+        watching = registry.register_hook("*", look)
+        llm.tower.set_hook_registry(registry)
+        for got, wanted in zip(rows_of(llm, pictures), before, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+        spec = llm.tower._plan.spec
+        assert seen.keys() == set(ModelSites(spec).select("*"))
+        assert seen["layer2_q_rope"][0].shape[1:] == (2, 40)
+        watching.remove()
+        registry.register_hook("layers.3.residual", lambda name, tensor, layer: np.zeros_like(tensor.numpy()))
+        assert all((rows == rows[0]).all() for rows in rows_of(llm, pictures))  # the norm of zeros
+        llm.tower.set_hook_registry(None)
+        for got, wanted in zip(rows_of(llm, pictures), before, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        assert llm.tower.state_dict().keys() == _core.param_shapes(spec).keys()
+        with pytest.raises(ConfigError, match="no_such_site"):
+            registry.register_hook("layers.1.no_such_site", look)
+            llm.tower.set_hook_registry(registry)
+    with load(max_image_pixels=0) as text, pytest.raises(ConfigError, match="max_image_pixels=0"):
+        assert text.tower
+
+
+def test_a_picture_of_too_many_patches_is_refused_by_the_tower_itself(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"picture 1: .*200 times"):
+        llm.tower.rows_of([pictures_of(NAME)[0], np.zeros((2, 500, 3), np.uint8)])
