@@ -157,6 +157,10 @@ public:
         activate();
         run(cuda::gated_norm(gated_norm_args(p), stream_), "gated_norm", p.x.shape());
     }
+    void log_drafts(const LogDraftsParams& p) override {
+        activate();
+        run(cuda::log_drafts(log_drafts_args(p), stream_), "log_drafts", p.log.shape());
+    }
     void sum_parts(const SumPartsParams&) override;
     void change_logits(const ChangeLogitsParams& p) override {
         activate();

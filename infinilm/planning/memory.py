@@ -32,6 +32,7 @@ from infinilm.planning.sizes import parse_size
 from infinilm.planning.stages import StagePart, stage_specs, threads_per_stage
 from infinilm.planning.tower import TowerPlan, plan_tower
 from infinilm.scheduling.scheduler import MAX_COLLECTED_ROWS
+from infinilm.scheduling.states import NUM_LOG_ROWS
 from infinilm.scheduling.steps import tokens_of_a_step
 from infinilm.signatures import name_keywords
 from infinilm.speculation.settings import (
@@ -280,7 +281,8 @@ def plan_model(
     auto_dtype = _auto_cache_dtype(dtype, stored, computed, on_cpu)
     draft_bytes = 0 if draft is None else draft.memory.kv_bytes_per_token
     num_sharing = num_ranks if on_cpu else 1
-    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes)
+    log_rows = NUM_LOG_ROWS if spec.lm_head and len(parts) == 1 and stage is None else 0
+    cache = CacheSizing(devices[0], computed, auto_dtype, local, num_sharing, num_tokens, stages, draft_bytes, log_rows)
     num_bytes = sum(weight_bytes) + sum(adapter.packed_bytes(num_sharing) for adapter in adapters.values())
     if isinstance(tower, TowerPlan):
         num_bytes += tower.weight_bytes
@@ -568,7 +570,12 @@ def allocate_cache(engine: _core.InferEngine, memory: MemoryPlan) -> None:
     """Give an engine its KV cache. CacheFullError: there is no room for it."""
     try:
         engine.reset_cache(
-            memory.num_blocks, memory.block_size, memory.kv_cache_dtype, memory.num_states, memory.num_window_blocks
+            memory.num_blocks,
+            memory.block_size,
+            memory.kv_cache_dtype,
+            memory.num_states,
+            memory.num_window_blocks,
+            memory.num_log_rows,
         )
     except DeviceError as error:
         raise CacheFullError(f"no room for a KV cache of {memory.kv_bytes} bytes: {error}; lower kv_cache") from error

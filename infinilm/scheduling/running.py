@@ -23,8 +23,6 @@ class RunningSequences:
     ----------
     max_num_seqs, max_model_len : int
         Slots, and tokens of a slot.
-    has_states : bool
-        The model keeps a state of each sequence, which sees no drafts (`StatePool`).
 
     Attributes
     ----------
@@ -35,16 +33,15 @@ class RunningSequences:
         Prompt and output; negative where embeddings are given, see `GivenTokens.contents`. The newest token is not
         there yet while the step that samples it is in flight.
     num_tokens, num_computed : int32 array, [max_num_seqs]
-        Tokens so far, and how many of them have keys and values, and are in the state if the model has one; both as
-        they are after the steps in flight.
+        Tokens so far, and how many of them have keys and values, and are in the state if the model has one, or in the
+        log of that; both as they are after the steps in flight.
     max_num_tokens : int32 array, [max_num_seqs]
         Length at which the sequence ends at the latest.
     previous_row : int32 array, [max_num_seqs]
         The row of the step in flight that samples the newest token; -1: the token is known.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, *, has_states: bool = False) -> None:
-        self._has_states = has_states
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.sequences: list[Sequence] = []
         self.num_left = 0
         self._free_slots = list(range(max_num_seqs))[::-1]
@@ -168,10 +165,6 @@ class RunningSequences:
         self.previous_row[slots[self.num_tokens[slots] == positions + 1]] = -1
 
     def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
-        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order.
-
-        With a model with states, tokens of the draft are computed again, which the state has not seen.
-        """
+        """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order."""
         self.num_tokens[slots] = np.maximum(self.num_tokens[slots], positions + 1)
-        if not self._has_states:
-            self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)
+        self.num_computed[slots] = np.maximum(self.num_computed[slots], positions)

@@ -35,11 +35,11 @@ import numpy.typing as npt
 from infinilm import _core
 from infinilm.errors import CacheFullError
 from infinilm.scheduling.block_manager import BlockManager
-from infinilm.scheduling.drafting import Drafting
+from infinilm.scheduling.drafting import MAX_REPLAYED_TOKENS, Drafting
 from infinilm.scheduling.results import collect_rows, take_tokens
 from infinilm.scheduling.running import NO_LIMIT, RunningSequences
 from infinilm.scheduling.sequence import IndexArray, Int32Array, Lane, Sequence
-from infinilm.scheduling.states import StatePool
+from infinilm.scheduling.states import NUM_LOG_ROWS, StatePool
 from infinilm.scheduling.step_builder import StepBuilder, StepChoice
 from infinilm.scheduling.steps import SampledTokens, SchedulerStats, Step, tokens_of_a_step
 from infinilm.speculation import Drafters
@@ -124,11 +124,12 @@ class Scheduler:
             num_window_blocks=num_window_blocks,
         )
         self._states = StatePool(num_states, max_num_seqs, snapshot_interval if enable_prefix_caching else 0)
-        self._running = RunningSequences(max_num_seqs, max_model_len, has_states=num_states > 0)
+        self._running = RunningSequences(max_num_seqs, max_model_len)
         self._drafting: Drafting | None = None
         if drafters and num_stages == 1:
             lengths = Lengths() if is_adaptive else None
-            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths)
+            most = NUM_LOG_ROWS if num_states else MAX_REPLAYED_TOKENS
+            self._drafting = Drafting(drafters, vocab_size, self._running, self.blocks, lengths, most)
         self._builder = StepBuilder(self._running, self.blocks, self._states)
         self._in_flight: list[Step] = []  # steps without a result yet, the oldest first
         self._last: Step | None = None  # the step whose result came last, if no other was made since
@@ -572,7 +573,7 @@ class Scheduler:
             self._drafting.enter(sequence)
         slot = self._running.enter(sequence, num_cached, final_length)
         self.blocks.share(slot, chain, sequence.adapter_id)
-        self._states.enter(slot, state)
+        self._states.enter(slot, state, num_cached)
         if not sequence.first_scheduled:
             sequence.first_scheduled = now
             if not sequence.collect_logits:

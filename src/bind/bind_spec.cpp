@@ -270,8 +270,15 @@ void bind_spec(nb::module_& m) {
             nb::arg("dtype"), nb::arg("windows_only") = false,
             "Bytes of a KV cache in this dtype: keys and values of all layers, or of those with a window.")
         .def(
-            "state_bytes", [](const ModelSpec& s) { return KvCache::state_bytes(s); },
-            "Bytes of the states that all layers keep of one sequence; 0: no layer has one.");
+            "state_bytes",
+            [](const ModelSpec& s, const std::string& device, int64_t num_log_rows) {
+                const bool on_cpu = device_from_string(device).kind == DeviceKind::cpu;
+                return KvCache::state_bytes(s, on_cpu ? cpu::activation_dtype : s.dtype, num_log_rows);
+            },
+            nb::arg("device") = "cpu", nb::arg("num_log_rows") = 0,
+            "Bytes of the states that all layers keep of one sequence, with so many rows of their logs; 0: no layer "
+            "has "
+            "one.");
     m.def(
         "param_shapes", [](const ModelSpec& spec) { return param_shapes(Params(spec).rows()); }, nb::arg("spec"),
         nb::sig("def param_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]"),

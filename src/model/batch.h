@@ -33,6 +33,7 @@ struct Batch {
     Tensor state_in;      // [num_seqs] int32
     Tensor state_out;     // [num_seqs] int32
     Tensor state_tokens;  // [num_seqs] int32, or absent: no sequence has drafts
+    Tensor num_replayed;  // [num_seqs] int32, or absent: none
     // [num_tokens] int32, or absent. Present: this is a step of the MTP head, which goes on, for each token, from the
     // hidden state of this row of the step before, of the model or of the head. See MtpHead.
     Tensor hidden_rows;
@@ -100,7 +101,8 @@ inline StateSteps state_steps(const Batch& batch) {
     return {.cu_seqlens_q = batch.cu_seqlens_q,
             .state_in = batch.state_in,
             .state_out = batch.state_out,
-            .state_tokens = batch.state_tokens};
+            .state_tokens = batch.state_tokens,
+            .num_replayed = batch.num_replayed};
 }
 
 // The pieces of a step that an abort may fall between; the 0th is what comes before the first layer.

@@ -61,6 +61,7 @@ public:
     void delta_rule(const DeltaRuleParams& p) override;
     void selective_scan(const SelectiveScanParams& p) override;
     void gated_norm(const GatedNormParams& p) override;
+    void log_drafts(const LogDraftsParams& p) override;
     void sum_parts(const SumPartsParams& p) override;
     void change_logits(const ChangeLogitsParams& p) override;
     void find_best(const FindBestParams& p) override;

@@ -21,7 +21,9 @@ DeltaSpec DeltaSpec::local(Shard shard) const {
 }
 
 CacheSpec DeltaSpec::cache() const {
-    return {.kind = CacheKind::none, .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}}};
+    return {.kind = CacheKind::none,
+            .states = {{conv_size - 1, conv_dim()}, {num_v_heads, k_dim, v_dim}},
+            .log_columns = conv_dim() + k_size() + v_size() + 2 * num_v_heads};
 }
 
 // Operations on an element of the state: one for the decay, two each for S^T k, the update and S^T q.
@@ -70,11 +72,14 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
     const int64_t z = spec_.conv_dim(), b = z + spec_.v_size(), a = b + spec_.num_v_heads;
     s.linear(in_proj_, input.x, in, input.norm);
     const StateSteps sequences = state_steps(s.batch);
+    const StateLog log(s,
+                       std::array{in.slice(1, 0, z), conv.slice(1, spec_.k_size(), z), in.slice(1, b, spec_.in_dim())});
     ops::causal_conv(s.backend, {.x = in.slice(1, 0, z),
                                  .weight = conv_weight_.prepared,
                                  .state = s.cache.state(s.layer, 0),
                                  .sequences = sequences,
-                                 .out = conv});
+                                 .out = conv,
+                                 .x_log = log.of(0)});
     s.tap_own(sites::conv, conv, conv_);
     ops::delta_rule(s.backend, {.qkv = conv,
                                 .z = in.slice(1, z, b),
@@ -88,7 +93,11 @@ void Delta::begin(const Step<Tap>& s, const Input& input) const {
                                 .gates = s.view(gates_),
                                 .out = out,
                                 .num_k_heads = spec_.num_k_heads,
-                                .eps = eps_});
+                                .eps = eps_,
+                                .kv_log = log.of(1),
+                                .a_log = log.of(2, spec_.num_v_heads, 2 * spec_.num_v_heads),
+                                .b_log = log.of(2, 0, spec_.num_v_heads)});
+    log.keep(s);
     s.tap_own(sites::attention, out.reshape({out.shape(0), spec_.num_v_heads, spec_.v_dim}), mixed_);
 }
 

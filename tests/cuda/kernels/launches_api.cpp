@@ -141,11 +141,12 @@ struct Launches {
     }
 
     void mixing(Element type) {
-        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), 64};
+        const StateStepsArgs sequences{as<int>(), as<int>(), as<int>(), as<int>(), as<int>(), 64};
+        const StateLogArgs log{at, hidden, 15};
         for (int taps : {4, 8})
             for (int tokens : {64, many})
                 expect(causal_conv({at, as<float>(), as<float>(), as<float>(), sequences, at, hidden, hidden, tokens,
-                                    hidden, taps, type, at, at, hidden, hidden},
+                                    hidden, taps, type, at, at, hidden, hidden, log, log},
                                    nullptr),
                        "causal_conv");
         for (int dim : {24, 64, 128, 256})
@@ -158,6 +159,7 @@ struct Launches {
                     args.qkv_stride = args.z_stride = args.a_stride = args.b_stride = args.out_stride = hidden;
                     args.num_tokens = tokens, args.num_k_heads = 16, args.num_v_heads = 32;
                     args.k_dim = args.v_dim = dim, args.eps = 1e-6f, args.type = type;
+                    args.kv_log = args.a_log = args.b_log = log;
                     expect(delta_rule(args, nullptr), "delta_rule of " + std::to_string(dim));
                 }
         for (int dim : {24, 64, 128, 256})
@@ -169,8 +171,14 @@ struct Launches {
                 args.xbc_stride = args.dt_stride = args.out_stride = hidden;
                 args.num_tokens = num_seqs, args.num_heads = 32, args.num_groups = 1;
                 args.state_dim = args.head_dim = dim, args.type = type;
+                args.xb_log = args.dt_log = log;
                 expect(selective_scan(args, nullptr), "selective_scan of " + std::to_string(dim));
             }
+        LogDraftsArgs drafts{};
+        drafts.parts[0] = drafts.parts[1] = {at, hidden, hidden}, drafts.num_parts = 2;
+        drafts.log = at, drafts.log_stride = 2 * hidden, drafts.num_rows = 15, drafts.num_tokens = many;
+        drafts.sequences = sequences, drafts.type = type;
+        expect(log_drafts(drafts, nullptr), "log_drafts");
         expect(
             gated_norm({at, at, as<float>(), at, hidden, hidden, hidden, many, hidden, hidden, 1e-6f, 1, false, type},
                        nullptr),
