@@ -17,6 +17,7 @@ from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
 from infinilm.pooling.recipe import TextRules
 from infinilm.receipts import Receipt
+from infinilm.requests.beam_search import BeamSearch
 from infinilm.requests.limits import RequestLimits
 from infinilm.requests.logits import LogitsPipeline
 from infinilm.requests.pictures import PictureReader, PlacedPrompt
@@ -484,7 +485,8 @@ class RequestMaker:
         matcher = None
         if params.constraint is not None:
             matcher = self._grammars.matcher(params.constraint, self._limits.max_seconds)
-        request = GenerationRequest(request_id, draft.text, completions, matcher)
+        search = None if params.beam_width is None else BeamSearch(completions)
+        request = GenerationRequest(request_id, draft.text, completions, matcher, search)
         if draft.given:
             completions[0].continue_from(draft.given)
         return request
@@ -501,6 +503,8 @@ class RequestMaker:
         """Token ids of an answer's beginning, checked."""
         if params.n != 1:
             raise RequestError(f"{name} needs n=1, got {params.n}: they are of one answer")
+        if params.beam_width is not None:
+            raise RequestError(f"{name}: a beam search begins behind a prompt: leave out beam_width")
         given: list[int] = check_token_ids(ids, name, self._config.vocab_size, allow_empty=True).tolist()
         return given
 
@@ -509,7 +513,7 @@ class RequestMaker:
         self._limits.check(params)
         if params.return_receipt:
             self._receipts.check(params)
-        self._check_number(params.n + (params.prompt_logprobs is not None))
+        self._check_number(params.n + (params.prompt_logprobs is not None) + (params.beam_width is not None))
         if params.stop and not self._tokenizer.available:
             raise RequestError("stop strings need a tokenizer, and this model folder has none; use stop_token_ids")
         vocab_size = self._config.vocab_size

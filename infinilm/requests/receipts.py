@@ -26,7 +26,8 @@ __all__ = ["ReceiptMaker", "Replay", "replayed_params", "verdict_of"]
 
 # What no answer depends on, or what a receipt has elsewhere.
 _NOT_RECORDED = {
-    "n", "prompt_logprobs", "logits_processor", "lora", "prediction", "speculation", "return_receipt"
+    "n", "prompt_logprobs", "logits_processor", "lora", "prediction", "speculation", "return_receipt",
+    "beam_width", "length_penalty", "early_stopping",
 }  # fmt: skip
 _RECORDED = tuple(item.name for item in dataclasses.fields(SamplingParams) if item.name not in _NOT_RECORDED)
 _DIGESTS = MappingProxyType(

@@ -125,7 +125,7 @@ class EngineThread:
         self._counters = Counters()
         self.turn: Turn | None = None
         self._lane: Lane | None = None  # whose turn it is
-        self._progress = self.progress_class(scheduler, queue, self._counters, exchange)
+        self._progress = self.progress_class(scheduler, queue, self._counters, exchange, self._copy_block)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -368,7 +368,7 @@ class EngineThread:
         except BaseException as error:
             requests: Iterable[EngineRequest] = self._queue.open_requests
             if failed is not None:
-                requests = [sequence.request for sequence in failed.sequences]
+                requests = dict.fromkeys(sequence.request for sequence in failed.sequences)
             updates += self._fail(requests, error)
         return updates
 
@@ -378,7 +378,7 @@ class EngineThread:
             return False
         if self._num_stages > 1:
             return len(self._in_flight) < self._num_stages and not self._hooks.in_use
-        if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or self._hooks.in_use:
+        if self._step_seconds >= _AHEAD_BELOW_SECONDS or step.samples_on_host or step.is_held or self._hooks.in_use:
             return False
         return step.drafts is None and not self.scheduler.needs_results
 
@@ -541,6 +541,10 @@ class EngineThread:
             if request.finish_reason is None and not self._queue.are_cancelled([request]):
                 logger.warning("a request was cancelled, since its updates cannot be delivered: %s", error)
                 self.cancel([request])
+
+    def _copy_block(self, group: int, source: int, target: int) -> None:
+        """See `BlockManager.fork`."""
+        self._engine.write_blocks(group, [target], self._engine.read_blocks(group, [source]))
 
     def _run_alone(self, sequence: Sequence) -> None:
         """Compute the prompt of a sequence; the lock is held and nothing else runs."""
