@@ -57,8 +57,9 @@ def search(model: Any, prompt: list[int], case: dict[str, Any]) -> tuple[list[li
 def cases_of(name: str) -> list[dict[str, Any]]:
     config = transformers.AutoConfig.from_pretrained(golden(name))
     kind = model_class(config)
-    model = kind.from_pretrained(golden(name), dtype=torch.float32, attn_implementation="eager").eval()
-    exact = kind.from_pretrained(golden(name), dtype=torch.float64, attn_implementation="eager").eval()
+    plain: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = kind.from_pretrained(golden(name), dtype=torch.float32, **plain).eval()
+    exact = kind.from_pretrained(golden(name), dtype=torch.float64, **plain).eval()
     prompt = expected_of(name)["input_ids"].tolist()
     rng = np.random.default_rng(7)
     free = {"beam_width": 4, "n": 4, "max_tokens": 12, "min_tokens": 0, "length_penalty": 1.0, "early_stopping": False}

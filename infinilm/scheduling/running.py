@@ -187,12 +187,9 @@ class RunningSequences:
         self.tokens[slot, self.num_tokens[slot]] = token_id
         self.num_tokens[slot] += 1
 
-    @property
-    def are_all_held(self) -> bool:
-        """Whether each sequence waits for a token that the host will choose, so that nothing is to be computed."""
-        slots = self.slots
-        held = self.num_held == len(self.sequences)
-        return held and not np.count_nonzero(self.num_tokens[slots] - self.num_computed[slots])
+    def is_held(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for a token that the host will choose, so that nothing of it is to be computed."""
+        return sequence.is_held and bool(self.num_tokens[sequence.slot] == self.num_computed[sequence.slot])
 
     def catch_up(self, slots: IndexArray, positions: Int32Array) -> None:
         """Be as after so many steps as these tokens take without drafts, which one step has drawn, in order.

@@ -435,10 +435,11 @@ class Scheduler:
             return bool(choice.sequences)
         if lane is not None:
             return self._choose(choice, now, None, max_prompt_tokens)  # such as where the other lane holds all blocks
-        if not (self.waiting and self.running and self._running.are_all_held):
+        # What is held may wait for the tokens of others, for which there is no slot or no block.
+        held = next((one for one in reversed(self.running) if self._running.is_held(one)), None)
+        if held is None:
             return False
-        # All wait for the tokens of others, for which there is no slot or no block.
-        self._preempt(self.running[-1])
+        self._preempt(held)
         return self._choose(choice, now, None, max_prompt_tokens)
 
     def _choose_decodes(self, choice: StepChoice, lane: Lane | None) -> bool | None:
@@ -624,7 +625,7 @@ class Scheduler:
         """Free the blocks of the youngest running sequence and move it to the front of the waiting queue."""
         if self._drafting is not None:
             self._drafting.catch_up()
-        is_held = sequence.is_held and self._running.num_known(sequence.slot) == self._running.num_computed[sequence.slot]
+        is_held = self._running.is_held(sequence)
         self._leave_slot(sequence)
         if not is_held:  # otherwise there is nothing to compute before `append`
             self._wait_first(sequence)
