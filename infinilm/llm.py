@@ -581,7 +581,7 @@ class LLM(ChatMethods, ScoreMethods, VectorMethods, LabelMethods, RerankMethods,
         requests = self._requests.make(prompt, sampling_params, sampling)
         if len(requests) != 1:
             raise RequestError(f"submit takes one prompt, got {len(requests)}: call it for each, or use stream")
-        handle = Request(self, self._thread, requests[0])
+        handle = Request(self, self._thread, requests[0], self._requests)
         self._thread.submit(requests[0].to_submit)
         return handle
 

@@ -296,8 +296,8 @@ class SamplingParams:
         Give each answer a `Receipt`, by which `LLM.verify` can check that the model gave it. The first one reads the
         files of the weights once more.
     beam_width : int, optional
-        Follow so many beams at once, and answer with the `n` best outputs found, the best first (beam search). They come
-        at the end of the search, all at once. Nothing is drawn: `temperature`, `top_k`, `top_p`, `min_p` and `seed` do
+        Follow so many beams at once, and answer with the `n` best outputs found, the best first (beam search). They
+        come at the end of the search, all at once. Nothing is drawn: `temperature`, `top_k`, `top_p`, `min_p` and `seed` do
         not matter. Goes with `max_tokens`, `min_tokens`, stop tokens and strings, log-probabilities and `lora`.
     length_penalty : float
         Of a beam search: outputs are compared by the sum of their log-probabilities over their number of tokens to the
@@ -387,8 +387,8 @@ class SamplingParams:
         for name in _NOT_WITH_BEAMS:
             if (value := getattr(self, name)) != _DEFAULTS[name]:
                 raise RequestError(
-                    f"{name} cannot be combined with beam_width={self.beam_width}: beams are compared by the model's own "
-                    f"probabilities; got {name}={value!r:.40}, set it to {_DEFAULTS[name]!r}"
+                    f"{name} cannot be combined with beam_width={self.beam_width}: beams are compared by the model's "
+                    f"own probabilities; got {name}={value!r:.40}, set it to {_DEFAULTS[name]!r}"
                 )
 
     @property

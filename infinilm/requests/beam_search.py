@@ -8,7 +8,7 @@ share their blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence as SequenceOf
+from collections.abc import Iterable, Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from infinilm.text.detokenize import OutputText
 
 __all__ = ["BeamSearch", "Hypothesis", "Moves"]
 
-Logprobs = Mapping[int, float]
+Logprobs = dict[int, float]
 
 
 class Hypothesis(NamedTuple):
@@ -34,7 +34,7 @@ class Hypothesis(NamedTuple):
     token_ids : list of int
     token_times : list of float
         When each came: seconds, perf_counter.
-    logprobs : list of mapping of int to float
+    logprobs : list of dict of int to float
         Of each token: its own log-probability and those of the most probable ones, best first.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
+from infinilm.checks import as_integer
 from infinilm.config.json.model_config import ModelConfig
 from infinilm.errors import RequestError
 from infinilm.lora.adapters import Adapters
@@ -218,6 +219,41 @@ class RequestMaker:
         draft = self._read_one(0, prompt, params, False)
         draft.expected = receipt.token_ids
         return self._build(draft, None)
+
+    def fork(
+        self, completion: Completion, prompt: str | None, num_tokens: int | None, overrides: Mapping[str, Any]
+    ) -> GenerationRequest:
+        """A request whose output begins with tokens of another one.
+
+        Parameters
+        ----------
+        completion : Completion
+            The other one, which may be running.
+        prompt : str or None
+            The text of its prompt.
+        num_tokens : int or None
+            Tokens of its output to begin with; None: all so far.
+        overrides : mapping of str to object
+            Changes to its parameters.
+
+        Raises
+        ------
+        RequestError
+            There are not so many tokens, or they end the output.
+        """
+        sequence = completion.sequence
+        output = sequence.output_token_ids.copy()  # the engine thread adds to it meanwhile
+        if num_tokens is None:
+            num_tokens = len(output)
+        elif not 0 <= as_integer("num_tokens", num_tokens, least=0) <= len(output):
+            raise RequestError(f"num_tokens: expected 0 to {len(output)}, the tokens of the output, got {num_tokens}")
+        params = make_sampling_params(sequence.params, {"n": 1, "seed": None, **overrides})
+        self._check_params(params)
+        given = self._read_given(output[:num_tokens], "fork", params)
+        prediction = self._read_prediction(params.prediction)
+        return self._build(
+            _Draft(0, prompt, sequence.prompt_token_ids, given, params, prediction, sequence.given), None
+        )
 
     def room(self, *, is_sized: bool) -> int:
         """Sequences that one call may have open; where prompts are read one by one, enough to keep the engine busy."""

@@ -288,7 +288,9 @@ class Completion(EngineRequest):
                 self.logprobs.append({token_id: math.nan})  # known where it was sampled, and not here
             update = self._add_token(token_id)
             if self.finish_reason is not None:
-                raise RequestError(f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer")
+                raise RequestError(
+                    f"output_token_ids: token {self.num_given} of {len(token_ids)} ends the answer: begin with fewer"
+                )
             if update is not None and update.text:
                 self.given_text += update.text
 

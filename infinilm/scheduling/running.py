@@ -109,9 +109,7 @@ class RunningSequences:
         tokens[num_prompt:] = sequence.output_token_ids
         return tokens
 
-    def enter(
-        self, sequence: Sequence, num_cached: int, max_num_tokens: int, behind: Sequence | None = None
-    ) -> int:
+    def enter(self, sequence: Sequence, num_cached: int, max_num_tokens: int, behind: Sequence | None = None) -> int:
         """Give the sequence that was written last a slot, and return it; `num_cached` of its tokens are computed.
 
         `behind`: the sequence that it is as old as; None: it is the youngest.

@@ -99,7 +99,7 @@ class StatePool:
         self._current[slot] = state
 
     def fork(self, slot: int, other: int) -> None:
-        """Begin an empty slot, `other`, with the state of `slot`: both go on from it into others, as from a snapshot."""
+        """Begin an empty slot, `other`, with the state of `slot`: both go on from it as from a snapshot."""
         state = self._current[slot]
         self._current[other] = state
         if state >= 0:

@@ -186,7 +186,7 @@ class RequestProgress:
     def _is_complete(
         self, search: BeamSearch, output: _core.StepOutput, sequence: Sequence, row: int, updates: list[RequestUpdate]
     ) -> bool:
-        """Give a search the row of a beam; whether it has those of all beams. It fails where the logits are no numbers."""
+        """Give a search the row of a beam, which fails if its logits are no numbers; whether it has those of all."""
         try:
             ids = output.ids.numpy() if output.ids is not None else None
             if ids is not None and ids[row] < 0:
