@@ -193,8 +193,8 @@ _ATTRIBUTES = MappingProxyType(
             "apply_chat_template": "render_chat() gives token ids, chat_template.render() the text",
             "eval": _NO_TRAINING,
             "to": "it is said when the model is opened: LLM(model, device=..., dtype=...)",
-            "save_state": "the prefix cache keeps what prompts have in common, in memory",
-            "load_state": "the prefix cache keeps what prompts have in common, in memory",
+            "save_state": "save_prefix() keeps what a prompt has computed in a file",
+            "load_state": "load_prefix() brings back what save_prefix() kept",
             "generate_batch": "generate() takes any number of prompts",
         },
         "CausalLM": {

@@ -395,6 +395,12 @@ class Scheduler:
         blocks = [[group.block_of(ids[i]) for i in there] for group, there in zip(groups, present, strict=True)]
         return FoundSegment(present, blocks, self._states.snapshot_of(ids[-1]))
 
+    def find_known(self, tokens: Int32Array, adapter_id: int = -1) -> tuple[int, FoundSegment | None]:
+        """How many of these tokens a sequence could begin behind now, and where their blocks and state lie."""
+        chain = self.blocks.find_prefix(np.append(tokens, np.int32(0)), adapter_id)  # the last one counts, too
+        count = self._states.find(chain, self.blocks.starts(chain))[0]
+        return count * self.blocks.block_size, self.find_segment(chain[:count]) if count else None
+
     def adopt(
         self,
         tokens: Int32Array,
@@ -403,13 +409,16 @@ class Scheduler:
         write_blocks: Callable[[int, Int32Array], object],
         write_state: Callable[[int], object] | None,
         adapter_id: int = -1,
+        *,
+        begin: int | None = None,
     ) -> bool:
         """Make the segment of a prefix known that ends behind `end` tokens; whether there was room for it.
 
         `tokens`: [end + 1 or more]; `present`, `write_blocks`: see `BlockManager.adopt`; `write_state` fills the state
-        behind the segment; None: it was not kept, and no sequence begins there.
+        behind the segment; None: it was not kept, and no sequence begins there. `begin`: the tokens before the segment,
+        in whole blocks; None: it has `segment_tokens`.
         """
-        size, begin = self.blocks.block_size, end - self.segment_tokens
+        size, begin = self.blocks.block_size, end - self.segment_tokens if begin is None else begin
         chain = self.blocks.find_prefix(tokens[: begin + 1], adapter_id)
         if len(chain) * size < begin:  # it was lost meanwhile
             return False
