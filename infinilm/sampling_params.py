@@ -297,8 +297,9 @@ class SamplingParams:
         files of the weights once more.
     beam_width : int, optional
         Follow so many beams at once, and answer with the `n` best outputs found, the best first (beam search). They
-        come at the end of the search, all at once. Nothing is drawn: `temperature`, `top_k`, `top_p`, `min_p` and `seed` do
-        not matter. Goes with `max_tokens`, `min_tokens`, stop tokens and strings, log-probabilities and `lora`.
+        come at the end of the search, all at once. Nothing is drawn: `temperature`, `top_k`, `top_p`, `min_p` and
+        `seed` do not matter. Goes with `max_tokens`, `min_tokens`, stop tokens and strings, log-probabilities and
+        `lora`.
     length_penalty : float
         Of a beam search: outputs are compared by the sum of their log-probabilities over their number of tokens to the
         power of this. Above 0 longer ones gain. In -10..10.

@@ -41,8 +41,8 @@ class WeightMethods:
         tensors
             By their names in the checkpoint, such as ``model.layers.0.self_attn.q_proj.weight``: arrays of floats of
             numpy, torch, jax, ... They are rounded to the dtype of the checkpoint, and copied. What is not named stays
-            as it is; where weights are kept in few bits (`quantization`), those that are kept together (q, k and v; gate
-            and up) are named together.
+            as it is; where weights are kept in few bits (`quantization`), those that are kept together (q, k and v;
+            gate and up) are named together.
 
         Raises
         ------
@@ -60,8 +60,8 @@ class WeightMethods:
         """
         if not self._is_plain:
             raise RequestError(
-                "update_weights: the weights of this checkpoint are packed or quantised, so that no number of it can be "
-                "replaced: load a checkpoint in 16 or 32 bits; quantization=... may round it while it is loaded"
+                "update_weights: the weights of this checkpoint are packed or quantised, so that no number of it can "
+                "be replaced: load a checkpoint in 16 or 32 bits; quantization=... may round it while it is loaded"
             )
         if not self._has_all_stages:
             raise RequestError("update_weights: stages in processes of their own take no other weights in this version")

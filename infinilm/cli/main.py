@@ -42,9 +42,9 @@ from infinilm.cli.arguments import (
     subcommands,
 )
 from infinilm.cli.bench import add_bench, run_bench
+from infinilm.cli.cache import add_cache, run_cache
 from infinilm.cli.chat import add_chat, run_chat
 from infinilm.cli.output import drop_stdout, note, prepare_streams, put, stdin_text, stopped
-from infinilm.cli.cache import add_cache, run_cache
 from infinilm.cli.pack import add_pack, run_pack
 from infinilm.cli.perplexity import add_perplexity, run_perplexity
 from infinilm.cli.quantize import add_quantize, run_quantize

@@ -9,6 +9,7 @@ Segment and state are as in the files of `DiskTier`. Nothing of a file is execut
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -123,7 +124,7 @@ class PrefixFile:
         except (ValueError, TypeError, KeyError) as error:
             raise CacheFileError(f"its header does not fit its content: {error!r:.80}") from None
         key = _key_of(origin, tokens)
-        parts = [Segment.from_bytes(data[a:b], key) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        parts = [Segment.from_bytes(data[a:b], key) for a, b in itertools.pairwise(ends)]
         return cls(origin, tokens, parts[0], parts[1] if len(parts) > 1 else None)
 
     def check(self, origin: Mapping[str, Any]) -> None:

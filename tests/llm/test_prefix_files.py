@@ -1,4 +1,4 @@
-"""`save_prefix` and `load_prefix`: answers behind a prefix of a file are as if all was computed; other files are told."""
+"""`save_prefix` and `load_prefix`: answers are as if all was computed; files that do not fit are told."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def test_files_that_are_damaged(folder: Path, tmp_path: Path) -> None:
             flipped = bytearray(whole)
             flipped[place] ^= 1 << int(rng.integers(8))
             path.write_bytes(flipped)
-            with pytest.raises(CacheFileError, match="prefix: (its bytes|expected a file of save_prefix)"):
+            with pytest.raises(CacheFileError, match=r"prefix: (its bytes|expected a file of save_prefix)"):
                 llm.load_prefix(path)
         for size in (0, 10, 30, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:size])
-            with pytest.raises(CacheFileError, match="prefix: (its bytes|expected a file of save_prefix)"):
+            with pytest.raises(CacheFileError, match=r"prefix: (its bytes|expected a file of save_prefix)"):
                 llm.load_prefix(path)
         for wrong in (tmp_path, Path("/dev/null")):
             with pytest.raises(CacheFileError, match="something that is no file"):
@@ -134,10 +134,10 @@ def test_what_cannot_be(folder: Path, tmp_path: Path) -> None:
         hooks.register_hook("final_norm", lambda *_: None)
         with pytest.raises(RequestError, match="load_prefix: no receipt or file can say what hooks do"):
             llm.load_prefix(tmp_path / "a")
-    with open_llm(folder, pipeline_parallel_size=2) as llm:
-        with pytest.raises(RequestError, match="load_prefix: pipelines keep no prefixes outside of the cache"):
-            llm.load_prefix(tmp_path / "a")
-    with open_llm(folder, enable_prefix_caching=False) as llm:
-        with pytest.raises(RequestError, match="save_prefix needs enable_prefix_caching=True"):
+    for options, what in (
+        ({"pipeline_parallel_size": 2}, "save_prefix: pipelines keep no prefixes outside of the cache"),
+        ({"enable_prefix_caching": False}, "save_prefix needs enable_prefix_caching=True"),
+    ):
+        with open_llm(folder, **options) as llm, pytest.raises(RequestError, match=what):
             llm.save_prefix(PROMPT, tmp_path / "b")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a"]
